@@ -1,0 +1,1 @@
+"""Posterior inference on the features of `dustmap.gp`."""

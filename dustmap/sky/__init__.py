@@ -1,0 +1,1 @@
+"""The sky: star catalogs in, maps of the dust density out."""

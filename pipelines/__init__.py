@@ -1,0 +1,1 @@
+"""Run configurations and the experiments of the papers."""

@@ -1,0 +1,105 @@
+"""Imports point down only: linalg < gp < inference < (regression, sky) < runs < cli.
+
+`config` holds plain values, imports nothing of the package, and only `runs` and `cli` read it.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "dustmap"
+
+# What each layer may import of the package itself. A layer always sees itself.
+BELOW: dict[str, frozenset[str]] = {
+    "linalg": frozenset(),
+    "gp": frozenset({"linalg"}),
+    "inference": frozenset({"linalg", "gp"}),
+    "distributed": frozenset({"linalg"}),
+    "regression": frozenset({"linalg", "gp", "inference", "distributed"}),
+    "config": frozenset(),
+    "sky": frozenset({"linalg", "gp", "inference", "distributed"}),
+    "runs": frozenset(
+        {"linalg", "gp", "inference", "distributed", "config", "regression", "sky"}
+    ),
+    "cli": frozenset(
+        {"linalg", "gp", "inference", "distributed", "config", "regression", "sky", "runs"}
+    ),
+    "__main__": frozenset({"cli"}),
+}
+
+# The foreign packages of the core. Everything above it is free to choose.
+FOREIGN: dict[str, frozenset[str]] = {
+    "linalg": frozenset({"torch"}),
+    "gp": frozenset({"torch", "numpy"}),
+    "inference": frozenset({"torch", "numpy"}),
+}
+
+# Rows of Phi with any likelihood, and products of Phi. Neither half knows the other.
+HALVES = (
+    frozenset({"_svi", "_direct", "_collapsed"}),
+    frozenset({"_global_solve", "_pathwise", "_evidence", "_mgvi"}),
+)
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def layer_of(module: str) -> str:
+    """`dustmap.gp._grid` -> `gp`; private modules at the top share their public name's layer."""
+    parts = module.split(".")
+    top = parts[1] if len(parts) > 1 else ""
+    stem = top.removeprefix("_").split("_")[0]
+    return top if top in BELOW or stem not in BELOW else stem
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Absolute dotted names of all that the file imports, wherever in the file it does so."""
+    here = [*path.relative_to(PACKAGE.parent).with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def dotted(path: Path) -> str:
+    parts = [*path.relative_to(PACKAGE.parent).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_imports_point_down(path: Path) -> None:
+    layer = layer_of(dotted(path))
+    if not layer:
+        return  # dustmap/__init__.py is the front door and may name anything
+    assert layer in BELOW, f"{path} belongs to no layer; add it to BELOW"
+    for name in imports(path):
+        if name.startswith("dustmap."):
+            other = layer_of(name)
+            assert other in BELOW[layer] | {layer, "__version__"}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_the_core_has_few_foreign_imports(path: Path) -> None:
+    allowed = FOREIGN.get(layer_of(dotted(path)))
+    if allowed is None:
+        return
+    for name in imports(path):
+        top = name.split(".")[0]
+        known = top == "dustmap" or top in sys.stdlib_module_names
+        assert known or top in allowed, f"{path} imports {name}"
+
+
+def test_the_two_halves_of_inference_do_not_know_each_other() -> None:
+    for half, other in (HALVES, HALVES[::-1]):
+        for path in sorted((PACKAGE / "inference").glob("*.py")):
+            if path.stem in half:
+                seen = {part for name in imports(path) for part in name.split(".")}
+                assert not seen & other, f"{path} imports {seen & other}"
