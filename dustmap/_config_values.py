@@ -1,0 +1,182 @@
+"""What a configuration value may be: parsers from TOML values to checked Python values.
+
+A parser takes what TOML gave and returns the value to keep, or raises `Rejected` with the text of
+what it would have accepted. Parsers are idempotent, so that a resolved configuration reads back as
+itself.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+PARSECS = {"pc": 1.0, "kpc": 1000.0}
+BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key, what came and what may."""
+
+
+@final
+class Rejected(Exception):
+    """Raised by a parser; `expected` says what it accepts."""
+
+    def __init__(self, expected: str) -> None:
+        super().__init__(expected)
+        self.expected = expected
+
+
+@final
+@dataclass(frozen=True)
+class Parser:
+    """Converts a raw value; `options` are the texts it chooses from, if it does."""
+
+    # The result goes into a field of a section, whose annotation says its type.
+    convert: Callable[[object], Any]
+    options: tuple[str, ...] = ()
+
+    def __call__(self, raw: object) -> Any:
+        return self.convert(raw)
+
+
+def _number(raw: object, expected: str) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+        raise Rejected(expected)
+    return float(raw)
+
+
+def number(*, above: float = -math.inf, low: float = -math.inf, below: float = math.inf) -> Parser:
+    """A finite number x with x > above, x >= low, x < below."""
+    bounds = [
+        f"{sign} {bound:g}"
+        for sign, bound in ((">", above), (">=", low), ("<", below))
+        if math.isfinite(bound)
+    ]
+    expected = "a number " + " and ".join(bounds) if bounds else "a finite number"
+
+    def parse(raw: object) -> float:
+        value = _number(raw, expected)
+        if not (value > above and value >= low and value < below):
+            raise Rejected(expected)
+        return value
+
+    return Parser(parse)
+
+
+def integer(low: int) -> Parser:
+    def parse(raw: object) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int) or raw < low:
+            raise Rejected(f"a whole number >= {low}")
+        return raw
+
+    return Parser(parse)
+
+
+def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
+    match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*", raw)
+    if match is None or match[2] not in units:
+        raise Rejected(expected)
+    try:
+        return float(match[1]) * units[match[2]]
+    except ValueError:
+        raise Rejected(expected) from None
+
+
+def parsecs(*, positive: bool = False) -> Parser:
+    """A length in pc from a bare number, `300pc` or `0.3kpc`."""
+    expected = f'a {"positive " if positive else ""}length: 300 (in pc), "300pc" or "0.3kpc"'
+
+    def parse(raw: object) -> float:
+        pc = {"": 1.0, **PARSECS}
+        value = _with_unit(raw, pc, expected) if isinstance(raw, str) else _number(raw, expected)
+        if positive and value <= 0.0:
+            raise Rejected(expected)
+        return value
+
+    return Parser(parse)
+
+
+def several(one: Parser, counts: tuple[int, ...], of: str) -> Parser:
+    """A list with one of the allowed numbers of entries; a tuple afterwards."""
+    expected = f"a list of {' or '.join(map(str, counts))} {of}"
+
+    def parse(raw: object) -> tuple[Any, ...]:
+        if not isinstance(raw, list | tuple) or len(raw) not in counts:
+            raise Rejected(expected)
+        return tuple(one(entry) for entry in raw)
+
+    return Parser(parse)
+
+
+def text(*, empty: bool = False) -> Parser:
+    def parse(raw: object) -> str:
+        if not isinstance(raw, str) or not (raw or empty):
+            raise Rejected("a text" if empty else "a text that is not empty")
+        return raw
+
+    return Parser(parse)
+
+
+def texts() -> Parser:
+    """One text or a list of texts; a tuple afterwards."""
+    one = text()
+
+    def parse(raw: object) -> tuple[str, ...]:
+        entries = raw if isinstance(raw, list | tuple) else [raw]
+        return tuple(one(entry) for entry in entries)
+
+    return Parser(parse)
+
+
+def _quoted(values: tuple[str, ...]) -> str:
+    return ", ".join(f'"{value}"' for value in values)
+
+
+def choice(*allowed: str, planned: tuple[str, ...] = ()) -> Parser:
+    """One of `allowed`; a `planned` value is answered with what there is today."""
+
+    def parse(raw: object) -> str:
+        if raw in planned:
+            raise Rejected(f"{_quoted(allowed)}; this value is planned and not built yet")
+        if not isinstance(raw, str) or raw not in allowed:
+            raise Rejected(_quoted(allowed))
+        return raw
+
+    return Parser(parse, allowed)
+
+
+def choices(*allowed: str, planned: tuple[str, ...] = ()) -> Parser:
+    """A list of distinct values, each one of `allowed`."""
+    one = choice(*allowed, planned=planned)
+
+    def parse(raw: object) -> tuple[str, ...]:
+        expected = f"a list of distinct values out of {_quoted(allowed)}"
+        if not isinstance(raw, list | tuple):
+            raise Rejected(expected)
+        values = tuple(one(entry) for entry in raw)
+        if len(set(values)) != len(values):
+            raise Rejected(expected)
+        return values
+
+    return Parser(parse, allowed)
+
+
+def memory_size() -> Parser:
+    """An amount of memory such as `8GiB`; kept as the text it came as."""
+
+    def parse(raw: object) -> str:
+        expected = 'an amount of memory such as "8GiB" or "512MiB"'
+        if not isinstance(raw, str):
+            raise Rejected(expected)
+        if _with_unit(raw, {unit: float(size) for unit, size in BYTES.items()}, expected) < 1.0:
+            raise Rejected(expected)
+        return raw
+
+    return Parser(parse)
+
+
+def bytes_of(amount: str) -> int:
+    """`"8GiB"` -> 8589934592; for texts that `memory_size` has accepted."""
+    return int(_with_unit(amount, {unit: float(size) for unit, size in BYTES.items()}, "memory"))

@@ -1,0 +1,187 @@
+"""Run configurations: read from TOML, checked, echoed and hashed.
+
+    config = load("run.toml", overrides=["grid.spacing=10pc"])
+    config.grid.spacing        10.0, in pc
+    echo(config)               the whole configuration as TOML, defaults included
+    sha256(config)             what provenance cards carry
+
+The sections and their keys are declared in `dustmap._config_schema`.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import textwrap
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from dustmap._config_schema import ComputeConfig as ComputeConfig
+from dustmap._config_schema import Config as Config
+from dustmap._config_schema import DataConfig as DataConfig
+from dustmap._config_schema import ExportConfig as ExportConfig
+from dustmap._config_schema import FitConfig as FitConfig
+from dustmap._config_schema import GridConfig as GridConfig
+from dustmap._config_schema import Key
+from dustmap._config_schema import ModelConfig as ModelConfig
+from dustmap._config_values import ConfigError as ConfigError
+from dustmap._config_values import Rejected
+
+_Tables = dict[str, dict[str, object]]
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a TOML file. Overrides are `section.key=value` and win over the file."""
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+    return from_mapping(content, overrides, directory=path.parent)
+
+
+def from_mapping(
+    content: Mapping[str, object], overrides: Sequence[str] = (), directory: Path | None = None
+) -> Config:
+    """Checks the tables of a configuration; relative paths in `content` start at `directory`."""
+    tables = _anchored(_tables(content), directory or Path())
+    for section, values in _anchored(_overrides(overrides), Path()).items():
+        tables.setdefault(section, {}).update(values)
+    return Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
+
+
+def echo(config: Config) -> str:
+    """The resolved configuration as TOML; reading it gives `config` back."""
+    blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
+    for name in _sections():
+        section = getattr(config, name)
+        keys = [f"{key} = {_toml(getattr(section, key))}" for key in _keys(name)]
+        blocks.append("\n".join([f"[{name}]", *keys]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def example() -> str:
+    """Every key with its default, its unit and what it is for, as a configuration that reads."""
+    blocks = []
+    for name, section in _sections().items():
+        lines = [f"# {section.__doc__}", f"[{name}]"]
+        for field in dataclasses.fields(section):
+            value = ["stars.fits"] if field.name == "catalog" else field.default
+            key = _keys(name)[field.name]
+            lines += [*_comment(key), f"{field.name} = {_toml(value)}"]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _comment(key: Key) -> list[str]:
+    options = f": {', '.join(key.parse.options)}" if key.parse.options else ""
+    unit = f"  [{key.unit}]" if key.unit else ""
+    words = key.meaning + options + unit
+    return textwrap.wrap(
+        words, 96, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+    )
+
+
+def sha256(config: Config) -> str:
+    """Of the resolved values, so that comments, order and units of the file do not matter."""
+    canonical = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _sections() -> dict[str, Any]:
+    return get_type_hints(Config)
+
+
+def _keys(section: str) -> dict[str, Key]:
+    hints = get_type_hints(_sections()[section], include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _section(name: str, values: Mapping[str, object]) -> Any:
+    keys = _keys(name)
+    return _sections()[name](
+        **{key: _parsed(f"{name}.{key}", keys[key], raw) for key, raw in values.items()}
+    )
+
+
+def _parsed(name: str, key: Key, raw: object) -> Any:
+    try:
+        return key.parse(raw)
+    except Rejected as rejected:
+        unit = f" (unit: {key.unit})" if key.unit else ""
+        raise ConfigError(f"{name} = {raw!r}: expected {rejected.expected}{unit}") from None
+
+
+def _tables(content: Mapping[str, object]) -> _Tables:
+    """Checks the names of sections and keys; the values come later."""
+    tables: _Tables = {}
+    for section, values in content.items():
+        if section not in _sections():
+            raise ConfigError(f"unknown section [{section}]{_nearest(section, _sections())}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{section} = {values!r}: expected a section [{section}] of keys")
+        for key in values:
+            if key not in _keys(section):
+                raise ConfigError(f"unknown key {section}.{key}{_suggestion(section, key)}")
+        tables[section] = dict(values)
+    return tables
+
+
+def _suggestion(section: str, key: str) -> str:
+    elsewhere = [f"{other}.{key}" for other in _sections() if key in _keys(other)]
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    return _nearest(key, _keys(section), prefix=f"{section}.")
+
+
+def _nearest(word: str, known: Mapping[str, object] | Sequence[str], prefix: str = "") -> str:
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {prefix}{found[0]}?" if found else f"; known are {', '.join(known)}"
+
+
+def _overrides(overrides: Sequence[str]) -> _Tables:
+    tables: _Tables = {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise ConfigError(f"--set {override}: expected section.key=value")
+        tables.setdefault(section, {})[key] = _value(value.strip())
+    return _tables(tables)
+
+
+def _value(written: str) -> object:
+    """A TOML value where the text is one, else the text itself: 10pc and [10pc] need no quotes."""
+    try:
+        value: object = tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        if written.startswith("[") and written.endswith("]"):
+            return [_value(entry.strip()) for entry in written[1:-1].split(",")]
+        return written
+    return value if isinstance(value, str | bool | int | float | list) else written
+
+
+def _anchored(tables: _Tables, directory: Path) -> _Tables:
+    for section, values in tables.items():
+        for key, raw in values.items():
+            if _keys(section)[key].path:
+                values[key] = _absolute(raw, directory)
+    return tables
+
+
+def _absolute(raw: object, directory: Path) -> object:
+    if isinstance(raw, list | tuple):
+        return [_absolute(entry, directory) for entry in raw]
+    if not isinstance(raw, str) or not raw:
+        return raw
+    return str((directory / Path(raw).expanduser()).resolve())
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(entry) for entry in value)}]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,184 @@
+"""Configurations: what reads, what is refused and with which words, what the echo gives back."""
+
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dustmap import config
+from dustmap.config import Config, ConfigError
+
+Tables = dict[str, dict[str, object]]
+
+
+def tables(**sections: dict[str, object]) -> Tables:
+    return {"data": {"catalog": "stars.fits"}, **sections}
+
+
+def read(*overrides: str, **sections: dict[str, object]) -> Config:
+    return config.from_mapping(tables(**sections), overrides)
+
+
+def refusal(*overrides: str, **sections: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(*overrides, **sections)
+    return str(caught.value)
+
+
+def test_the_example_is_the_default_configuration() -> None:
+    assert config.from_mapping(tomllib.loads(config.example())) == read()
+
+
+def test_the_example_explains_every_key_and_its_unit() -> None:
+    lines = config.example().splitlines()
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(getattr(read(), section.name)):
+            at = next(i for i, line in enumerate(lines) if line.startswith(f"{field.name} = "))
+            assert lines[at - 1].startswith("#")
+    assert lines[lines.index("spacing = 20.0") - 1].endswith("[pc]")
+    assert lines[lines.index("std = 0.001") - 1].endswith("[mag/pc]")
+
+
+def test_the_echo_reads_back_as_the_same_configuration() -> None:
+    resolved = read("grid.size=[0.3kpc, 200pc, 100]", "fit.seed=7", 'data.system=A "G"\u00b5')
+    assert config.from_mapping(tomllib.loads(config.echo(resolved))) == resolved
+    assert config.sha256(resolved) in config.echo(resolved).splitlines()[0]
+
+
+def test_the_hash_follows_values_and_not_how_they_are_written() -> None:
+    assert config.sha256(read(grid={"spacing": "0.01kpc"})) == config.sha256(
+        read(grid={"spacing": 10})
+    )
+    assert config.sha256(read(grid={"spacing": 10})) != config.sha256(read())
+
+
+@pytest.mark.parametrize(
+    ("written", "pc"),
+    [("300pc", 300.0), ("0.3kpc", 300.0), ("3e2 pc", 300.0), ("300", 300.0), (300, 300.0)],
+)
+def test_lengths_accept_units(written: object, pc: float) -> None:
+    assert read(model={"length": written}).model.length == pc
+
+
+@pytest.mark.parametrize(
+    "written", ["300ly", "pc", "1.2.3pc", -1, 0, True, [1], float("nan"), float("inf"), "-3pc"]
+)
+def test_lengths_refuse_what_is_none(written: object) -> None:
+    message = refusal(model={"length": written})
+    assert message.startswith(f"model.length = {written!r}: expected a positive length")
+    assert '"0.3kpc"' in message
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        ("data", {"catalog": 3}, "data.catalog = 3: expected a text"),
+        ("data", {"catalog": []}, "data.catalog is missing"),
+        ("data", {"catalog": "s.fits", "holdout": 1.0}, "data.holdout = 1.0: expected a number"),
+        ("data", {"catalog": "s.fits", "kind": "galaxies"}, '"stars", "regression"'),
+        ("grid", {"center": [0, 0, 0, 0]}, "expected a list of 1 or 2 or 3 lengths"),
+        ("grid", {"center": [0, 0]}, "expected 3 lengths"),
+        ("grid", {"size": [100, 100, 50]}, "along Z = 50 pc: expected a multiple"),
+        ("grid", {"outside": "ignore"}, '"truncate", "drop", "error"'),
+        ("model", {"density": "lognormal"}, '"gaussian"; this value is planned'),
+        ("model", {"mean": "disc"}, '"constant"; this value is planned'),
+        ("model", {"noise": "student-t"}, '"gaussian"; this value is planned'),
+        ("model", {"std": 0}, "model.std = 0: expected a number > 0 (unit: mag/pc)"),
+        ("model", {"learn": ["length", "length"]}, "distinct"),
+        ("model", {"learn": "length"}, "model.learn = 'length': expected a list"),
+        ("fit", {"engine": "global"}, '"exact", "hip"; this value is planned'),
+        ("fit", {"whitening": "ciq"}, "planned"),
+        ("fit", {"seed": 1.5}, "fit.seed = 1.5: expected a whole number >= 0"),
+        ("fit", {"max_steps": 0}, "expected a whole number >= 1"),
+        ("compute", {"memory": "8"}, 'such as "8GiB"'),
+        ("compute", {"memory": 8}, 'such as "8GiB"'),
+        ("compute", {"device": "tpu"}, '"auto", "cpu", "cuda"'),
+        ("export", {"formats": ["png"]}, '"zarr", "fits"'),
+    ],
+)
+def test_impossible_values_name_the_key_what_came_and_what_may(
+    section: str, values: dict[str, object], words: str
+) -> None:
+    assert words in refusal(**{section: values})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "words"),
+    [
+        ("grid", "spaceing", "unknown key grid.spaceing; did you mean grid.spacing?"),
+        ("model", "spacing", "unknown key model.spacing; did you mean grid.spacing?"),
+        ("fit", "qqq", "unknown key fit.qqq; known are engine, "),
+    ],
+)
+def test_unknown_keys_suggest_the_nearest(section: str, key: str, words: str) -> None:
+    assert words in refusal(**{section: {key: object()}})
+
+
+def test_unknown_sections_suggest_the_nearest() -> None:
+    assert "unknown section [grd]; did you mean grid?" in refusal(grd={})
+    with pytest.raises(ConfigError, match=r"expected a section \[grid\]"):
+        config.from_mapping({"grid": 3})
+
+
+def test_set_wins_over_the_file_and_needs_no_quotes() -> None:
+    resolved = read(
+        "grid.spacing=10pc",
+        "model.learn=[]",
+        "fit.engine=hip",
+        "data.holdout = 0.25",
+        grid={"spacing": 20},
+    )
+    assert resolved.grid.spacing == 10.0
+    assert resolved.model.learn == ()
+    assert resolved.fit.engine == "hip"
+    assert resolved.data.holdout == 0.25
+
+
+@pytest.mark.parametrize("override", ["grid.spacing", "spacing=3", ".a=3", "grid.=3"])
+def test_set_refuses_what_is_no_assignment(override: str) -> None:
+    assert refusal(override) == f"--set {override}: expected section.key=value"
+
+
+def test_set_refuses_unknown_keys() -> None:
+    assert "did you mean fit.seed" in refusal("fit.sed=3")
+
+
+def test_paths_start_at_the_file_they_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path = tmp_path / "run.toml"
+    path.write_text('[data]\ncatalog = ["a.fits", "/b.fits"]\ntruth = "../t.zarr"\n')
+    assert config.load(path).data.catalog == (str(tmp_path / "a.fits"), "/b.fits")
+    assert config.load(path).data.truth == str(tmp_path.parent / "t.zarr")
+    assert config.load(path, ["data.catalog=c.fits"]).data.catalog == (
+        str(tmp_path / "here" / "c.fits"),
+    )
+
+
+def test_files_that_do_not_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+        config.load(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[data\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
+        config.load(broken)
+
+
+def test_a_catalog_is_required() -> None:
+    with pytest.raises(ConfigError, match=r"data\.catalog is missing"):
+        config.from_mapping({})
+
+
+def test_regression_names_its_columns() -> None:
+    data: dict[str, object] = {"catalog": "d.csv", "kind": "regression"}
+    resolved = read(data={**data, "inputs": ["x", "y"], "target": "z", "error": "e"})
+    assert (resolved.data.inputs, resolved.data.target) == (("x", "y"), "z")
+    assert "data.inputs = []: expected the names of 1 to 3 columns" in refusal(data=data)
+    assert "data.target is missing" in refusal(data={**data, "inputs": "x"})
+
+
+def test_memory_is_a_number_of_bytes() -> None:
+    assert read("compute.memory=1.5MiB").compute.memory_bytes == 3 * 2**19
