@@ -1,0 +1,114 @@
+"""Regular grids of inducing points."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+EDGE_SLACK = 1e-6  # in units of the spacing: a rounded point on the upper face is still inside
+
+
+@final
+@dataclass(frozen=True)
+class RegularGrid:
+    """Regular grid z_i = lower + i · spacing in D dimensions, flattened in C order.
+
+    lower (D,): coordinates of the first node; spacing (D,): distance between nodes, > 0;
+    shape (M_1..M_D): nodes per axis, at least two each.
+    """
+
+    lower: tuple[float, ...]
+    spacing: tuple[float, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lower", tuple(float(v) for v in self.lower))
+        object.__setattr__(self, "spacing", tuple(float(v) for v in self.spacing))
+        object.__setattr__(self, "shape", tuple(int(v) for v in self.shape))
+        _check_grid(self.lower, self.spacing, self.shape)
+
+    @classmethod
+    def from_bounds(
+        cls, lower: Sequence[float], upper: Sequence[float], shape: Sequence[int]
+    ) -> "RegularGrid":
+        """Grid whose first and last nodes lie on the faces of the box [lower, upper]."""
+        if not len(lower) == len(upper) == len(shape):
+            raise ValueError(
+                "lower, upper and shape must have one entry per axis: got "
+                f"{len(lower)}, {len(upper)} and {len(shape)} entries."
+            )
+        _check_points_per_axis(shape)
+        spacing = [(b - a) / (m - 1) for a, b, m in zip(lower, upper, shape, strict=True)]
+        return cls(tuple(lower), tuple(spacing), tuple(shape))
+
+    @property
+    def dim(self) -> int:
+        """Number of axes D."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of nodes M."""
+        return math.prod(self.shape)
+
+    @property
+    def upper(self) -> tuple[float, ...]:
+        """Coordinates of the last node."""
+        return tuple(
+            a + (m - 1) * h for a, h, m in zip(self.lower, self.spacing, self.shape, strict=True)
+        )
+
+    def axes(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
+        """Node coordinates of each axis, (M_d,) in float64."""
+        return tuple(
+            a + h * torch.arange(m, dtype=torch.float64, device=device)
+            for a, h, m in zip(self.lower, self.spacing, self.shape, strict=True)
+        )
+
+    def points(
+        self, dtype: torch.dtype = torch.float64, device: torch.device | None = None
+    ) -> Tensor:
+        """All nodes, (M, D) in C order."""
+        mesh = torch.meshgrid(*self.axes(device), indexing="ij")
+        return torch.stack([m.reshape(-1) for m in mesh], dim=-1).to(dtype)
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(
+                f"x must have {self.dim} columns, one per grid axis; got shape {tuple(x.shape)}."
+            )
+        lower, upper, spacing = (
+            torch.tensor(v, dtype=torch.float64, device=x.device)
+            for v in (self.lower, self.upper, self.spacing)
+        )
+        slack = EDGE_SLACK * spacing
+        return ((x >= lower - slack) & (x <= upper + slack)).all(dim=-1)
+
+
+def _check_points_per_axis(shape: Sequence[int]) -> None:
+    if len(shape) == 0 or min(shape) < 2:
+        raise ValueError(
+            f"shape must hold at least two points on every axis, got {tuple(shape)}; "
+            "leave out an axis that has only one point."
+        )
+
+
+def _check_grid(
+    lower: tuple[float, ...], spacing: tuple[float, ...], shape: tuple[int, ...]
+) -> None:
+    if not len(lower) == len(spacing) == len(shape):
+        raise ValueError(
+            "lower, spacing and shape must have one entry per axis: got "
+            f"{len(lower)}, {len(spacing)} and {len(shape)} entries."
+        )
+    _check_points_per_axis(shape)
+    if not all(math.isfinite(v) for v in lower):
+        raise ValueError(f"lower must be finite, got {lower}.")
+    if not all(math.isfinite(v) and v > 0 for v in spacing):
+        raise ValueError(
+            f"spacing must be positive and finite, got {spacing}; check that upper > lower."
+        )

@@ -1,0 +1,23 @@
+"""Stationary kernels.
+
+A kernel is a sum of terms variance · profile(|x / ℓ|); `terms()` hands them to the covariance
+estimators. Build one with `Matern12`, `Matern32`, `Matern52` or `SquaredExponential` (one length
+scale, or one per axis), combine with `+` and scale with `*`. Draws from Matérn-½ are continuous
+only; Matérn-3/2 is the usual choice for dust; the squared exponential is so smooth that its
+covariance on a fine grid is numerically singular.
+"""
+
+from dustmap.gp.kernels._kernel import AbstractKernel as AbstractKernel
+from dustmap.gp.kernels._kernel import Matern12 as Matern12
+from dustmap.gp.kernels._kernel import Matern32 as Matern32
+from dustmap.gp.kernels._kernel import Matern52 as Matern52
+from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
+from dustmap.gp.kernels._kernel import SquaredExponential as SquaredExponential
+from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
+from dustmap.gp.kernels._kernel import SumKernel as SumKernel
+from dustmap.gp.kernels._profiles import AbstractProfile as AbstractProfile
+from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
+from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
+from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
+from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
+from dustmap.gp.kernels._term import KernelTerm as KernelTerm

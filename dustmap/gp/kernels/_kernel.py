@@ -1,0 +1,236 @@
+"""Stationary kernels as sums of terms, with positive (log) parameters."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp.kernels._profiles import (
+    AbstractProfile,
+    Matern12Profile,
+    Matern32Profile,
+    Matern52Profile,
+    SquaredExponentialProfile,
+)
+from dustmap.gp.kernels._term import KernelTerm
+
+
+class AbstractKernel(nn.Module, ABC):
+    """Stationary covariance k(x - x') = Σ of `KernelTerm`s on R^dim."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Input dimension D."""
+
+    @abstractmethod
+    def terms(self) -> tuple[KernelTerm, ...]:
+        """The terms at the current parameters (they carry the autograd graph)."""
+
+    def forward(self, dx: Tensor) -> Tensor:
+        """k(dx) for displacements dx (..., D): (...)."""
+        axes = dx.unbind(-1)
+        return torch.stack([term.covariance(axes) for term in self.terms()]).sum(0)
+
+    def derivative(self, dx: Tensor, a: Tensor) -> Tensor:
+        """∂_a k(dx) = Cov(∂_a ρ(x), ρ(x - dx)); dx, a (..., D)."""
+        self.require_derivatives()
+        axes, left = dx.unbind(-1), a.unbind(-1)
+        return torch.stack([t.covariance(axes, left=left) for t in self.terms()]).sum(0)
+
+    def second_derivative(self, dx: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """-∂_a ∂_b k(dx) = Cov(∂_a ρ(x), ∂_b ρ(x - dx)); dx, a, b (..., D)."""
+        self.require_derivatives()
+        axes, left, right = dx.unbind(-1), a.unbind(-1), b.unbind(-1)
+        return torch.stack([t.covariance(axes, left, right) for t in self.terms()]).sum(0)
+
+    def variance(self) -> Tensor:
+        """k(0)."""
+        return torch.stack([term.variance for term in self.terms()]).sum()
+
+    def spectral_density(self, omega: Tensor) -> Tensor:
+        """S(ω) = ∫ k(x) exp(-i ω·x) dx at angular frequencies omega (..., D): (...)."""
+        return torch.stack([_term_density(t, omega) for t in self.terms()]).sum(0)
+
+    def cutoff(self, tolerance: float) -> Tensor:
+        """Half axes (D,) of an ellipsoid outside which |k| <= tolerance · k(0)."""
+        with torch.no_grad():
+            return torch.stack([_term_cutoff(t, tolerance) for t in self.terms()]).amax(0)
+
+    def require_derivatives(self) -> None:
+        """Raise unless draws from the prior are differentiable."""
+        for term in self.terms():
+            if term.profile.derivatives < 1:
+                raise ValueError(
+                    f"Derivatives observations need a differentiable prior, but the kernel "
+                    f"{term.profile.name} ({type(term.profile).__name__}) has no derivative; "
+                    "use matern32, matern52 or squared-exponential, or drop the Derivatives."
+                )
+
+    def __add__(self, other: "AbstractKernel") -> "SumKernel":
+        return SumKernel((self, other))
+
+    def __mul__(self, factor: float) -> "ScaledKernel":
+        return ScaledKernel(self, factor)
+
+    __rmul__ = __mul__
+
+
+@final
+class StationaryKernel(AbstractKernel):
+    """One profile with one length scale, or one per axis.
+
+    profile: correlation profile; lengthscale: ℓ > 0 or D of them; variance: k(0) > 0;
+    dim: D, needed when `lengthscale` is a single number.
+    """
+
+    def __init__(
+        self,
+        profile: AbstractProfile,
+        lengthscale: float | Sequence[float],
+        variance: float = 1.0,
+        dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        scales = _lengthscales(lengthscale, dim)
+        _check_positive("variance", (variance,))
+        self.profile = profile
+        self._dim = len(scales) if dim is None else dim
+        self.log_lengthscale = nn.Parameter(torch.tensor(scales, dtype=torch.float64).log())
+        self.log_variance = nn.Parameter(torch.tensor(math.log(variance), dtype=torch.float64))
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """ℓ per axis, (D,)."""
+        return self.log_lengthscale.double().exp().expand(self._dim)
+
+    def terms(self) -> tuple[KernelTerm, ...]:
+        variance = self.log_variance.double().exp()
+        return (KernelTerm(variance, self.lengthscale, self.profile),)
+
+    def extra_repr(self) -> str:
+        scales = [round(v, 6) for v in self.log_lengthscale.exp().tolist()]
+        return (
+            f"{self.profile.name}, lengthscale={scales}, "
+            f"variance={self.log_variance.exp().item():.6g}, dim={self._dim}"
+        )
+
+
+@final
+class SumKernel(AbstractKernel):
+    """k = Σ_i k_i."""
+
+    def __init__(self, kernels: Sequence[AbstractKernel]) -> None:
+        super().__init__()
+        dims = {kernel.dim for kernel in kernels}
+        if len(dims) != 1:
+            raise ValueError(
+                f"kernels must be one or more kernels of one dimension, got dimensions "
+                f"{[kernel.dim for kernel in kernels]}."
+            )
+        self._dim = dims.pop()
+        self.kernels = nn.ModuleList(kernels)
+
+    @property
+    def dim(self) -> int:
+        return self._dim
+
+    def terms(self) -> tuple[KernelTerm, ...]:
+        found: list[KernelTerm] = []
+        for kernel in self.kernels:
+            assert isinstance(kernel, AbstractKernel)
+            found.extend(kernel.terms())
+        return tuple(found)
+
+
+@final
+class ScaledKernel(AbstractKernel):
+    """k = factor · k_0 with a learned positive factor."""
+
+    def __init__(self, kernel: AbstractKernel, factor: float) -> None:
+        super().__init__()
+        _check_positive("factor", (factor,))
+        self.kernel = kernel
+        self.log_factor = nn.Parameter(torch.tensor(math.log(factor), dtype=torch.float64))
+
+    @property
+    def dim(self) -> int:
+        return self.kernel.dim
+
+    def terms(self) -> tuple[KernelTerm, ...]:
+        factor = self.log_factor.double().exp()
+        return tuple(
+            KernelTerm(factor * t.variance, t.lengthscale, t.profile) for t in self.kernel.terms()
+        )
+
+
+def Matern12(
+    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
+) -> StationaryKernel:
+    """Matérn-½: exp(-r)."""
+    return StationaryKernel(Matern12Profile(), lengthscale, variance, dim)
+
+
+def Matern32(
+    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
+) -> StationaryKernel:
+    """Matérn-3/2: (1 + √3 r) exp(-√3 r)."""
+    return StationaryKernel(Matern32Profile(), lengthscale, variance, dim)
+
+
+def Matern52(
+    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
+) -> StationaryKernel:
+    """Matérn-5/2: (1 + √5 r + 5r²/3) exp(-√5 r)."""
+    return StationaryKernel(Matern52Profile(), lengthscale, variance, dim)
+
+
+def SquaredExponential(
+    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
+) -> StationaryKernel:
+    """Squared exponential: exp(-r²/2)."""
+    return StationaryKernel(SquaredExponentialProfile(), lengthscale, variance, dim)
+
+
+def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:
+    """Validated length scales: one entry, or one per axis."""
+    if isinstance(lengthscale, (int, float)):
+        if dim is None:
+            raise ValueError(
+                f"dim is missing: lengthscale={lengthscale} is one number for all axes, so the "
+                "input dimension must be given, as in dim=3."
+            )
+        scales: tuple[float, ...] = (float(lengthscale),)
+    else:
+        scales = tuple(float(v) for v in lengthscale)
+        if dim is not None and len(scales) not in (1, dim):
+            raise ValueError(
+                f"lengthscale must be one number or one per axis: got {len(scales)} for dim={dim}."
+            )
+    if dim is not None and dim < 1:
+        raise ValueError(f"dim must be at least 1, got {dim}.")
+    _check_positive("lengthscale", scales)
+    return scales
+
+
+def _check_positive(name: str, values: tuple[float, ...]) -> None:
+    if len(values) == 0 or not all(math.isfinite(v) and v > 0 for v in values):
+        shown = values[0] if len(values) == 1 else values
+        raise ValueError(f"{name} must be positive and finite, got {shown}.")
+
+
+def _term_density(term: KernelTerm, omega: Tensor) -> Tensor:
+    scaled = (omega * term.lengthscale).square().sum(-1).sqrt()
+    density = term.profile.spectral_density(scaled, omega.shape[-1])
+    return term.variance * term.lengthscale.prod() * density
+
+
+def _term_cutoff(term: KernelTerm, tolerance: float) -> Tensor:
+    return term.lengthscale * term.profile.cutoff(tolerance)

@@ -1,0 +1,221 @@
+"""Isotropic correlation profiles k(r) of the scaled distance r = |x / ℓ|, with k(0) = 1."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
+
+
+class AbstractProfile(ABC):
+    """Unit-variance correlation as a function of the scaled distance r >= 0; stateless."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name used in messages and configurations."""
+
+    @property
+    @abstractmethod
+    def derivatives(self) -> int:
+        """How many times a draw is mean-square differentiable."""
+
+    @abstractmethod
+    def value(self, r: Tensor) -> Tensor:
+        """k(r)."""
+
+    @abstractmethod
+    def slope(self, r: Tensor) -> Tensor:
+        """k'(r) / r."""
+
+    @abstractmethod
+    def curvature(self, r: Tensor) -> Tensor:
+        """(k'(r) / r)' / r; finite at r = 0, where it is only ever multiplied by x_i x_j = 0."""
+
+    @abstractmethod
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        """∫ k(|x|) exp(-i s·x) dx over R^dim, as a function of |s|."""
+
+    @abstractmethod
+    def second_antiderivative(self, t: Tensor) -> Tensor:
+        """G(t) = ∫_0^|t| (|t| - u) k(u) du, with full relative accuracy down to t = 0."""
+
+    @abstractmethod
+    def cutoff(self, tolerance: float) -> float:
+        """Smallest r beyond which k(r) <= tolerance."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+@final
+class Matern12Profile(AbstractProfile):
+    """k(r) = exp(-r): continuous, nowhere differentiable."""
+
+    name = "matern12"
+    derivatives = 0
+
+    def value(self, r: Tensor) -> Tensor:
+        return torch.exp(-r)
+
+    def slope(self, r: Tensor) -> Tensor:
+        return -torch.exp(-r) / _away_from_zero(r)
+
+    def curvature(self, r: Tensor) -> Tensor:
+        safe = _away_from_zero(r)
+        return torch.exp(-r) * (1 + r) / safe**3
+
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        return _matern_density(s, 0.5, dim)
+
+    def second_antiderivative(self, t: Tensor) -> Tensor:
+        return _exponential_polynomial(t.abs(), (1.0,), (-1.0, 1.0))
+
+    def cutoff(self, tolerance: float) -> float:
+        return -math.log(tolerance)
+
+
+@final
+class Matern32Profile(AbstractProfile):
+    """k(r) = (1 + a) exp(-a), a = √3 r."""
+
+    name = "matern32"
+    derivatives = 1
+
+    def value(self, r: Tensor) -> Tensor:
+        a = math.sqrt(3) * r
+        return (1 + a) * torch.exp(-a)
+
+    def slope(self, r: Tensor) -> Tensor:
+        return -3 * torch.exp(-math.sqrt(3) * r)
+
+    def curvature(self, r: Tensor) -> Tensor:
+        return 3 * math.sqrt(3) * torch.exp(-math.sqrt(3) * r) / _away_from_zero(r)
+
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        return _matern_density(s, 1.5, dim)
+
+    def second_antiderivative(self, t: Tensor) -> Tensor:
+        # ∫_0^a (a - v)(1 + v) e^-v dv = (3 + a) e^-a + 2a - 3
+        return _exponential_polynomial(math.sqrt(3) * t.abs(), (3.0, 1.0), (-3.0, 2.0)) / 3
+
+    def cutoff(self, tolerance: float) -> float:
+        return _polynomial_cutoff((1.0, 1.0), tolerance) / math.sqrt(3)
+
+
+@final
+class Matern52Profile(AbstractProfile):
+    """k(r) = (1 + a + a²/3) exp(-a), a = √5 r."""
+
+    name = "matern52"
+    derivatives = 2
+
+    def value(self, r: Tensor) -> Tensor:
+        a = math.sqrt(5) * r
+        return (1 + a * (1 + a / 3)) * torch.exp(-a)
+
+    def slope(self, r: Tensor) -> Tensor:
+        a = math.sqrt(5) * r
+        return -5 / 3 * (1 + a) * torch.exp(-a)
+
+    def curvature(self, r: Tensor) -> Tensor:
+        return 25 / 3 * torch.exp(-math.sqrt(5) * r)
+
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        return _matern_density(s, 2.5, dim)
+
+    def second_antiderivative(self, t: Tensor) -> Tensor:
+        # ∫_0^a (a - v)(1 + v + v²/3) e^-v dv = (5 + 7a/3 + a²/3) e^-a + 8a/3 - 5
+        a = math.sqrt(5) * t.abs()
+        return _exponential_polynomial(a, (5.0, 7 / 3, 1 / 3), (-5.0, 8 / 3)) / 5
+
+    def cutoff(self, tolerance: float) -> float:
+        return _polynomial_cutoff((1.0, 1.0, 1 / 3), tolerance) / math.sqrt(5)
+
+
+@final
+class SquaredExponentialProfile(AbstractProfile):
+    """k(r) = exp(-r²/2): every derivative exists."""
+
+    name = "squared-exponential"
+    derivatives = 1_000_000
+
+    def value(self, r: Tensor) -> Tensor:
+        return torch.exp(-0.5 * r * r)
+
+    def slope(self, r: Tensor) -> Tensor:
+        return -torch.exp(-0.5 * r * r)
+
+    def curvature(self, r: Tensor) -> Tensor:
+        return torch.exp(-0.5 * r * r)
+
+    def spectral_density(self, s: Tensor, dim: int) -> Tensor:
+        return math.pow(2 * math.pi, dim / 2) * torch.exp(-0.5 * s * s)
+
+    def second_antiderivative(self, t: Tensor) -> Tensor:
+        # t F(t) + e^(-t²/2) - 1 with F = √(π/2) erf(t/√2); t² - t²/2 near 0: no cancellation
+        first = math.sqrt(math.pi / 2) * torch.erf(t / math.sqrt(2))
+        return t * first + torch.expm1(-0.5 * t * t)
+
+    def cutoff(self, tolerance: float) -> float:
+        return math.sqrt(-2 * math.log(tolerance))
+
+
+def _away_from_zero(r: Tensor) -> Tensor:
+    """r with zeros replaced by 1, so that 1/r and its gradient stay finite."""
+    return torch.where(r > 0, r, torch.ones_like(r))
+
+
+def _matern_density(s: Tensor, nu: float, dim: int) -> Tensor:
+    """Rasmussen & Williams (2006) eq. 4.15 with ℓ = 1 and angular frequency s."""
+    power = nu + dim / 2
+    log_constant = (
+        dim * math.log(2)
+        + dim / 2 * math.log(math.pi)
+        + math.lgamma(power)
+        - math.lgamma(nu)
+        + nu * math.log(2 * nu)
+    )
+    return math.exp(log_constant) * torch.pow(2 * nu + s * s, -power)
+
+
+def _exponential_polynomial(a: Tensor, p: tuple[float, ...], q: tuple[float, float]) -> Tensor:
+    """p(a) e^-a + q(a) where the two cancel to second order at a = 0 (series for a < 1)."""
+    near = a < 1
+    far = torch.where(near, torch.ones_like(a), a)
+    closed = _horner(far, p) * torch.exp(-far) + _horner(far, q)
+    small = torch.where(near, a, torch.zeros_like(a))
+    series = small * small * _horner(small, _series_coefficients(p))
+    return torch.where(near, series, closed)
+
+
+def _series_coefficients(p: tuple[float, ...]) -> tuple[float, ...]:
+    """Taylor coefficients of p(a) e^-a from a² on."""
+    return tuple(
+        sum(c * (-1) ** (n - i) / math.factorial(n - i) for i, c in enumerate(p) if i <= n)
+        for n in range(2, SERIES_TERMS)
+    )
+
+
+def _horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    result = torch.full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        result = result * x + c
+    return result
+
+
+def _polynomial_cutoff(coefficients: tuple[float, ...], tolerance: float) -> float:
+    """Solution a of p(a) e^-a = tolerance, by fixed-point iteration of a = log p(a) - log tol."""
+    a = -math.log(tolerance)
+    for _ in range(200):
+        a = math.log(sum(c * a**i for i, c in enumerate(coefficients))) - math.log(tolerance)
+    return a

@@ -1,0 +1,260 @@
+"""Kernels: profiles, derivatives, spectral densities, parameters, refusals."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import scipy.integrate
+import scipy.special
+import torch
+from torch import Tensor
+
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    AbstractProfile,
+    Matern12,
+    Matern12Profile,
+    Matern32,
+    Matern32Profile,
+    Matern52,
+    Matern52Profile,
+    ScaledKernel,
+    SquaredExponential,
+    SquaredExponentialProfile,
+    StationaryKernel,
+    SumKernel,
+)
+
+PROFILES: list[AbstractProfile] = [
+    Matern12Profile(),
+    Matern32Profile(),
+    Matern52Profile(),
+    SquaredExponentialProfile(),
+]
+SMOOTH = PROFILES[1:]
+NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+CONSTRUCTORS = [Matern12, Matern32, Matern52, SquaredExponential]
+
+
+def bessel_matern(r: float, nu: float) -> float:
+    """Textbook Matérn, by the modified Bessel function."""
+    a = math.sqrt(2 * nu) * r
+    return float(2 ** (1 - nu) / math.gamma(nu) * a**nu * scipy.special.kv(nu, a))
+
+
+def radial_fourier(profile: AbstractProfile, s: float, dim: int) -> float:
+    """∫ k(|x|) cos(s x_1) dx by one-dimensional quadrature of its radial form."""
+
+    def radial(r: float) -> float:
+        k = profile.value(torch.tensor(r, dtype=torch.float64)).item()
+        if dim == 1:
+            return 2 * k * math.cos(s * r)
+        if dim == 2:
+            return float(2 * math.pi * r * k * scipy.special.j0(s * r))
+        return 4 * math.pi * r * r * k * float(scipy.special.spherical_jn(0, s * r))
+
+    return float(scipy.integrate.quad(radial, 0, 45, limit=400, epsabs=1e-11)[0])
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_value_matches_the_textbook(profile: AbstractProfile) -> None:
+    r = torch.tensor([1e-6, 0.03, 0.7, 2.0, 9.0], dtype=torch.float64)
+    if profile.name in NU:
+        expected = [bessel_matern(v, NU[profile.name]) for v in r.tolist()]
+    else:
+        expected = [math.exp(-(v**2) / 2) for v in r.tolist()]
+    assert profile.value(r).tolist() == pytest.approx(expected, rel=1e-10)
+    assert profile.value(torch.zeros(1)).item() == 1.0
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_slope_and_curvature_are_derivatives(profile: AbstractProfile) -> None:
+    r = torch.linspace(0.05, 4, 40, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(profile.value(r).sum(), r)
+    (second,) = torch.autograd.grad(profile.slope(r).sum(), r)
+    torch.testing.assert_close(profile.slope(r), first / r, rtol=1e-12, atol=0)
+    torch.testing.assert_close(profile.curvature(r), second / r, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_spectral_density_is_the_fourier_transform(profile: AbstractProfile, dim: int) -> None:
+    s = [0.0, 0.4, 1.3, 3.0]
+    expected = [radial_fourier(profile, v, dim) for v in s]
+    computed = profile.spectral_density(torch.tensor(s, dtype=torch.float64), dim)
+    assert computed.tolist() == pytest.approx(expected, rel=1e-7, abs=1e-8)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("t", [1e-6, 1e-3, 0.05, 0.3, 0.57, 0.58, 1.0, 4.0, 30.0])
+def test_second_antiderivative_keeps_relative_accuracy(profile: AbstractProfile, t: float) -> None:
+    nodes, weights = scipy.special.roots_legendre(200)
+    u = torch.tensor(0.5 * t * (nodes + 1), dtype=torch.float64)
+    w = torch.tensor(0.5 * t * weights, dtype=torch.float64)
+    expected = (w * (t - u) * profile.value(u)).sum().item()
+    computed = profile.second_antiderivative(torch.tensor([t, -t], dtype=torch.float64))
+    assert computed.tolist() == pytest.approx([expected, expected], rel=3e-13, abs=0)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_second_antiderivative_at_zero_and_gradient(profile: AbstractProfile) -> None:
+    assert profile.second_antiderivative(torch.zeros(2)).tolist() == [0.0, 0.0]
+    t = torch.tensor([1e-4, 0.2, 0.9, 2.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(profile.second_antiderivative, (t,))
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-7, 1e-12])
+def test_cutoff_is_where_the_profile_falls_below(
+    profile: AbstractProfile, tolerance: float
+) -> None:
+    edge = torch.tensor(profile.cutoff(tolerance), dtype=torch.float64)
+    assert profile.value(edge).item() == pytest.approx(tolerance, rel=1e-9)
+
+
+def kernels(dim: int) -> list[AbstractKernel]:
+    """Isotropic, per-axis, summed and scaled kernels."""
+    scales = [0.5 + 0.3 * d for d in range(dim)]
+    summed = Matern32(0.7, 1.5, dim) + SquaredExponential(scales, 0.3)
+    made: list[AbstractKernel] = [make(0.8, 1.3, dim) for make in CONSTRUCTORS]
+    return [*made, Matern52(scales, 2.0), summed, 0.5 * summed]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_dense_matrices_are_positive_definite_and_symmetric(dim: int) -> None:
+    x = torch.randn(25, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for kernel in kernels(dim):
+        K = kernel(x[:, None] - x[None])
+        torch.testing.assert_close(K, K.T)
+        assert K.diagonal().tolist() == pytest.approx([kernel.variance().item()] * 25)
+        assert torch.linalg.eigvalsh(K).min() > -1e-12
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_directional_derivatives_match_autograd(dim: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    dx, a, b = (torch.randn(6, dim, dtype=torch.float64, generator=generator) for _ in range(3))
+    for kernel in kernels(dim)[1:]:
+        x = dx.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(kernel(x).sum(), x, create_graph=True)
+        (hessian_b,) = torch.autograd.grad((gradient * b).sum(), x)
+        torch.testing.assert_close(kernel.derivative(dx, a), (gradient * a).sum(-1))
+        torch.testing.assert_close(kernel.second_derivative(dx, a, b), -(hessian_b * a).sum(-1))
+
+
+def test_derivatives_at_zero_displacement_are_finite() -> None:
+    zero, a = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.6, 0.8]]).double()
+    for make, curvature in ((Matern32, 3.0), (Matern52, 5 / 3), (SquaredExponential, 1.0)):
+        kernel = make(2.0, 1.0, 2)
+        variance = kernel.second_derivative(zero, a, a)
+        assert variance.item() == pytest.approx(curvature / 4)
+        gradient = torch.autograd.grad(variance.sum(), kernel.log_lengthscale)[0]
+        assert gradient.item() == pytest.approx(-2 * curvature / 4)
+        assert kernel.derivative(zero, a).item() == 0.0
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_at_zero_displacement_is_finite(
+    make: Callable[[list[float]], StationaryKernel], dtype: torch.dtype
+) -> None:
+    kernel = make([0.5, 2.0])
+    value = kernel(torch.zeros(3, 2, dtype=dtype))
+    assert value.dtype == dtype
+    assert value.tolist() == [1.0] * 3
+    value.sum().backward()
+    gradients = [p.grad for p in kernel.parameters()]
+    assert gradients[0] is not None
+    assert gradients[0].tolist() == [0.0, 0.0]
+    assert gradients[1] is not None
+    assert gradients[1].item() == 3.0
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_gradcheck_of_every_hyperparameter(dim: int) -> None:
+    dx = torch.randn(5, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for kernel in kernels(dim):
+        names = [name for name, _ in kernel.named_parameters()]
+
+        def value(
+            *values: Tensor, kernel: AbstractKernel = kernel, names: list[str] = names
+        ) -> Tensor:
+            state = dict(zip(names, values, strict=True))
+            result = torch.func.functional_call(kernel, state, (dx,))
+            assert isinstance(result, Tensor)
+            return result
+
+        inputs = tuple(p.detach().clone().requires_grad_() for p in kernel.parameters())
+        assert torch.autograd.gradcheck(value, inputs)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_kernel_spectral_density_integrates_to_the_variance(dim: int) -> None:
+    """Per-axis length scales: S(ω) = variance Π ℓ_d S_1(|ℓ ω|), checked by a scaling identity."""
+    scales = [0.5 + 0.3 * d for d in range(dim)]
+    anisotropic, unit = Matern52(scales, 2.0), Matern52(1.0, 1.0, dim)
+    omega = torch.randn(7, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    expected = 2.0 * math.prod(scales) * unit.spectral_density(omega * torch.tensor(scales))
+    torch.testing.assert_close(anisotropic.spectral_density(omega), expected)
+    summed = anisotropic + unit
+    total = anisotropic.spectral_density(omega) + unit.spectral_density(omega)
+    torch.testing.assert_close(summed.spectral_density(omega), total)
+
+
+def test_sum_and_scaling_act_on_values() -> None:
+    a, b = Matern12(1.0, 2.0, 2), Matern32([1.0, 3.0], 0.5)
+    dx = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    torch.testing.assert_close((a + b)(dx), a(dx) + b(dx))
+    torch.testing.assert_close((3.0 * a)(dx), 3 * a(dx))
+    assert isinstance(a + b, SumKernel)
+    assert isinstance(a * 2.0, ScaledKernel)
+    assert len(list((2.0 * (a + b)).parameters())) == 5
+    assert (a + b).variance().item() == pytest.approx(2.5)
+
+
+def test_cutoff_covers_every_term() -> None:
+    kernel = Matern32([1.0, 4.0]) + SquaredExponential(2.0, dim=2)
+    edge = kernel.cutoff(1e-6)
+    for d in range(2):
+        dx = torch.zeros(1, 2, dtype=torch.float64)
+        dx[0, d] = edge[d]
+        assert kernel(dx).item() <= 1e-6 * kernel.variance().item()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengthscale": 0.0, "dim": 2}, "lengthscale must be positive"),
+        ({"lengthscale": [1.0, -1.0]}, "lengthscale must be positive"),
+        ({"lengthscale": float("nan"), "dim": 1}, "lengthscale must be positive"),
+        ({"lengthscale": 1.0, "variance": 0.0, "dim": 1}, "variance must be positive"),
+        ({"lengthscale": 1.0, "variance": float("inf"), "dim": 1}, "variance must be positive"),
+        ({"lengthscale": 1.0}, "dim is missing"),
+        ({"lengthscale": [1.0, 2.0], "dim": 3}, "one number or one per axis"),
+        ({"lengthscale": 1.0, "dim": 0}, "dim must be at least 1"),
+    ],
+)
+def test_bad_parameters_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Matern32(**arguments)  # type: ignore[arg-type]
+
+
+def test_dimension_mismatch_and_bad_factor_are_refused() -> None:
+    with pytest.raises(ValueError, match="one dimension"):
+        Matern32(1.0, dim=2) + Matern32(1.0, dim=3)
+    with pytest.raises(ValueError, match="factor must be positive"):
+        Matern32(1.0, dim=2) * 0.0
+
+
+def test_derivative_of_matern12_is_refused_by_name() -> None:
+    kernel = Matern12(1.0, dim=2) + Matern32(1.0, dim=2)
+    dx = torch.zeros(1, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"(?s)Derivatives.*matern12"):
+        kernel.derivative(dx, dx)
+    with pytest.raises(ValueError, match=r"(?s)Derivatives.*matern12"):
+        kernel.second_derivative(dx, dx, dx)
+
+
+def test_profiles_compare_by_type() -> None:
+    assert Matern32Profile() == Matern32Profile()
+    assert len({Matern32Profile(), Matern32Profile(), Matern52Profile()}) == 2
