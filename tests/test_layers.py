@@ -21,9 +21,7 @@ BELOW: dict[str, frozenset[str]] = {
     "regression": frozenset({"linalg", "gp", "inference", "distributed"}),
     "config": frozenset(),
     "sky": frozenset({"linalg", "gp", "inference", "distributed"}),
-    "runs": frozenset(
-        {"linalg", "gp", "inference", "distributed", "config", "regression", "sky"}
-    ),
+    "runs": frozenset({"linalg", "gp", "inference", "distributed", "config", "regression", "sky"}),
     "cli": frozenset(
         {"linalg", "gp", "inference", "distributed", "config", "regression", "sky", "runs"}
     ),
