@@ -4,8 +4,14 @@ Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperato
 `SparseOperator` wrap what they are named after. `CirculantOperator` is a leading block of a
 circulant given by its spectrum: covariances, roots and preconditioners on a torus.
 `ToeplitzOperator` is a stationary covariance given by its lags, exact for any lags.
+
+`pcg` solves A x = b for many right-hand sides and reports on each in a `SolveResult`.
+`toeplitz_solve` is the same for a Toeplitz matrix, differentiable in its lags and in b.
+
+`TilePartition` cuts grid vectors into blocks of neighbouring points and back.
 """
 
+from dustmap.linalg._cg import pcg as pcg
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
 from dustmap.linalg._fft import fast_length as fast_length
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
@@ -13,4 +19,9 @@ from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
 from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
+from dustmap.linalg._result import SolveResult as SolveResult
+from dustmap.linalg._result import SolveStatus as SolveStatus
+from dustmap.linalg._result import UnconvergedWarning as UnconvergedWarning
+from dustmap.linalg._solve import toeplitz_solve as toeplitz_solve
+from dustmap.linalg._tiles import TilePartition as TilePartition
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
