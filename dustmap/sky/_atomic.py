@@ -1,0 +1,35 @@
+"""Files and directories that appear whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields a temporary name beside `target`, which takes its place if the block succeeds."""
+    refuse_existing(target, overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".partial-{os.getpid()}-{target.name}")
+    try:
+        yield partial
+        # A directory cannot be renamed onto one that has files.
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        partial.replace(target)
+    finally:
+        _remove(partial)
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists already; choose another name or pass --overwrite")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
