@@ -1,0 +1,34 @@
+"""Variational families q(ε) = N(m, S) over the whitened field, whose prior is N(0, I).
+
+A family is the structure of S. All families are immutable values with the same few operations, so
+that inference never asks which one it has:
+
+- `MeanFieldFamily`: diagonal S, for the largest grids; standard deviations are rough.
+- `BlockFamily`: S block-diagonal over tiles of the grid (any tile shape, ragged edges allowed).
+- `FullRankFamily`: unrestricted S, exact for Gaussian noise, for up to ~10⁴ features.
+
+`family.precision_statistics` sums what data say about S (additive over batches and processes),
+`family.posterior` turns the sum into a state, `family.natural_step` moves a state towards it.
+The maps between natural, moment and expectation parameters are the pure functions below.
+"""
+
+from dustmap.gp.families._block import BlockFamily as BlockFamily
+from dustmap.gp.families._block import BlockGaussian as BlockGaussian
+from dustmap.gp.families._family import AbstractFamily as AbstractFamily
+from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
+from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
+from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
+from dustmap.gp.families._maps import dense_expectation_to_moment as dense_expectation_to_moment
+from dustmap.gp.families._maps import dense_moment_to_expectation as dense_moment_to_expectation
+from dustmap.gp.families._maps import dense_moment_to_natural as dense_moment_to_natural
+from dustmap.gp.families._maps import dense_natural_to_moment as dense_natural_to_moment
+from dustmap.gp.families._maps import (
+    diagonal_expectation_to_moment as diagonal_expectation_to_moment,
+)
+from dustmap.gp.families._maps import (
+    diagonal_moment_to_expectation as diagonal_moment_to_expectation,
+)
+from dustmap.gp.families._maps import diagonal_moment_to_natural as diagonal_moment_to_natural
+from dustmap.gp.families._maps import diagonal_natural_to_moment as diagonal_natural_to_moment
+from dustmap.gp.families._mean_field import MeanFieldFamily as MeanFieldFamily
+from dustmap.gp.families._mean_field import MeanFieldGaussian as MeanFieldGaussian

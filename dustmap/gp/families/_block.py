@@ -1,0 +1,104 @@
+"""Block family: S is block-diagonal over tiles of the (torus) grid."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp.families._family import (
+    CHUNK,
+    AbstractFamily,
+    AbstractGaussian,
+    refuse_beyond,
+)
+from dustmap.gp.families._maps import precision_root
+from dustmap.linalg import TilePartition
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BlockGaussian(AbstractGaussian):
+    """N(m, S) with S = blockdiag(S_1, ..., S_B), S_b = Q_b Q_bᵀ (S1).
+
+    mean (M_w,) in grid order; statistics (B, M_b, M_b) = S_b⁻¹ − I; root (B, M_b, M_b) = Q_b.
+    Padded slots of ragged tiles are independent with unit variance, and count nowhere.
+    """
+
+    mean: Tensor
+    statistics: Tensor
+    root: Tensor
+    partition: TilePartition
+
+    def with_mean(self, mean: Tensor) -> "BlockGaussian":
+        return dataclasses.replace(self, mean=mean)
+
+    def apply_root(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.root, v)
+
+    def apply_root_transpose(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.root.mT, v)
+
+    def apply_precision(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.precision(), v.double()).to(v.dtype)
+
+    def precision(self) -> Tensor:
+        return _plus_identity(self.statistics)
+
+    def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
+        padded = self.statistics.shape[0] * self.statistics.shape[1] - self.mean.numel()
+        root = self.root.double()
+        log_det = 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum()
+        return root.square().sum() - padded, log_det
+
+    def _blockwise(self, matrices: Tensor, v: Tensor) -> Tensor:
+        blocks = self.partition.to_blocks(v)  # (..., B, M_b)
+        return self.partition.from_blocks(torch.einsum("bij,...bj->...bi", matrices, blocks))
+
+
+@final
+@dataclass(frozen=True)
+class BlockFamily(AbstractFamily):
+    """Block-diagonal S over the tiles of `partition` (eq. 23): B M_b² numbers.
+
+    One tile is the full-rank family, tiles of one point the mean-field family.
+    """
+
+    partition: TilePartition
+    max_bytes: int = 8 * 2**30
+    n_features: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        B, M_b = self.partition.n_blocks, self.partition.block_size
+        what = f"BlockFamily with {B:,} blocks of {M_b:,} features"
+        refuse_beyond(self.max_bytes, 4 * 8 * B * M_b**2, what)
+        object.__setattr__(self, "n_features", math.prod(self.partition.shape))
+
+    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
+        B, M_b = self.partition.n_blocks, self.partition.block_size
+        return torch.zeros((B, M_b, M_b), dtype=torch.float64, device=device)
+
+    def posterior(self, mean: Tensor, statistics: Tensor) -> BlockGaussian:
+        root = precision_root(_plus_identity(statistics)).to(mean.dtype)
+        return BlockGaussian(mean, statistics, root, self.partition)
+
+    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
+        blocks = self.partition.to_blocks(phi)  # (n, B, M_b)
+        for part in self._parts(phi.shape[0]):
+            X = blocks[:, part].double().transpose(0, 1)  # (b, n, M_b)
+            into[part].baddbmm_((X * weights.double().unsqueeze(-1)).mT, X)
+
+    def _parts(self, n: int) -> Iterator[slice]:
+        # By blocks, not by rows: each block of the statistics is then touched once.
+        step = max(1, CHUNK // max(1, n * self.partition.block_size))
+        for start in range(0, self.partition.n_blocks, step):
+            yield slice(start, start + step)
+
+
+def _plus_identity(statistics: Tensor) -> Tensor:
+    """I + statistics, block by block."""
+    M_b = statistics.shape[-1]
+    return statistics + torch.eye(M_b, dtype=statistics.dtype, device=statistics.device)
