@@ -1,0 +1,91 @@
+"""Prior means of the field, seen by the data through their functionals."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp.functionals import AbstractFunctional
+
+
+class AbstractMean(nn.Module, ABC):
+    """A prior mean m(x) = Σ_p β_p h_p(x), linear in its coefficients β.
+
+    A functional sees it as m_n = H_n β, where H_n holds the functional applied to every h_p: a line
+    integral of a constant is that constant times the integral of the weight.
+    """
+
+    @abstractmethod
+    def basis(self, functional: AbstractFunctional) -> Tensor:
+        """H (N, P): the functionals applied to h_1, ..., h_P; float64."""
+
+    @abstractmethod
+    def coefficients(self) -> Tensor:
+        """β (P,), float64, with its autograd graph."""
+
+    @abstractmethod
+    def assign(self, coefficients: Tensor) -> None:
+        """Sets β to (P,) in place."""
+
+    def values(self, functional: AbstractFunctional) -> Tensor:
+        """m_n (N,), float64, differentiable in the coefficients."""
+        return self.basis(functional) @ self.coefficients()
+
+
+@final
+class ConstantMean(AbstractMean):
+    """m(x) = a; learned unless `learn=False`."""
+
+    def __init__(self, value: float = 0.0, *, learn: bool = True) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(value, dtype=torch.float64), requires_grad=learn)
+
+    def basis(self, functional: AbstractFunctional) -> Tensor:
+        return functional.moments()[:, :1]
+
+    def coefficients(self) -> Tensor:
+        return self.value.reshape(1)
+
+    @torch.no_grad()
+    def assign(self, coefficients: Tensor) -> None:
+        self.value.copy_(coefficients.reshape(()))
+
+
+@final
+class LinearMean(AbstractMean):
+    """m(x) = a + bᵀx with slope b (D,); learned unless `learn=False`."""
+
+    def __init__(
+        self, slope: Sequence[float], intercept: float = 0.0, *, learn: bool = True
+    ) -> None:
+        super().__init__()
+        a_b = torch.tensor([intercept, *slope], dtype=torch.float64)
+        self.intercept_slope = nn.Parameter(a_b, requires_grad=learn)
+
+    def basis(self, functional: AbstractFunctional) -> Tensor:
+        moments = functional.moments()
+        if moments.shape[1] != len(self.intercept_slope):
+            raise ValueError(
+                f"slope has {len(self.intercept_slope) - 1} components, the data have "
+                f"{moments.shape[1] - 1} dimensions: give one slope per dimension"
+            )
+        return moments
+
+    def coefficients(self) -> Tensor:
+        return self.intercept_slope
+
+    @torch.no_grad()
+    def assign(self, coefficients: Tensor) -> None:
+        self.intercept_slope.copy_(coefficients)
+
+
+def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Tensor:
+    """β̂ = (Hᵀ A⁻¹ H)⁻¹ Hᵀ A⁻¹ y (P,), the coefficients of largest evidence for given covariance.
+
+    basis (N, P) = H; y (N,); cholesky (N, N): lower factor of A = K_ff + diag(σ²).
+    """
+    white = torch.linalg.solve_triangular(cholesky, torch.cat([basis, y[:, None]], 1), upper=False)
+    coefficients: Tensor = torch.linalg.lstsq(white[:, :-1], white[:, -1:]).solution
+    return coefficients.squeeze(-1)
