@@ -57,7 +57,7 @@ def pcg(
     _check_system(A, b, preconditioner, x0, rule)
     with torch.no_grad():
         flat = b.reshape(-1, b.shape[-1])
-        start = None if x0 is None else x0.expand_as(b).reshape(flat.shape)
+        start = None if x0 is None else x0.reshape(flat.shape)
         outcome = _Outcome.empty_like(flat)
         size = _columns_together(A, preconditioner, flat)
         for first in range(0, flat.shape[0], size):
@@ -125,11 +125,14 @@ class _Columns:
         rule: _Rule,
     ) -> None:
         self.A, self.preconditioner, self.rule = A, preconditioner, rule
-        norm = _norms(b)
-        nonzero = (norm > 0).nonzero().squeeze(1)
+        # By the largest entry first: squares of 1e-30 underflow in float32.
+        peak = torch.linalg.vector_norm(b, ord=math.inf, dim=-1)
+        nonzero = (peak > 0).nonzero().squeeze(1)
         self.index = first + nonzero
-        self.scale = norm[nonzero]
-        self.b = b[nonzero].div_(self.scale[:, None])
+        self.b = b[nonzero].div_(peak[nonzero, None])
+        norm = _norms(self.b)
+        self.b.div_(norm[:, None])
+        self.scale = peak[nonzero] * norm
         self.x = torch.zeros_like(self.b)
         self.r = self.b.clone()
         if x0 is not None:
@@ -270,6 +273,8 @@ def _check_system(
     check_vectors("b", b, n, b.dtype, A.device)
     _check_finite("b", b)
     if x0 is not None:
+        if x0.shape != b.shape:
+            raise ValueError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
         check_vectors("x0", x0, n, b.dtype, b.device)
         _check_finite("x0", x0)
     if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):

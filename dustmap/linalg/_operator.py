@@ -174,6 +174,8 @@ class SparseOperator(AbstractOperator):
         rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
         """From entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
+            _check_indices(name, index, length)
         order = torch.argsort(rows * shape[1] + cols)
         rows, cols, values = rows[order], cols[order], values[order]
         fresh = torch.ones_like(rows, dtype=torch.bool)
@@ -216,6 +218,12 @@ def check_vectors(
             f"{name}: expected {dtype} on {device} like the operator, got {x.dtype} on "
             f"{x.device}; convert one of them"
         )
+
+
+def _check_indices(name: str, index: Tensor, length: int) -> None:
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
+        wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
+        raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
 
 
 def apply_linear(

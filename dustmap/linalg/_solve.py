@@ -71,7 +71,7 @@ class _ToeplitzSolve(torch.autograd.Function):
         return result.x
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         (x,) = ctx.saved_tensors
         adjoint = ctx.solve(grads[0])
