@@ -1,0 +1,174 @@
+"""Three ways to the covariances of line integrals; values and derivatives are exact in all."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances._measures import measure_between, measure_cross, measure_variance
+from dustmap.gp.covariances._nodes import Nodes
+from dustmap.gp.covariances._wrapping import WrappedKernel, Wrapping
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    GaussLegendre,
+    PointMeasure,
+    Stacked,
+    Stratified,
+)
+from dustmap.gp.kernels import AbstractKernel
+
+
+class AbstractEstimator(ABC):
+    """Covariances of functionals with points, with themselves and with each other.
+
+    All are differentiable in the kernel's parameters (once), at the memory of the result.
+    """
+
+    def cross(
+        self,
+        kernel: AbstractKernel,
+        functional: AbstractFunctional,
+        nodes: RegularGrid | Tensor,
+        wrapping: Wrapping | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """K_fu = Cov(f_n, ρ(z_m)) for the M nodes of a grid or points z (M, D): (N, M)."""
+        _check(kernel, functional, wrapping)
+        if isinstance(functional, Stacked):
+            rows = [self.cross(kernel, f, nodes, wrapping, dtype) for f in functional.parts]
+            return functional.arrange(rows)
+        wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(functional))
+        target = _nodes(functional, nodes)
+        return measure_cross(wrapped, self.observed(functional), target, dtype)
+
+    def variance(
+        self,
+        kernel: AbstractKernel,
+        functional: AbstractFunctional,
+        wrapping: Wrapping | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """k_ff = Var f_n: (N,)."""
+        _check(kernel, functional, wrapping)
+        if isinstance(functional, Stacked):
+            parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
+            return functional.arrange(parts)
+        wrapped = WrappedKernel.of(kernel, wrapping, 2 * _count_derivatives(functional))
+        return measure_variance(wrapped, self.observed(functional), dtype)
+
+    def between(
+        self,
+        kernel: AbstractKernel,
+        f: AbstractFunctional,
+        g: AbstractFunctional,
+        wrapping: Wrapping | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """Cov(f_n, g_n'): (N, N')."""
+        if isinstance(f, Stacked):
+            rows = [self.between(kernel, part, g, wrapping, dtype) for part in f.parts]
+            return f.arrange(rows)
+        if isinstance(g, Stacked):
+            columns = [self.between(kernel, f, part, wrapping, dtype) for part in g.parts]
+            return g.arrange(columns, dim=1)
+        _check(kernel, f, wrapping)
+        _check(kernel, g, wrapping)
+        _check_devices(f.device, g.device)
+        wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
+        return measure_between(wrapped, self.observed(f), self.observed(g), dtype)
+
+    @abstractmethod
+    def observed(self, functional: AbstractFunctional) -> PointMeasure:
+        """What stands in for the functional: a sum over points."""
+
+
+@final
+@dataclass(frozen=True)
+class ClosedForm(AbstractEstimator):
+    """Line integrals by 16 Gauss-Legendre nodes per segment, until tables replace them."""
+
+    def observed(self, functional: AbstractFunctional) -> PointMeasure:
+        return functional.measure(GaussLegendre(16))
+
+
+@final
+@dataclass(frozen=True)
+class Quadrature(AbstractEstimator):
+    """Line integrals by Gauss-Legendre with `order` nodes on each segment.
+
+    The definition that the other estimators are compared with; accurate while a segment is not
+    much longer than a length scale.
+    """
+
+    order: int
+
+    def observed(self, functional: AbstractFunctional) -> PointMeasure:
+        return functional.measure(GaussLegendre(self.order))
+
+
+@final
+@dataclass(frozen=True)
+class MonteCarlo(AbstractEstimator):
+    """Line integrals by `count` stratified random points per datum (002, section 5.5).
+
+    The same points serve K_fu, k_ff and covariances between data, so all are the exact
+    covariances of one (randomly thinned) observation: jointly positive semi-definite.
+    """
+
+    count: int
+    seed: int
+
+    def observed(self, functional: AbstractFunctional) -> PointMeasure:
+        return functional.measure(Stratified(self.count, self.seed))
+
+
+def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes:
+    """The nodes on the functional's device, checked against its dimension."""
+    if isinstance(nodes, RegularGrid):
+        if nodes.dim != functional.dim:
+            raise ValueError(
+                f"grid has {nodes.dim} axes but the functional lives in {functional.dim} "
+                "dimensions; build both with the same dimension."
+            )
+        return Nodes.of_grid(nodes, functional.device)
+    if nodes.ndim != 2 or nodes.shape[1] != functional.dim:
+        raise ValueError(
+            f"points must be (M, {functional.dim}) like the functional, got {tuple(nodes.shape)}."
+        )
+    if not bool(torch.isfinite(nodes).all()):
+        raise ValueError("points must be finite; drop rows with NaN or infinite coordinates.")
+    _check_devices(functional.device, nodes.device)
+    return Nodes.of_points(nodes.to(torch.float64))
+
+
+def _check(
+    kernel: AbstractKernel, functional: AbstractFunctional, wrapping: Wrapping | None
+) -> None:
+    if kernel.dim != functional.dim:
+        raise ValueError(
+            f"kernel has {kernel.dim} input dimensions but the functional "
+            f"{type(functional).__name__} has {functional.dim}; build both with the same dimension."
+        )
+    if wrapping is not None and len(wrapping.periods) != kernel.dim:
+        raise ValueError(
+            f"wrapping has {len(wrapping.periods)} periods but the kernel has {kernel.dim} input "
+            "dimensions; give one period per axis."
+        )
+    _check_devices(functional.device, next(kernel.parameters()).device)
+    if _count_derivatives(functional):
+        kernel.require_derivatives()
+
+
+def _check_devices(first: torch.device, second: torch.device) -> None:
+    if first != second:
+        raise ValueError(f"the functional is on {first} but its partner on {second}; move one.")
+
+
+def _count_derivatives(functional: AbstractFunctional) -> int:
+    if isinstance(functional, PointMeasure):
+        return int(functional.direction is not None)
+    return int(isinstance(functional, Derivatives))

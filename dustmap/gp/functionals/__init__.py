@@ -1,0 +1,20 @@
+"""What a datum observes: linear functionals of the field.
+
+`PointValues` for ordinary regression, `Derivatives` for slopes, `LineIntegrals` for extinctions
+(plain, weighted along the ray, or means over segments), `Stacked` for several kinds at once.
+`PointMeasure`, a weighted sum over points, is the common form that every functional takes under a
+rule: `GaussLegendre` where accuracy counts, `Stratified` for seeded Monte Carlo.
+Coordinates are float64 throughout; the covariance estimators choose the dtype of their results.
+"""
+
+from dustmap.gp.functionals._clipping import Counts as Counts
+from dustmap.gp.functionals._clipping import OutsidePolicy as OutsidePolicy
+from dustmap.gp.functionals._functional import AbstractFunctional as AbstractFunctional
+from dustmap.gp.functionals._functional import PointMeasure as PointMeasure
+from dustmap.gp.functionals._points import Derivatives as Derivatives
+from dustmap.gp.functionals._points import PointValues as PointValues
+from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
+from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
+from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
+from dustmap.gp.functionals._rules import Stratified as Stratified
+from dustmap.gp.functionals._stacked import Stacked as Stacked

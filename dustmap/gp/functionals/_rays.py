@@ -1,0 +1,167 @@
+"""Weighted line integrals of the field."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp.functionals._checks import coordinates, table, unit_vectors
+from dustmap.gp.functionals._clipping import FACE_SLACK, Counts, OutsidePolicy, chord
+from dustmap.gp.functionals._functional import AbstractFunctional, PointMeasure
+from dustmap.gp.functionals._rules import AbstractRule
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LineIntegrals(AbstractFunctional):
+    """f_n = ∫ w_n(s) ρ(o_n + s ω_n) ds with w_n constant on each of J segments of the ray.
+
+    origin o (N, D); direction ω (N, D), unit vectors; edges (N, J + 1): segment boundaries, >= 0
+    and not decreasing; weights (N, J): w on each segment, >= 0; keys (N,) int64: identities of
+    the rays for seeded random rules (default 0..N-1; slices keep them).
+    """
+
+    origin: Tensor
+    direction: Tensor
+    edges: Tensor
+    weights: Tensor
+    keys: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def __post_init__(self) -> None:
+        origin = coordinates("origin", self.origin)
+        object.__setattr__(self, "origin", origin)
+        object.__setattr__(self, "direction", unit_vectors("direction", self.direction, origin))
+        object.__setattr__(self, "edges", table("edges", self.edges, len(origin)))
+        object.__setattr__(self, "weights", table("weights", self.weights, len(origin)))
+        if len(self.keys) == 0:
+            object.__setattr__(self, "keys", torch.arange(len(origin), device=origin.device))
+        self._check_segments()
+
+    def _check_segments(self) -> None:
+        if self.edges.shape[1] != self.weights.shape[1] + 1:
+            raise ValueError(
+                f"edges must have one column more than weights, got {tuple(self.edges.shape)} "
+                f"and {tuple(self.weights.shape)}."
+            )
+        if bool((self.edges.diff(dim=-1) < 0).any()) or bool((self.edges[:, :1] < 0).any()):
+            row = int(((self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0)).nonzero()[0])
+            raise ValueError(
+                f"edges must be >= 0 and must not decrease along the ray: row {row} is "
+                f"{self.edges[row].tolist()}."
+            )
+        if bool((self.weights < 0).any()):
+            row = int((self.weights < 0).any(-1).nonzero()[0])
+            raise ValueError(f"weights must be >= 0: row {row} is {self.weights[row].tolist()}.")
+        if self.keys.shape != self.origin.shape[:1] or self.keys.dtype != torch.int64:
+            raise ValueError(
+                f"keys must be int64 ({len(self.origin)},), got {self.keys.dtype} "
+                f"{tuple(self.keys.shape)}."
+            )
+
+    @classmethod
+    def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
+        """∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
+        start, end = coordinates("start", start), coordinates("end", end, start)
+        length = (end - start).norm(dim=-1, keepdim=True)
+        first_axis = torch.zeros_like(start)
+        first_axis[:, 0] = 1
+        safe = torch.where(length > 0, length, torch.ones_like(length))
+        direction = torch.where(length > 0, (end - start) / safe, first_axis)
+        edges = torch.cat([torch.zeros_like(length), length], dim=-1)
+        return cls(start, direction, edges, torch.ones_like(length))
+
+    @classmethod
+    def from_observer(cls, positions: Tensor, observer: Tensor | float = 0.0) -> "LineIntegrals":
+        """∫ρ ds from the observer (D,) to each position (N, D)."""
+        positions = coordinates("positions", positions)
+        start = torch.as_tensor(observer, dtype=torch.float64, device=positions.device)
+        return cls.segment(start.expand_as(positions), positions)
+
+    @classmethod
+    def mean(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
+        """(1/d) ∫ρ ds, the mean over the segment from start to end (N, D), of length d > 0."""
+        plain = cls.segment(start, end)
+        length = plain.edges[:, 1:]
+        if bool((length == 0).any()):
+            row = int((length == 0).squeeze(-1).nonzero()[0])
+            raise ValueError(
+                f"end must differ from start for a mean: row {row} has no length; use "
+                "PointValues for it."
+            )
+        return cls(plain.origin, plain.direction, plain.edges, 1 / length)
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    @property
+    def dim(self) -> int:
+        return self.origin.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.origin.device
+
+    def __getitem__(self, index: slice | Tensor) -> "LineIntegrals":
+        picked = (self.origin, self.direction, self.edges, self.weights, self.keys)
+        return LineIntegrals(*(values[index] for values in picked))
+
+    def measure(self, rule: AbstractRule) -> PointMeasure:
+        s, v = rule.nodes(self.edges, self.weights, self.keys)
+        return PointMeasure(self.at(s), v)
+
+    def at(self, s: Tensor) -> Tensor:
+        """Points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
+        return self.origin[:, None] + s[..., None] * self.direction[:, None]
+
+    def jumps(self) -> Tensor:
+        """Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
+
+        ∫ w h' ds = Σ_e Δ_e h(s_e), so closed forms need one antiderivative per edge.
+        """
+        padded = torch.nn.functional.pad(self.weights, (1, 1))
+        return -padded.diff(dim=-1)
+
+    def moments(self) -> Tensor:
+        share = self.weights * self.edges.diff(dim=-1)
+        middle = 0.5 * (self.edges[:, 1:] + self.edges[:, :-1])
+        total = share.sum(-1, keepdim=True)
+        first = total * self.origin + (share * middle).sum(-1, keepdim=True) * self.direction
+        return torch.cat([total, first], dim=-1)
+
+    def clipped(
+        self,
+        lower: Sequence[float],
+        upper: Sequence[float],
+        policy: OutsidePolicy,
+        negligible: float = 0.0,
+    ) -> "tuple[LineIntegrals, Tensor, Counts]":
+        """The rays within the box [lower, upper], which rows they were (K,), and the counts.
+
+        TRUNCATE shortens a ray to its part inside and drops a ray without one; DROP leaves out
+        every ray with weight outside; ERROR raises. A ray that loses at most the fraction
+        `negligible` of its weight is truncated under every policy. All are counted.
+        """
+        enter, leave = chord(self.origin, self.direction, lower, upper)
+        inside = self.edges.clamp(enter[:, None], leave[:, None])
+        total, left = self._mass(self.edges), self._mass(inside)
+        slack = FACE_SLACK * math.dist(lower, upper) * self.weights.amax(-1)
+        outside = (total - left > slack) | ((left == 0) & (total > 0))
+        faulty = outside & (total - left > negligible * total)
+        if policy is OutsidePolicy.ERROR and bool(faulty.any()):
+            raise ValueError(
+                f"{int(faulty.sum())} of {len(self)} rays leave the box {tuple(lower)} to "
+                f"{tuple(upper)}, the first is row {int(faulty.nonzero()[0])}; enlarge the grid, "
+                "or choose the policy 'truncate' or 'drop'."
+            )
+        gone = faulty if policy is OutsidePolicy.DROP else outside & (left == 0)
+        edges = torch.where(outside[:, None], inside, self.edges)
+        kept = (~gone).nonzero().squeeze(-1)
+        fields = (self.origin, self.direction, edges, self.weights, self.keys)
+        counts = Counts(truncated=int((outside & ~gone).sum()), dropped=int(gone.sum()))
+        return LineIntegrals(*(values[kept] for values in fields)), kept, counts
+
+    def _mass(self, edges: Tensor) -> Tensor:
+        return (self.weights * edges.diff(dim=-1)).sum(-1)
