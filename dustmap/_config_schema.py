@@ -168,6 +168,9 @@ class FitConfig:
     tolerance: Annotated[
         float, Key(number(above=0.0, below=1.0), "relative change at which steps end")
     ] = 1e-3
+    learn_rows: Annotated[
+        int, Key(integer(1), "exact: most rows that take part in learning, drawn at random")
+    ] = 500
     seed: Annotated[int, Key(integer(0), "of everything random: the same seed, the same run")] = 0
     family: Annotated[
         str, Key(choice("mean-field", "block", "full"), "hip: structure of the posterior")

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from dustmap import _config_values as _values
 from dustmap._config_schema import ComputeConfig as ComputeConfig
 from dustmap._config_schema import Config as Config
 from dustmap._config_schema import DataConfig as DataConfig
@@ -185,3 +186,12 @@ def _toml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(entry) for entry in value)}]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def parsecs(written: str) -> float:
+    """A length in pc from a command line: 300, 300pc or 0.3kpc."""
+    value = _value(written)
+    try:
+        return float(_values.parsecs()(value))
+    except Rejected as rejected:
+        raise ConfigError(f"{written}: expected {rejected.expected}") from None

@@ -1,17 +1,26 @@
 """The sky: star catalogs in, maps of the dust density out.
 
 `read_stars` gives a checked `StarTable`, `simulate` one with its true density beside it.
-`rays_to` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
+`observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
 A `DensityMap` is written by `write_zarr` and `write_fits`, read by `read_map`, drawn by
 `plot_slice`. Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
+from dustmap.sky._archive import read_archive as read_archive
+from dustmap.sky._archive import write_archive as write_archive
+from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._catalog import StarTable as StarTable
+from dustmap.sky._catalog import read_places as read_places
 from dustmap.sky._catalog import read_stars as read_stars
 from dustmap.sky._catalog import write_stars as write_stars
+from dustmap.sky._catalog import write_table as write_table
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._map import DensityMap as DensityMap
+from dustmap.sky._observations import Observations as Observations
+from dustmap.sky._observations import observe as observe
+from dustmap.sky._plots import plot_slice as plot_slice
+from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._readers import read_map as read_map
 from dustmap.sky._simulate import SkyModel as SkyModel

@@ -100,7 +100,7 @@ def read_stars(paths: Sequence[str | Path], system: str) -> StarTable:
 
 def _read(path: Path, system: str) -> StarTable:
     table = _table(path)
-    _check_columns(path, table)
+    _check_columns(path, table, ("source_id", *COLUMNS))
     _check_system(path, table, system)
     try:
         columns = {field: _values(table, name, unit) for name, (field, unit) in COLUMNS.items()}
@@ -110,15 +110,20 @@ def _read(path: Path, system: str) -> StarTable:
 
 
 def _table(path: Path) -> Table:
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
+    kind = _format(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such catalog")
-    return Table.read(path, format=FORMATS[path.suffix.lower()])
+    return Table.read(path, format=kind)
 
 
-def _check_columns(path: Path, table: Table) -> None:
-    missing = [name for name in ("source_id", *COLUMNS) if name not in table.colnames]
+def _format(path: Path) -> str:
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
+    return FORMATS[path.suffix.lower()]
+
+
+def _check_columns(path: Path, table: Table, wanted: tuple[str, ...]) -> None:
+    missing = [name for name in wanted if name not in table.colnames]
     if missing:
         raise ValueError(
             f"{path}: missing {', '.join(missing)}; the columns there are "
@@ -151,6 +156,30 @@ def _identifiers(table: Table) -> NDArray[np.int64]:
     if column.dtype.kind not in "iu" or np.ma.is_masked(column):
         raise ValueError(f"column source_id: expected whole numbers, got {column.dtype}")
     return np.ma.getdata(column).astype(np.int64)
+
+
+def read_places(path: str | Path) -> tuple[Table, NDArray[np.float64]]:
+    """Any table with the columns l, b, distance_pc; and X, Y, Z in pc (N, 3) of its rows."""
+    path = Path(path)
+    table = _table(path)
+    names = ("l", "b", "distance_pc")
+    _check_columns(path, table, names)
+    try:
+        l, b, distance = (_values(table, name, COLUMNS[name][1]) for name in names)
+        for name, values in zip(names, (l, b, distance), strict=True):
+            _check_rows(np.isfinite(values), name, "finite")
+        _check_rows(np.abs(b) <= 90.0, "b", "between -90 and 90 degrees")
+        _check_rows(distance > 0.0, "distance_pc", "> 0")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return table, cartesian(l, b, distance)
+
+
+def write_table(path: str | Path, table: Table, overwrite: bool = False) -> None:
+    """Writes a table in the format that the name's ending says."""
+    path = Path(path)
+    with replacing(path, overwrite) as partial:
+        table.write(partial, format=_format(path))
 
 
 def write_stars(path: str | Path, stars: StarTable, overwrite: bool = False) -> None:

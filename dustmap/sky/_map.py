@@ -5,6 +5,7 @@ from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
 
 from dustmap.gp import RegularGrid
 
@@ -50,6 +51,13 @@ class DensityMap:
         """Voxel centres x, y, z in pc."""
         x, y, z = (axis.numpy() for axis in self.grid.axes())
         return x, y, z
+
+    def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Trilinear interpolation of the mean at X, Y, Z (N, 3); NaN outside the nodes' box."""
+        interpolate = RegularGridInterpolator(
+            self.axes(), self.mean.transpose().astype(np.float64), bounds_error=False
+        )
+        return np.asarray(interpolate(points), np.float64)
 
     def nearest_slice(self, z: float) -> int:
         """Index of the slice whose centre is nearest to z in pc; z must lie inside the map."""

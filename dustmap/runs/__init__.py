@@ -1,0 +1,18 @@
+"""Runs: a configuration in, a directory with map, pictures and report out.
+
+`prepare` reads and checks what a configuration names, by its data.kind; the run it returns says
+what it would do (`plan`) and does it (`execute_run`). A `RunDirectory` keeps what a run made, and
+`open_run` brings its posterior back.
+"""
+
+from dustmap.runs._directory import RunDirectory as RunDirectory
+from dustmap.runs._directory import check_free as check_free
+from dustmap.runs._dispatch import execute_run as execute_run
+from dustmap.runs._dispatch import open_run as open_run
+from dustmap.runs._dispatch import prepare as prepare
+from dustmap.runs._report import Check as Check
+from dustmap.runs._report import Report as Report
+from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
+from dustmap.runs._run import AbstractRun as AbstractRun
+from dustmap.runs._run import Plan as Plan
+from dustmap.runs._star_map import StarMap as StarMap

@@ -1,0 +1,80 @@
+"""The directory of a run: configuration, metrics and report beside what the run makes."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+from dustmap import config as configuration
+from dustmap.config import Config
+
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+REPORT = "report.json"
+
+
+@final
+@dataclass(frozen=True)
+class RunDirectory:
+    """A directory that `create` has made, or that an earlier run has left."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config, overwrite: bool) -> Self:
+        """Makes the directory with the echo of the configuration; what was there goes."""
+        check_free(path, overwrite)
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.mkdir(parents=True)
+        (path / CONFIG).write_text(configuration.echo(config), encoding="utf-8")
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        if not (path / CONFIG).is_file():
+            raise FileNotFoundError(f"{path}: expected a run directory with a {CONFIG}")
+        return cls(path)
+
+    def config(self) -> Config:
+        """The resolved configuration that the run had."""
+        return configuration.load(self.path / CONFIG)
+
+    def record(self, **values: Any) -> None:
+        """Appends one line to metrics.jsonl."""
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Writes a JSON file whole or not at all."""
+        self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: the run did not finish; run it again")
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return content
+
+    def write_text(self, name: str, content: str) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".partial-{path.name}")
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(path)
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Refuses a directory that holds a run, unless told; and one that holds anything else."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise FileExistsError(f"{path} is a file; choose another --output")
+    if not any(path.iterdir()):
+        return
+    if not (path / CONFIG).is_file():
+        raise FileExistsError(f"{path} is no run directory and not empty; choose another --output")
+    if not overwrite:
+        raise FileExistsError(f"{path} holds a run already; choose another name or --overwrite")

@@ -1,0 +1,56 @@
+"""From data.kind to the run that it names."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from dustmap.config import Config
+from dustmap.runs._directory import REPORT, RunDirectory
+from dustmap.runs._report import Report
+from dustmap.runs._run import AbstractFinishedRun, AbstractRun
+from dustmap.runs._star_map import open_star_map
+from dustmap.runs._stars import prepare_stars
+
+
+@final
+@dataclass(frozen=True)
+class Kind:
+    """How runs of one data.kind start, and how they are opened again."""
+
+    prepare: Callable[[Config], AbstractRun]
+    open: Callable[[RunDirectory], AbstractFinishedRun]
+
+
+KINDS = {
+    "stars": Kind(prepare_stars, open_star_map),
+}
+
+
+def prepare(config: Config) -> AbstractRun:
+    """Reads and checks the input of a run; a ValueError or OSError says what is wrong with it."""
+    run = _kind(config).prepare(config)
+    run.plan().check()
+    return run
+
+
+def open_run(path: Path) -> AbstractFinishedRun:
+    """A finished run with its posterior; what its directory lacks is an OSError."""
+    directory = RunDirectory.open(path)
+    return _kind(directory.config()).open(directory)
+
+
+def _kind(config: Config) -> Kind:
+    if config.data.kind not in KINDS:
+        known = ", ".join(f'"{kind}"' for kind in KINDS)
+        raise ValueError(f'data.kind = "{config.data.kind}" does not run yet; expected {known}')
+    return KINDS[config.data.kind]
+
+
+def execute_run(run: AbstractRun, path: Path, config: Config, overwrite: bool) -> Report:
+    """Executes into a new directory and writes report.json and report.md last."""
+    directory = RunDirectory.create(path, config, overwrite)
+    report = run.execute(directory)
+    directory.write_text("report.md", report.as_markdown())
+    directory.write_json(REPORT, report.as_dict())
+    return report

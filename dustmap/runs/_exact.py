@@ -1,0 +1,145 @@
+"""The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+
+from dustmap.config import Config, ModelConfig
+from dustmap.gp import (
+    AbstractPosterior,
+    Batch,
+    ConstantMean,
+    ExactGP,
+)
+from dustmap.gp._hyperparameters import HyperparameterFit, fit_hyperparameters
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    Matern12,
+    Matern32,
+    Matern52,
+    SquaredExponential,
+    StationaryKernel,
+)
+from dustmap.gp.likelihoods import GaussianLikelihood
+
+KERNELS = {
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "squared-exponential": SquaredExponential,
+}
+MOST_ROWS = 10_000  # beyond, the dense covariance is too much to factor
+QUADRATURE_ORDER = 32  # Gauss-Legendre points a ray
+MONTE_CARLO_POINTS = 64  # seeded stratified points a ray
+
+
+@final
+@dataclass(frozen=True)
+class Hyperparameters:
+    """length in pc, std and mean in mag/pc; noise: factor on the errors of the data."""
+
+    length: float
+    std: float
+    mean: float
+    noise: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarFit:
+    """The posterior of the density, and how it was found."""
+
+    posterior: AbstractPosterior
+    hyperparameters: Hyperparameters
+    log_evidence: float
+    learning: HyperparameterFit | None
+
+
+def fit_exact(config: Config, data: Batch) -> StarFit:
+    """Learns what model.learn names, starting at the configuration, and conditions on all data."""
+    model = config.model
+    start = Hyperparameters(model.length, model.std, model.mean_density, 1.0)
+    gp, likelihood = _model(config, start, data.y.device)
+    learning = None
+    if any(p.requires_grad for p in (*gp.parameters(), *likelihood.parameters())):
+        learning = fit_hyperparameters(
+            gp,
+            likelihood,
+            data,
+            max_steps=config.fit.max_steps,
+            tolerance=config.fit.tolerance,
+            max_data=config.fit.learn_rows,
+            seed=config.fit.seed,
+        )
+    return _conditioned(gp, likelihood, data, learning)
+
+
+def condition_exact(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+    """The posterior at hyperparameters that an earlier fit has learned."""
+    gp, likelihood = _model(config, at, data.y.device)
+    return _conditioned(gp, likelihood, data, None)
+
+
+def exact_bytes(rows: int, nodes: int) -> int:
+    """Covariance, factor and inverse of the data; mean and variance of the nodes; float64."""
+    return 8 * (3 * rows**2 + 8 * nodes)
+
+
+def _model(
+    config: Config, at: Hyperparameters, device: torch.device
+) -> tuple[ExactGP, GaussianLikelihood]:
+    learn = config.model.learn
+    kernel = kernel_of(config.model, at)
+    kernel.log_lengthscale.requires_grad_("length" in learn)
+    kernel.log_variance.requires_grad_("std" in learn)
+    mean = ConstantMean(at.mean, learn="mean" in learn)
+    gp = ExactGP(kernel, mean, _estimator(config)).to(device)
+    likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn).to(device)
+    return gp, likelihood
+
+
+def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
+    """The kernel that model.kernel names, in three dimensions."""
+    return KERNELS[model.kernel](at.length, at.std**2, dim=3)
+
+
+def _estimator(config: Config) -> AbstractEstimator:
+    if config.model.line_integral == "quadrature":
+        return Quadrature(QUADRATURE_ORDER)
+    if config.model.line_integral == "monte-carlo":
+        return MonteCarlo(MONTE_CARLO_POINTS, config.fit.seed)
+    return ClosedForm()
+
+
+@torch.no_grad()
+def _conditioned(
+    gp: ExactGP,
+    likelihood: GaussianLikelihood,
+    data: Batch,
+    learning: HyperparameterFit | None,
+) -> StarFit:
+    noise_variance = likelihood.noise_variance(data)
+    return StarFit(
+        posterior=gp.condition(data.functional, data.y, noise_variance),
+        hyperparameters=_hyperparameters(gp.kernel, gp.mean, likelihood),
+        log_evidence=float(gp.log_evidence(data.functional, data.y, noise_variance)),
+        learning=learning,
+    )
+
+
+def _hyperparameters(
+    kernel: AbstractKernel, mean: Any, likelihood: GaussianLikelihood
+) -> Hyperparameters:
+    (term,) = kernel.terms()
+    assert likelihood.log_scale is not None
+    return Hyperparameters(
+        length=float(term.lengthscale[0]),
+        std=float(term.variance.sqrt()),
+        mean=float(mean.coefficients()[0]),
+        noise=float(likelihood.log_scale.exp()),
+    )

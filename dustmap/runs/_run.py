@@ -1,0 +1,71 @@
+"""What every kind of run offers to the command line."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from dustmap.config import ComputeConfig
+from dustmap.runs._directory import RunDirectory
+from dustmap.runs._report import Report
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What a run is about to do: counts and settings, and the bytes of its largest stage."""
+
+    counts: Mapping[str, Any]
+    bytes_needed: int
+    bytes_allowed: int
+
+    def check(self) -> None:
+        """Refuses a plan that does not fit, before anything large is allocated."""
+        if self.bytes_needed > self.bytes_allowed:
+            raise ValueError(
+                f"the run needs {self.bytes_needed:,} bytes and compute.memory allows "
+                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "plan": dict(self.counts),
+            "bytes_needed": self.bytes_needed,
+            "bytes_allowed": self.bytes_allowed,
+        }
+
+
+class AbstractRun(ABC):
+    """A run whose input has been read and found good; nothing has been written yet."""
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """What `execute` would do."""
+
+    @abstractmethod
+    def execute(self, directory: RunDirectory) -> Report:
+        """Computes, writes every output but the report, and returns that."""
+
+
+class AbstractFinishedRun(ABC):
+    """A run that an earlier command has finished, with its posterior."""
+
+    @abstractmethod
+    def evaluate(self, catalog: Path) -> Mapping[str, Any]:
+        """Scores of the measurements in another catalog."""
+
+    @abstractmethod
+    def predict(self, catalog: Path, output: Path, overwrite: bool) -> Mapping[str, Any]:
+        """Writes the catalog with columns of predictions; counts of its rows."""
+
+
+def device_of(compute: ComputeConfig) -> torch.device:
+    """The device that compute.device asks for."""
+    available = torch.cuda.is_available()
+    if compute.device == "cuda" and not available:
+        raise ValueError('compute.device = "cuda": torch finds no CUDA device here; use "cpu"')
+    use_cuda = available and compute.device != "cpu"
+    return torch.device("cuda" if use_cuda else "cpu")

@@ -1,0 +1,247 @@
+"""From a star catalog to a map of the dust: the run of data.kind = "stars"."""
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from dustmap import config as configuration
+from dustmap.config import Config, GridConfig
+from dustmap.gp import AbstractPosterior, Batch, RegularGrid
+from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp.functionals import OutsidePolicy, PointValues
+from dustmap.inference._diagnostics import Scores, scores
+from dustmap.runs._directory import RunDirectory
+from dustmap.runs._exact import MOST_ROWS, StarFit, exact_bytes, fit_exact
+from dustmap.runs._report import Check, Report, Stopwatch
+from dustmap.runs._run import AbstractRun, Plan, device_of
+from dustmap.sky import (
+    DensityMap,
+    Observations,
+    Provenance,
+    StarTable,
+    observe,
+    plot_slice,
+    read_map,
+    read_stars,
+    save_figure,
+    write_archive,
+    write_fits,
+    write_zarr,
+)
+
+log = logging.getLogger(__name__)
+
+ARCHIVE = "stars.zarr"
+HYPERPARAMETERS = "checkpoint/hyperparameters.json"
+NODES_AT_ONCE = 4096
+WRITERS = {"zarr": write_zarr, "fits": write_fits}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarRun(AbstractRun):
+    """Stars seen through the box, split into those to learn from and those held out.
+
+    train, holdout: indices into the observations; truth: the density they were simulated from.
+    """
+
+    config: Config
+    stars: StarTable
+    grid: RegularGrid
+    observed: Observations
+    train: torch.Tensor
+    holdout: torch.Tensor
+    truth: DensityMap | None
+
+    def plan(self) -> Plan:
+        counts = {
+            "engine": self.config.fit.engine,
+            "device": str(device_of(self.config.compute)),
+            **self.counts(),
+        }
+        needed = exact_bytes(len(self.train), self.grid.size)
+        return Plan(counts, needed, self.config.compute.memory_bytes)
+
+    def counts(self) -> dict[str, Any]:
+        """What became of the rows of the catalog, and the size of the map."""
+        return {
+            "stars": len(self.stars),
+            "stars_fitted": len(self.train),
+            "stars_held_out": len(self.holdout),
+            "rays_truncated_at_the_box": self.observed.counts.truncated,
+            "stars_dropped_outside_the_box": self.observed.counts.dropped,
+            "nodes": list(self.grid.shape),
+        }
+
+    def execute(self, directory: RunDirectory) -> Report:
+        watch = Stopwatch()
+        write_archive(directory.path / ARCHIVE, self.stars)
+        log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
+        with watch.stage("fit"):
+            fit = fit_exact(self.config, self.data(self.train))
+        _record_fit(directory, fit)
+        with watch.stage("evaluate"):
+            held_out = self.score(fit)
+        with watch.stage("map"):
+            density, clamped = predict_map(fit.posterior, self.grid, self.stars.system)
+        with watch.stage("export"):
+            outputs = self.export(directory, density)
+        sections: dict[str, dict[str, Any]] = {
+            "counts": self.counts() | {"variances_clamped_to_zero": clamped},
+            "hyperparameters": fit.hyperparameters.as_dict(),
+            "fit": {"log_evidence": fit.log_evidence} | _learning(fit.learning),
+            "held_out_stars": {} if held_out is None else held_out.as_dict(),
+            "truth": {} if self.truth is None else truth_scores(density, self.truth),
+            "seconds": watch.seconds,
+            "compute": _compute(self.config),
+            "outputs": outputs,
+        }
+        return Report(configuration.sha256(self.config), sections, _checks(fit, held_out))
+
+    def data(self, index: torch.Tensor) -> Batch:
+        return self.observed.batch[index]
+
+    def score(self, fit: StarFit) -> Scores | None:
+        """Scores of the held-out stars, noise included; None if there are none."""
+        if len(self.holdout) == 0:
+            return None
+        return score(fit, self.data(self.holdout))
+
+    def export(self, directory: RunDirectory, density: DensityMap) -> dict[str, str]:
+        """Writes map and picture; their names by what they are."""
+        provenance = Provenance(
+            configuration.sha256(self.config),
+            (f"engine {self.config.fit.engine}", f"{len(self.train)} stars fitted"),
+        )
+        outputs = {}
+        for name in self.config.export.formats:
+            WRITERS[name](directory.path / f"map.{name}", density, provenance)
+            outputs[name] = f"map.{name}"
+        height = density.axes()[2][density.nearest_slice(self.config.grid.center[2])]
+        outputs["slice"] = f"plots/slice_z{height:+.0f}.png"
+        save_figure(plot_slice(density, height, self.truth), directory.path / outputs["slice"])
+        return outputs
+
+
+def prepare_stars(config: Config) -> StarRun:
+    """Reads and checks all that the run needs; writes nothing."""
+    if config.fit.engine != "exact":
+        raise ValueError(
+            f'fit.engine = "{config.fit.engine}" does not map stars yet; expected "exact"'
+        )
+    stars = read_stars(config.data.catalog, config.data.system)
+    truth = read_map(config.data.truth) if config.data.truth else None
+    run = assemble(config, stars, truth)
+    if len(run.train) > MOST_ROWS:
+        raise ValueError(
+            f'fit.engine = "exact" takes at most {MOST_ROWS:,} stars, and {len(run.train):,} are '
+            "left to fit; raise data.holdout or take a part of the catalog"
+        )
+    return run
+
+
+def assemble(config: Config, stars: StarTable, truth: DensityMap | None) -> StarRun:
+    """Observations and split; the same configuration and stars give the same split."""
+    grid = grid_of(config.grid)
+    policy = OutsidePolicy(config.grid.outside)
+    # The exact engine works in float64 whatever compute.dtype says.
+    observed = observe(stars, grid, policy, torch.float64, device_of(config.compute))
+    shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
+    held_out = round(config.data.holdout * len(observed))
+    if held_out == len(observed):
+        raise ValueError(
+            f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
+        )
+    holdout, train = np.sort(shuffled[:held_out]), np.sort(shuffled[held_out:])
+    return StarRun(
+        config, stars, grid, observed, torch.from_numpy(train), torch.from_numpy(holdout), truth
+    )
+
+
+def grid_of(config: GridConfig) -> RegularGrid:
+    """Nodes from face to face of the box."""
+    shape = tuple(round(size / config.spacing) + 1 for size in config.size)
+    lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
+    return RegularGrid(lower, (config.spacing,) * 3, shape)
+
+
+def predict_map(
+    posterior: AbstractPosterior, grid: RegularGrid, system: str
+) -> tuple[DensityMap, int]:
+    """Mean and standard deviation at the nodes, and how many variances were clamped to zero."""
+    points = grid.points()
+    parts = []
+    for start in range(0, len(points), NODES_AT_ONCE):
+        log.info("map: %d of %d nodes", start, len(points))
+        parts.append(posterior.predict(PointValues(points[start : start + NODES_AT_ONCE])))
+    mean, std = (
+        torch.cat([getattr(part, name) for part in parts]).cpu().double().numpy()
+        for name in ("mean", "std")
+    )
+    return DensityMap.from_nodes(grid, mean, std, system), sum(part.clamped for part in parts)
+
+
+def score(fit: StarFit, data: Batch) -> Scores:
+    """Scores of measured extinctions, whose noise is part of the predicted variance."""
+    predicted = fit.posterior.predict(data.functional)
+    assert data.noise_variance is not None
+    noise = fit.hyperparameters.noise**2 * data.noise_variance
+    return scores(data.y, predicted.mean, predicted.variance + noise)
+
+
+def truth_scores(density: DensityMap, truth: DensityMap) -> dict[str, Any]:
+    """Scores of the true density at the nodes inside the truth's box, and the correlation."""
+    true = truth.mean_at(density.grid.points().numpy())
+    inside = np.isfinite(true)
+    assert density.std is not None
+    # Back from (z, y, x) to the order of the nodes.
+    mean, std = (values.transpose().ravel()[inside] for values in (density.mean, density.std))
+    correlation = float(np.corrcoef(mean, true[inside])[0, 1])
+    columns = (torch.from_numpy(v.astype(np.float64)) for v in (true[inside], mean, std**2))
+    return scores(*columns).as_dict() | {"correlation": correlation}
+
+
+def _record_fit(directory: RunDirectory, fit: StarFit) -> None:
+    directory.write_json(HYPERPARAMETERS, fit.hyperparameters.as_dict())
+    for step, value in enumerate(() if fit.learning is None else fit.learning.objective):
+        directory.record(stage="learn", step=step, objective_per_star=value)
+    directory.record(stage="fit", log_evidence=fit.log_evidence, **fit.hyperparameters.as_dict())
+
+
+def _learning(learning: HyperparameterFit | None) -> dict[str, Any]:
+    if learning is None:
+        return {"learning": "none"}
+    return {
+        "learning": learning.status.value,
+        "learning_evaluations": len(learning.objective),
+        "learning_stars": learning.n_data,
+        "learning_largest_gradient": learning.largest_gradient,
+    }
+
+
+def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
+    found = []
+    if fit.learning is not None:
+        status = fit.learning.status
+        converged = float(status.value == "converged")
+        found.append(Check("learning converged", converged, 1.0, 1.0, status.remedy))
+    if held_out is not None:
+        # Three standard deviations of a binomial, and 0.1 for what the model idealises.
+        expected = math.erf(1 / math.sqrt(2))
+        slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
+        low, high = max(0.0, expected - slack), min(1.0, expected + slack)
+        advice = "the errors of the catalog or the prior do not describe the data; see chi2"
+        found.append(Check("coverage68 of held-out stars", held_out.coverage68, low, high, advice))
+    return tuple(found)
+
+
+def _compute(config: Config) -> dict[str, Any]:
+    return asdict(config.compute) | {
+        "device": str(device_of(config.compute)),
+        "dtype": "float64",
+        "threads": torch.get_num_threads(),
+    }
