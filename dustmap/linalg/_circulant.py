@@ -1,7 +1,7 @@
 """Leading blocks of multilevel circulants, applied by real FFTs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from dustmap.linalg._fft import (
     cropped_irfftn,
+    fewest_rows,
+    first_axis_last,
     half_spectrum_shape,
     padded_rfftn,
     rows_in_cache,
@@ -36,6 +38,7 @@ class CirculantOperator(AbstractOperator):
     torus_shape: tuple[int, ...]
     rows: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
+    _rotated: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         expected = half_spectrum_shape(self.torus_shape)
@@ -51,6 +54,8 @@ class CirculantOperator(AbstractOperator):
                     f"CirculantOperator: {name} must be a box inside the torus "
                     f"{self.torus_shape}, got {box}"
                 )
+
+        object.__setattr__(self, "_rotated", first_axis_last(self.spectrum))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -87,39 +92,33 @@ class CirculantOperator(AbstractOperator):
     ) -> Tensor:
         check_vectors(name, x, math.prod(source), x.dtype, self.device)
         _check_precision(name, x, self.spectrum)
-        spectrum = self.spectrum.to(x.dtype)
+        spectrum = self._rotated.to(x.dtype)
+        batch = x.shape[:-1]
         if torch.is_grad_enabled() and spectrum.requires_grad:
-            result = _transform(spectrum, x.reshape(-1, *source), self.torus_shape, target)
-            return result.reshape(*x.shape[:-1], math.prod(target))
-        swapped = CirculantOperator(spectrum, self.torus_shape, source, target)
-        return apply_linear(
-            x,
-            lambda v: _fast_product(spectrum, v, self.torus_shape, source, target),
-            swapped.matmul,
-        )
+            half = padded_rfftn(x.reshape(-1, *source), self.torus_shape) * spectrum
+            block = cropped_irfftn(half, self.torus_shape, target)
+            return block.reshape(*batch, math.prod(target))
 
+        def product(v: Tensor) -> Tensor:
+            block = _fast_product(spectrum, v.reshape(-1, *source), self.torus_shape, target)
+            return block.reshape(*batch, math.prod(target))
 
-def _transform(
-    spectrum: Tensor, x: Tensor, torus_shape: tuple[int, ...], target: tuple[int, ...]
-) -> Tensor:
-    return cropped_irfftn(padded_rfftn(x, torus_shape) * spectrum, torus_shape, target)
+        return apply_linear(x, product, lambda g: self._product(g, "gradient", target, source))
 
 
 def _fast_product(
-    spectrum: Tensor,
-    x: Tensor,
-    torus_shape: tuple[int, ...],
-    source: tuple[int, ...],
-    target: tuple[int, ...],
+    spectrum: Tensor, x: Tensor, torus_shape: tuple[int, ...], target: tuple[int, ...]
 ) -> Tensor:
-    """`_transform` without a graph: in place and in cache-sized batches."""
-    flat = x.reshape(-1, *source)
-    out = x.new_empty(flat.shape[0], *target)
-    batch = rows_in_cache(torus_shape, x.dtype, x.device)
-    for start in range(0, flat.shape[0], batch):
-        half = padded_rfftn(flat[start : start + batch], torus_shape).mul_(spectrum)
-        out[start : start + batch] = cropped_irfftn(half, torus_shape, target)
-    return out.reshape(*x.shape[:-1], math.prod(target))
+    """The product without a graph: in place and in cache-sized batches."""
+    count = x.shape[0]
+    if count == 1 and x.device.type == "cpu":
+        x = x.expand(fewest_rows(torus_shape), *x.shape[1:])
+    out = x.new_empty(x.shape[0], *target)
+    rows = rows_in_cache(torus_shape, x.dtype, x.device)
+    for first in range(0, x.shape[0], rows):
+        half = padded_rfftn(x[first : first + rows], torus_shape).mul_(spectrum)
+        out[first : first + rows] = cropped_irfftn(half, torus_shape, target)
+    return out[:count]
 
 
 def _fits(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:

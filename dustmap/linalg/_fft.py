@@ -27,27 +27,36 @@ def fast_length(n: int) -> int:
 
 
 def padded_rfftn(x: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
-    """Half spectrum of x (..., m1, …, mD) zero-padded to the torus (..., L1, …, LD//2+1).
+    """Half spectrum (..., L2, …, LD//2+1, L1) of x (..., m1, …, mD) zero-padded to the torus.
 
-    One axis at a time, the last one first, so that rows of padding are never transformed.
+    One axis at a time, the last one first, so that rows of padding are never transformed; each
+    axis is brought to the end for its turn, where transforms are fastest. That leaves the first
+    axis last, see `first_axis_last`. Half the time of `torch.fft.rfftn` in three dimensions.
     """
     dim = len(torus_shape)
     spectrum: Tensor = torch.fft.rfft(x, n=torus_shape[-1])
-    for axis in range(dim - 2, -1, -1):
-        spectrum = torch.fft.fft(spectrum, n=torus_shape[axis], dim=axis - dim)
+    for length in reversed(torus_shape[:-1]):
+        spectrum = torch.fft.fft(spectrum.movedim(-1, -dim), n=length)
     return spectrum
 
 
 def cropped_irfftn(
     spectrum: Tensor, torus_shape: tuple[int, ...], shape: tuple[int, ...]
 ) -> Tensor:
-    """Leading block (..., m1, …, mD) of the inverse transform; what is cropped is skipped."""
+    """Leading block (..., m1, …, mD) of the inverse of `padded_rfftn`.
+
+    What is cropped is not transformed any further.
+    """
     dim = len(torus_shape)
-    for axis in range(dim - 1):
-        transformed = torch.fft.ifft(spectrum, dim=axis - dim)
-        spectrum = transformed.narrow(axis - dim, 0, shape[axis])
+    for m in shape[:-1]:
+        spectrum = torch.fft.ifft(spectrum)[..., :m].movedim(-dim, -1)
     block: Tensor = torch.fft.irfft(spectrum, n=torus_shape[-1])[..., : shape[-1]]
     return block
+
+
+def first_axis_last(spectrum: Tensor) -> Tensor:
+    """A half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
+    return spectrum.movedim(0, -1).contiguous()
 
 
 def half_spectrum_shape(torus_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -64,7 +73,12 @@ def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torc
     if device.type != "cpu":
         return 2**62
     bytes_per_row = 3 * math.prod(torus_shape) * dtype.itemsize
-    return max(2, CACHE_BYTES // bytes_per_row)
+    return max(fewest_rows(torus_shape), CACHE_BYTES // bytes_per_row)
+
+
+def fewest_rows(torus_shape: tuple[int, ...]) -> int:
+    """2 for long transforms of one axis, where MKL takes longer for one row than for two."""
+    return 2 if len(torus_shape) == 1 and torus_shape[0] >= 8192 else 1
 
 
 def _is_7_smooth(n: int) -> bool:

@@ -54,10 +54,12 @@ def test_padded_and_cropped_transforms_equal_the_whole_ones(torus: tuple[int, ..
     axes = tuple(range(1, len(torus) + 1))
     x = torch.randn(2, *box, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spectrum = torch.fft.rfftn(x, s=torus, dim=axes)
-    torch.testing.assert_close(padded_rfftn(x, torus), spectrum, rtol=1e-12, atol=1e-12)
+    rotated = spectrum.movedim(1, -1)
+    torch.testing.assert_close(padded_rfftn(x, torus), rotated, rtol=1e-12, atol=1e-12)
     crop = (slice(None), *(slice(m) for m in box))
     whole = torch.fft.irfftn(spectrum, s=torus, dim=axes)[crop]
-    torch.testing.assert_close(cropped_irfftn(spectrum, torus, box), whole, rtol=1e-12, atol=1e-12)
+    block = cropped_irfftn(rotated, torus, box)
+    torch.testing.assert_close(block, whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("torus", "box"), [((2**17,), (1000,)), ((40, 40, 48), (20, 20, 20))])
