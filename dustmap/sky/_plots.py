@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dustmap.sky._atomic import replacing
@@ -44,16 +45,14 @@ def plot_slice(density: DensityMap, z: float = 0.0, truth: DensityMap | None = N
         std = _plane(density, density.std, shown)
         scale = Normalize(0.0, float(std.max()))
         panels.append(_Panel("posterior standard deviation", density, std, STD_COLOURS, scale))
-    figure = Figure(figsize=(4.3 * len(panels) + 0.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(4.3 * len(panels) + 0.6, 4.5), layout="constrained")
     axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     images = [_draw(axis, panel) for axis, panel in zip(axes, panels, strict=True)]
     axes[0].set_ylabel("heliocentric Galactic Y [pc]")
     _set_limits(axes[0], density)
-    figure.colorbar(images[0], ax=axes[:shared], label=f"density [{UNIT}]", shrink=0.9)
+    figure.colorbar(images[0], ax=axes[:shared], label=f"density [{UNIT}]")
     if len(panels) > shared:
-        figure.colorbar(
-            images[-1], ax=axes[shared:], label=f"standard deviation [{UNIT}]", shrink=0.9
-        )
+        figure.colorbar(images[-1], ax=axes[shared:], label=f"standard deviation [{UNIT}]")
     figure.suptitle(f"Dust density ({density.system}) at Z = {shown:+.0f} pc")
     return figure
 
@@ -87,7 +86,14 @@ def _draw(axis: Axes, panel: _Panel) -> AxesImage:
         interpolation="nearest",
     )
     axis.plot(0.0, 0.0, marker="o", markersize=6, color="white", markeredgecolor="black")
-    axis.annotate("Sun", (0.0, 0.0), xytext=(5, 5), textcoords="offset points", color="white")
+    axis.annotate(
+        "Sun",
+        (0.0, 0.0),
+        xytext=(5, 5),
+        textcoords="offset points",
+        color="white",
+        path_effects=[withStroke(linewidth=2.0, foreground="black")],
+    )
     axis.set_title(panel.title)
     axis.set_xlabel("heliocentric Galactic X [pc]")
     return image

@@ -1,0 +1,262 @@
+"""A run on a small sky, from catalog to files, and its posterior brought back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from astropy.io import fits
+from astropy.table import QTable
+from astropy.wcs import WCS
+
+from dustmap.cli import DONE, main
+from dustmap.config import load
+from dustmap.runs import StarMap, execute_run, open_run, prepare
+from dustmap.sky import SkyModel, read_map, read_stars, simulate, write_stars, write_zarr
+from dustmap.sky._provenance import Provenance
+
+CONFIG = """
+[data]
+catalog = "sky.fits"
+truth = "truth.zarr"
+holdout = 0.2
+[grid]
+size = [120, 80, 40]
+spacing = 20
+[model]
+length = 40
+std = 0.002
+learn = ["length", "std", "mean"]
+[fit]
+learn_rows = 60
+"""
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on 100 stars in a box with three different sides."""
+    path = tmp_path_factory.mktemp("sky")
+    stars, truth = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 100, seed=2)
+    write_stars(path / "sky.fits", stars)
+    write_zarr(path / "truth.zarr", truth, Provenance(""))
+    (path / "run.toml").write_text(CONFIG)
+    config = load(path / "run.toml")
+    report = execute_run(prepare(config), path / "run", config, overwrite=False)
+    assert report.passed, report.as_markdown()
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(sky: Path) -> StarMap:
+    found = open_run(sky / "run")
+    assert isinstance(found, StarMap)
+    return found
+
+
+def test_the_run_directory_is_complete(sky: Path) -> None:
+    names = {str(path.relative_to(sky / "run")) for path in (sky / "run").rglob("*")}
+    expected = {
+        "config.toml",
+        "stars.zarr",
+        "checkpoint/hyperparameters.json",
+        "metrics.jsonl",
+        "report.json",
+        "report.md",
+        "map.zarr",
+        "map.fits",
+        "plots/slice_z+0.png",
+    }
+    assert expected <= names
+    assert not [name for name in names if "partial" in name]
+
+
+def test_the_report_has_what_was_promised(sky: Path) -> None:
+    report = json.loads((sky / "run" / "report.json").read_text())
+    assert report["status"] == "done"
+    assert report["counts"]["stars_fitted"] == 80
+    assert {"rmse", "chi2", "coverage68", "loglike", "n"} <= set(report["held_out_stars"])
+    assert report["held_out_stars"]["n"] == 20
+    assert report["truth"]["n"] == 7 * 5 * 3
+    assert set(report["seconds"]) == {"fit", "evaluate", "map", "export"}
+    assert {"torch", "numpy", "astropy", "dustmap", "python"} <= set(report["versions"])
+    assert report["compute"]["dtype"] == "float64"
+    assert np.isfinite(report["fit"]["log_evidence"])
+
+
+def test_metrics_tell_how_learning_went(sky: Path) -> None:
+    lines = (sky / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    objective = [r["objective_per_star"] for r in records if r["stage"] == "learn"]
+    assert max(objective) > objective[0]
+    assert records[-1]["stage"] == "fit"
+
+
+def test_the_map_knows_more_than_the_prior(sky: Path) -> None:
+    report = json.loads((sky / "run" / "report.json").read_text())
+    assert report["truth"]["correlation"] > 0.5
+    assert report["truth"]["rmse"] < report["hyperparameters"]["std"]
+    density = read_map(sky / "run")
+    assert density.std is not None
+    assert density.std.max() < 1.05 * report["hyperparameters"]["std"]
+    sun = density.nearest_slice(0.0), 2, 3
+    assert density.std[sun] < density.std[0, 0, 0]
+
+
+def test_both_formats_carry_the_same_map_and_hash(sky: Path) -> None:
+    a, b = read_map(sky / "run" / "map.zarr"), read_map(sky / "run" / "map.fits")
+    np.testing.assert_array_equal(a.mean, b.mean)
+    np.testing.assert_allclose(a.grid.lower, (-60.0, -40.0, -20.0))
+    expected = json.loads((sky / "run" / "report.json").read_text())["config_sha256"]
+    with xr.open_zarr(sky / "run" / "map.zarr", consolidated=False) as dataset:
+        assert dataset.attrs["config_sha256"] == expected
+    with fits.open(sky / "run" / "map.fits", checksum=True) as hdus:
+        hdus.verify("exception")
+        assert expected in list(hdus["MEAN"].header["HISTORY"])
+
+
+def test_the_fits_map_answers_where_a_coordinate_points(sky: Path, finished: StarMap) -> None:
+    where = SkyCoord(l=90 * u.deg, b=0 * u.deg, distance=20 * u.pc, frame="galactic")
+    with fits.open(sky / "run" / "map.fits") as hdus:
+        wcs = WCS(hdus["MEAN"].header)
+        voxel = wcs.world_to_array_index_values(*where.cartesian.xyz.to_value(u.pc))
+        density = hdus["MEAN"].data[tuple(int(i) for i in voxel)]
+    assert finished.query(90.0, 0.0, 20.0)["density_mean"] == pytest.approx(density, rel=1e-6)
+
+
+def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
+    """The same seed, the same bits: from the echoed configuration, in another directory."""
+    config = load(sky / "run" / "config.toml")
+    execute_run(prepare(config), tmp_path / "again", config, overwrite=False)
+    again, first = read_map(tmp_path / "again"), read_map(sky / "run")
+    np.testing.assert_array_equal(again.mean, first.mean)
+    assert again.std is not None
+    assert first.std is not None
+    np.testing.assert_array_equal(again.std, first.std)
+
+
+def test_a_reopened_run_has_the_posterior_that_made_the_map(sky: Path, finished: StarMap) -> None:
+    finished.export("zarr", sky / "again.zarr", overwrite=True, grid=None)
+    np.testing.assert_allclose(
+        read_map(sky / "again.zarr").mean, read_map(sky / "run").mean, rtol=1e-5, atol=1e-9
+    )
+
+
+def test_exports_take_any_box_and_step(sky: Path, finished: StarMap) -> None:
+    grid = finished.grid([-20.0, 20.0, 0.0, 40.0, -10.0, 0.0], 10.0)
+    assert grid.shape == (5, 5, 2)
+    told = finished.export("fits", sky / "part.fits", overwrite=True, grid=grid)
+    assert told["nodes"] == [5, 5, 2]
+    part, whole = read_map(sky / "part.fits"), read_map(sky / "run")
+    np.testing.assert_allclose(part.mean[1, 2, 0], whole.mean[1, 3, 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("box", "step", "words"),
+    [
+        ([-20.0, 200.0, 0.0, 40.0, -10.0, 0.0], 10.0, "--box along X: expected -60"),
+        ([20.0, -20.0, 0.0, 40.0, -10.0, 0.0], 10.0, "--box along X"),
+        (None, 15.0, "--step 15: expected a part of 80 pc on Y"),
+    ],
+)
+def test_impossible_exports_are_refused(
+    finished: StarMap, box: list[float] | None, step: float, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        finished.grid(box, step)
+
+
+def test_evaluate_scores_another_catalog(
+    sky: Path, finished: StarMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["evaluate", str(sky / "run"), "--catalog", str(sky / "sky.fits"), "--json"]) == DONE
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["n"] == 100
+    assert 0.4 < told["chi2"] < 2.0
+    assert told == pytest.approx(dict(finished.evaluate(sky / "sky.fits")))
+
+
+def test_predict_adds_columns_and_keeps_rows(sky: Path, tmp_path: Path) -> None:
+    table = QTable(
+        {"name": ["here", "away"], "l": [90.0, 90.0], "b": [0.0, 0.0], "distance_pc": [20.0, 500.0]}
+    )
+    table.write(tmp_path / "places.ecsv")
+    arguments = ["--catalog", str(tmp_path / "places.ecsv"), "--output", str(tmp_path / "out.fits")]
+    assert main(["predict", str(sky / "run"), *arguments]) == DONE
+    out = QTable.read(tmp_path / "out.fits")
+    assert list(out["name"]) == ["here", "away"]
+    assert out["density_std"].unit == u.mag / u.pc
+    assert out["extinction_mean"].unit == u.mag
+    extinctions = fits.getdata(tmp_path / "out.fits")["extinction_mean"]
+    np.testing.assert_array_equal(np.isnan(extinctions), [False, True])
+
+
+def test_query_is_predict_of_one_place(
+    sky: Path, finished: StarMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--l", "90", "--b", "0", "--distance", "0.02kpc", "--json"]
+    assert main(["query", str(sky / "run"), *place]) == DONE
+    told = json.loads(capsys.readouterr().out)
+    columns = finished.at(np.array([[0.0, 20.0, 0.0]]))
+    assert told == pytest.approx({name: values[0] for name, values in columns.items()})
+    with pytest.raises(ValueError, match=r"distance = 500 pc is outside the box"):
+        finished.query(90.0, 0.0, 500.0)
+
+
+def test_query_integrates_the_density_it_gives(finished: StarMap) -> None:
+    """A(<d) is the integral of the posterior mean density along the ray."""
+    d = np.linspace(0.0, 30.0, 61)[1:] - 0.25
+    direction = np.array([0.6, 0.8, 0.0])
+    density = finished.at(d[:, None] * direction)["density_mean"]
+    extinction = finished.at(30.0 * direction[None])["extinction_mean"]
+    assert extinction[0] == pytest.approx(density.sum() * 0.5, rel=1e-3)
+
+
+def test_plot_draws_a_run(sky: Path) -> None:
+    output = sky / "slice.pdf"
+    arguments = ["--slice", "z=-0.02kpc", "--truth", str(sky / "truth.zarr")]
+    assert main(["plot", str(sky / "run"), *arguments, "--output", str(output)]) == DONE
+    assert output.read_bytes().startswith(b"%PDF")
+
+
+def test_nothing_to_learn_is_the_prior_as_configured(sky: Path, tmp_path: Path) -> None:
+    config = load(sky / "run.toml", ["model.learn=[]", "model.mean_density=0.003"])
+    report = execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
+    assert report.sections["fit"]["learning"] == "none"
+    assert report.sections["hyperparameters"] == pytest.approx(
+        {"length": 40.0, "std": 0.002, "mean": 0.003, "noise": 1.0}
+    )
+
+
+def test_estimators_of_the_line_integral_agree(sky: Path, tmp_path: Path) -> None:
+    means = []
+    for name in ("table", "quadrature"):
+        config = load(sky / "run.toml", ["model.learn=[]", f"model.line_integral={name}"])
+        execute_run(prepare(config), tmp_path / name, config, overwrite=False)
+        means.append(read_map(tmp_path / name).mean)
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-3, atol=1e-6)
+
+
+def test_stars_outside_the_box_are_dropped_and_counted(sky: Path) -> None:
+    config = load(sky / "run.toml", ["grid.size=[80, 80, 40]", "grid.outside=drop"])
+    counts = prepare(config).plan().counts
+    stars = read_stars([sky / "sky.fits"], "A_V")
+    outside = int((np.abs(stars.positions()[:, 0]) > 40.0).sum())
+    assert counts["stars_dropped_outside_the_box"] == outside > 0
+    assert counts["stars_fitted"] + counts["stars_held_out"] == 100 - outside
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_named(sky: Path) -> None:
+    with pytest.raises(ValueError, match="torch finds no CUDA device"):
+        prepare(load(sky / "run.toml", ["compute.device=cuda"]))
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected a run directory"):
+        open_run(tmp_path)

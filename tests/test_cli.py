@@ -1,0 +1,193 @@
+"""The command line: what it prints, what it writes, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dustmap
+from dustmap import config
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
+
+
+@pytest.fixture
+def sky(tmp_path: Path) -> Path:
+    """A directory with a simulated catalog of 40 stars, its truth, and a configuration."""
+    path = str(tmp_path / "sky.fits")
+    truth = str(tmp_path / "truth.zarr")
+    box = ["--size", "120pc", "0.1kpc", "80"]
+    arguments = ["simulate", "--stars", "40", "--seed", "3", "--output", path, "--truth", truth]
+    assert main([*arguments, *box]) == DONE
+    (tmp_path / "run.toml").write_text(
+        "data = {catalog = 'sky.fits', holdout = 0.25}\n"
+        "grid = {size = [120, 80, 40], spacing = 20}\n"
+        "model = {length = 40, std = 0.002, learn = ['mean', 'std']}\n"
+        "fit = {learn_rows = 20}\n"
+    )
+    return tmp_path
+
+
+def run(sky: Path, *arguments: str) -> int:
+    return main(["run", str(sky / "run.toml"), "--output", str(sky / "run"), *arguments])
+
+
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr, which is all that a failing command says."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("dustmap: error: ")
+    return lines[0]
+
+
+def test_the_first_line_of_help_says_what_this_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["--help"])
+    assert exited.value.code == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    expected = "dustmap builds 3D dust maps; the dustmaps package queries published ones."
+    assert first == expected
+    assert dustmap.__doc__ is not None
+    assert dustmap.__doc__.splitlines()[0] == expected
+
+
+def test_python_m_dustmap_is_the_command() -> None:
+    called = subprocess.run(
+        [sys.executable, "-m", "dustmap", "--version"], capture_output=True, text=True, check=True
+    )
+    assert called.stdout == f"dustmap {dustmap.__version__}\n"
+
+
+def test_an_error_in_a_process_is_one_line_and_a_code(tmp_path: Path) -> None:
+    called = subprocess.run(
+        [sys.executable, "-m", "dustmap", "config", str(tmp_path / "none.toml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert called.returncode == BAD_INPUT
+    assert called.stderr == f"dustmap: error: {tmp_path}/none.toml: cannot be read " + (
+        "(No such file or directory)\n"
+    )
+
+
+def test_config_example_prints_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--example"]) == DONE
+    assert capsys.readouterr().out == config.example()
+
+
+def test_config_resolves_a_file(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["config", str(sky / "run.toml"), "--set", "grid.spacing=0.01kpc"]) == DONE
+    assert "spacing = 10.0" in capsys.readouterr().out.splitlines()
+
+
+def test_config_wants_one_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == BAD_INPUT
+    assert "either --example or a configuration file" in error(capsys)
+
+
+def test_a_run_ends_with_its_report(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(sky, "--json", "--threads", "1", "--set", f"data.truth={sky / 'truth.zarr'}")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == (DONE if report["status"] == "done" else CHECK_FAILED)
+    assert report["counts"]["stars_held_out"] == 10
+    assert report == json.loads((sky / "run" / "report.json").read_text())
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+    sky: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run(sky, "--dry-run", "--json", "--device", "cpu") == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["stars_fitted"] == 30
+    assert told["plan"]["nodes"] == [7, 5, 3]
+    assert told["bytes_needed"] < told["bytes_allowed"] == 8 * 2**30
+    assert not (sky / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "grid.spaceing=3"], "did you mean grid.spacing?"),
+        (["--memory", "1KiB"], "compute.memory allows 1,024; allow more with --memory"),
+        (["--threads", "-1"], "compute.threads = -1: expected a whole number >= 0"),
+        (["--set", "data.catalog=none.fits"], "none.fits: there is no such catalog"),
+        (["--set", "data.truth=none.zarr"], "none.zarr: expected a run directory"),
+        (["--set", "grid.outside=error"], "rays leave the box"),
+        (["--set", "fit.engine=hip"], 'fit.engine = "hip"'),
+        (["--set", "data.holdout=0.999"], "leaves none of 40 stars to fit"),
+        (["--set", "data.system=A_G"], "correct the one that is wrong"),
+    ],
+)
+def test_bad_input_ends_with_2_and_writes_nothing(
+    sky: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert run(sky, *arguments) == BAD_INPUT
+    assert words in error(capsys)
+    assert not (sky / "run").exists()
+
+
+def test_an_existing_run_is_kept_unless_told(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sky / "run").mkdir()
+    (sky / "run" / "config.toml").write_text("")
+    assert run(sky) == BAD_INPUT
+    assert "holds a run already" in error(capsys)
+    assert run(sky, "--overwrite", "--set", "fit.max_steps=1") in (DONE, CHECK_FAILED)
+    assert (sky / "run" / "report.md").is_file()
+
+
+def test_what_is_no_run_is_never_overwritten(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sky / "run").mkdir()
+    (sky / "run" / "thesis.tex").write_text("")
+    assert run(sky, "--overwrite") == BAD_INPUT
+    assert "is no run directory and not empty" in error(capsys)
+    assert (sky / "run" / "thesis.tex").is_file()
+
+
+def test_a_failed_check_ends_with_3(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One step of learning cannot converge; the outputs are there all the same."""
+    assert run(sky, "--set", "fit.max_steps=1", "--set", "fit.tolerance=1e-9") == CHECK_FAILED
+    assert "failed: ['learning converged']" in capsys.readouterr().out
+    report = json.loads((sky / "run" / "report.json").read_text())
+    assert report["status"] == "checks failed"
+    assert (sky / "run" / "map.fits").is_file()
+
+
+def test_anything_else_ends_with_1(
+    sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("dustmap._cli_commands.execute_run", fail)
+    assert run(sky) == FAILED
+    assert error(capsys) == "dustmap: error: first line second line"
+
+
+def test_simulate_refuses_what_it_would_replace(
+    sky: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["simulate", "--stars", "5", "--seed", "3", "--output", str(sky / "sky.fits")]
+    assert main(arguments) == BAD_INPUT
+    assert "exists already" in error(capsys)
+    assert main([*arguments, "--overwrite"]) == DONE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--stars", "0"], "stars must be at least 1"),
+        (["--stars", "5", "--size", "3ly", "3", "3"], "3ly: expected a length"),
+        (["--stars", "5", "--error", "-1"], "error must be positive"),
+    ],
+)
+def test_simulate_refuses_impossible_skies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    output = str(tmp_path / "sky.fits")
+    assert main(["simulate", "--seed", "0", "--output", output, *arguments]) == BAD_INPUT
+    assert words in error(capsys)
+    assert not any(tmp_path.iterdir())
