@@ -6,9 +6,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-#: Numbers of the float64 copies made at a time while statistics are summed.
-CHUNK = 2**22
-
 
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).

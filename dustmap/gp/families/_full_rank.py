@@ -7,13 +7,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import (
-    CHUNK,
-    AbstractFamily,
-    AbstractGaussian,
-    refuse_beyond,
-)
+from dustmap.gp.families._family import AbstractFamily, AbstractGaussian, refuse_beyond
 from dustmap.gp.families._maps import precision_root
+
+#: Numbers of the float64 copies made at a time while statistics are summed.
+_CHUNK = 2**22
 
 
 @final
@@ -70,7 +68,7 @@ class FullRankFamily(AbstractFamily):
         return FullRankGaussian(mean, statistics, root)
 
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
-        rows = max(1, CHUNK // self.n_features)
+        rows = max(1, _CHUNK // self.n_features)
         for X, w in zip(torch.split(phi, rows), torch.split(weights, rows), strict=True):
             X = X.double()
             into.addmm_((X * w.double().unsqueeze(-1)).mT, X)
