@@ -35,7 +35,7 @@ class _LogEvidence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         L, alpha = ctx.saved_tensors
-        dA = grad * density_gradient(L, alpha)
+        dA = density_gradient(L, alpha).mul_(grad)
         return (-grad * alpha, dA.diagonal(), *_upper_gradients(dA, ctx.rows))
 
 

@@ -51,8 +51,8 @@ class HyperparameterFit:
     """What `fit_hyperparameters` did.
 
     log_evidence: of the data used, at the end; objective: log evidence plus log prior per datum at
-    every evaluation of the winning start; status; largest_gradient: of that objective;
-    n_data: data used; starts: starts tried.
+    every evaluation, the last being the end; status; largest_gradient: of that objective at the
+    end; n_data: data used.
     """
 
     log_evidence: float
@@ -60,7 +60,6 @@ class HyperparameterFit:
     status: FitStatus
     largest_gradient: float
     n_data: int
-    starts: int
 
 
 def fit_hyperparameters(
@@ -72,7 +71,6 @@ def fit_hyperparameters(
     tolerance: float = 1e-5,
     prior_std: float | None = None,
     max_data: int | None = None,
-    restarts: int = 0,
     seed: int = 0,
 ) -> HyperparameterFit:
     """Maximises ln p(y) over all learned parameters of gp and likelihood, in place, by L-BFGS.
@@ -81,7 +79,6 @@ def fit_hyperparameters(
     prior_std: if given, every log-parameter gets a normal prior of this width around its start (a
     weak log-normal prior on the parameter: 2 is a factor of 7).
     max_data: if given, a random subset of that size is used.
-    restarts: further starts, drawn one unit of log-parameter around the first; the best is kept.
     """
     generator = torch.Generator().manual_seed(seed)
     used = _subset(batch, max_data, generator)
@@ -90,20 +87,7 @@ def fit_hyperparameters(
     if any(p.requires_grad for p in gp.mean.parameters()):
         gp.fit_mean(used.functional, used.y, noise_variance)
     problem = _Problem.at_present(gp, likelihood, used, prior_std)
-    best = problem.maximise(torch.zeros_like(problem.origin), max_steps, tolerance)
-    for _ in range(restarts):
-        jump = torch.randn(len(problem.origin), generator=generator, dtype=torch.float64)
-        run = problem.maximise(jump.to(problem.origin) * problem.is_log, max_steps, tolerance)
-        best = max(best, run, key=lambda r: r.objective)
-    problem.load(best.z)
-    return HyperparameterFit(
-        log_evidence=float(problem.log_evidence().detach()),
-        objective=best.history,
-        status=best.status,
-        largest_gradient=best.largest_gradient,
-        n_data=len(used),
-        starts=restarts + 1,
-    )
+    return problem.maximise(max_steps, tolerance)
 
 
 def _subset(batch: Batch, max_data: int | None, generator: torch.Generator) -> Batch:
@@ -111,18 +95,6 @@ def _subset(batch: Batch, max_data: int | None, generator: torch.Generator) -> B
         return batch
     chosen = torch.randperm(len(batch), generator=generator)[:max_data]
     return batch[chosen.sort().values.to(batch.y.device)]
-
-
-@final
-@dataclass(frozen=True)
-class _Run:
-    """One finished start: its end z, the objective there, and how it got there."""
-
-    z: Tensor
-    objective: float
-    history: tuple[float, ...]
-    status: FitStatus
-    largest_gradient: float
 
 
 @final
@@ -163,7 +135,7 @@ class _Problem:
         scale = torch.cat(scales).detach().to(origin)
         return _Problem(gp, likelihood, batch, prior_std, parameters, origin, scale, is_log)
 
-    def log_evidence(self) -> Tensor:
+    def _log_evidence(self) -> Tensor:
         noise_variance = self.likelihood.noise_variance(self.batch)
         return self.gp.log_evidence(self.batch.functional, self.batch.y, noise_variance)
 
@@ -179,16 +151,16 @@ class _Problem:
         return torch.where(self.is_log, 1.0 - squashed.square(), self.scale)
 
     def evaluate(self, z: Tensor) -> tuple[float, Tensor]:
-        """(ln p(y) + ln prior) / N and its gradient in z."""
+        """(ln p(y) + ln prior) / N at z and its gradient in z."""
         slope = self.load(z)
-        value = self.log_evidence() + self._log_prior()
+        value = self._log_evidence() + self._log_prior()
         parts = torch.autograd.grad(value, self.parameters)
         gradient = torch.cat([part.reshape(-1) for part in parts]) * slope
         return float(value.detach()) / len(self.batch), gradient / len(self.batch)
 
-    def maximise(self, start: Tensor, max_steps: int, tolerance: float) -> _Run:
-        """L-BFGS with strong Wolfe line searches from z = start."""
-        z = start.clone().requires_grad_()
+    def maximise(self, max_steps: int, tolerance: float) -> HyperparameterFit:
+        """L-BFGS with strong Wolfe line searches from z = 0; leaves the parameters at the end."""
+        z = torch.zeros_like(self.origin, requires_grad=True)
         optimiser = torch.optim.LBFGS(
             [z],
             max_iter=max_steps,
@@ -211,8 +183,14 @@ class _Problem:
         objective, gradient = self.evaluate(end)
         largest = float(gradient.abs().max())
         finished = optimiser.state[z]["n_iter"] < max_steps and len(history) < 4 * max_steps
-        status = self._status(end, largest <= tolerance, finished)
-        return _Run(end, objective, tuple(history), status, largest)
+        n = len(self.batch)
+        return HyperparameterFit(
+            log_evidence=n * objective - float(self._log_prior().detach()),
+            objective=(*history, objective),
+            status=self._status(end, largest <= tolerance, finished),
+            largest_gradient=largest,
+            n_data=n,
+        )
 
     def _status(self, z: Tensor, flat: bool, finished: bool) -> FitStatus:
         # tanh has used up 95 % of the range at 1.8 B.

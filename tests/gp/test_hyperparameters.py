@@ -55,27 +55,20 @@ def test_the_maximum_is_found_from_a_bad_start() -> None:
     assert 0 < fit.log_evidence - at_truth < 10
     assert likelihood.log_jitter is not None
     assert abs(float(likelihood.log_jitter.detach()) - math.log(TRUTH["noise"])) < 0.5
-    assert max(fit.objective) == pytest.approx(fit.log_evidence / len(batch), rel=1e-9)
-
-
-def test_restarts_never_make_it_worse_and_seeds_repeat() -> None:
-    batch = drawn(60)
-    ends = []
-    for restarts in (0, 3, 3):
-        gp, likelihood = start()
-        fit = fit_hyperparameters(gp, likelihood, batch, restarts=restarts, seed=4)
-        ends.append((fit.log_evidence, [p.detach().clone() for p in gp.parameters()]))
-        assert fit.starts == restarts + 1
-    assert ends[1][0] >= ends[0][0] - 1e-9
-    assert ends[1][0] == ends[2][0]
-    assert all(torch.equal(a, b) for a, b in zip(ends[1][1], ends[2][1], strict=True))
+    assert fit.objective[-1] == max(fit.objective)
+    assert fit.objective[-1] == pytest.approx(fit.log_evidence / len(batch), rel=1e-12)
 
 
 def test_a_subset_of_the_data() -> None:
-    gp, likelihood = start()
-    fit = fit_hyperparameters(gp, likelihood, drawn(), max_data=50)
-    assert fit.n_data == 50
-    assert fit.status is FitStatus.CONVERGED
+    batch = drawn()
+    ends = []
+    for seed in (1, 1, 2):
+        gp, likelihood = start()
+        fit = fit_hyperparameters(gp, likelihood, batch, max_data=50, seed=seed)
+        assert fit.n_data == 50
+        assert fit.status is FitStatus.CONVERGED
+        ends.append(fit.log_evidence)
+    assert ends[0] == ends[1] != ends[2]
 
 
 def test_too_few_steps_are_reported() -> None:
