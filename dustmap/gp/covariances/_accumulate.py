@@ -78,9 +78,8 @@ class _Accumulated(torch.autograd.Function):
                 value = block.evaluate(_terms(ctx.profiles, parameters))
                 if not value.requires_grad:
                     continue
-                parts = torch.autograd.grad(
-                    value, parameters, grad[block.index].expand_as(value), allow_unused=True
-                )
+                upstream = grad[block.index].to(value.dtype).expand_as(value)
+                parts = torch.autograd.grad(value, parameters, upstream, allow_unused=True)
                 for total, part in zip(totals, parts, strict=True):
                     if part is not None:
                         total += part

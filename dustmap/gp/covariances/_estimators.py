@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances._measures import measure_between, measure_cross, measure_variance
+from dustmap.gp.covariances._dispatch import between_of, cross_of, variance_of
 from dustmap.gp.covariances._nodes import Nodes
 from dustmap.gp.covariances._wrapping import WrappedKernel, Wrapping
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
     GaussLegendre,
+    LineIntegrals,
     PointMeasure,
     Stacked,
     Stratified,
@@ -43,7 +44,7 @@ class AbstractEstimator(ABC):
             return functional.arrange(rows)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(functional))
         target = _nodes(functional, nodes)
-        return measure_cross(wrapped, self.observed(functional), target, dtype)
+        return cross_of(wrapped, self.observed(functional), target, dtype)
 
     def variance(
         self,
@@ -58,7 +59,7 @@ class AbstractEstimator(ABC):
             parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
             return functional.arrange(parts)
         wrapped = WrappedKernel.of(kernel, wrapping, 2 * _count_derivatives(functional))
-        return measure_variance(wrapped, self.observed(functional), dtype)
+        return variance_of(wrapped, self.observed(functional), dtype)
 
     def between(
         self,
@@ -79,20 +80,29 @@ class AbstractEstimator(ABC):
         _check(kernel, g, wrapping)
         _check_devices(f.device, g.device)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
-        return measure_between(wrapped, self.observed(f), self.observed(g), dtype)
+        observed = self.observed(f)
+        other = observed if f is g else self.observed(g)
+        return between_of(wrapped, observed, other, dtype)
 
     @abstractmethod
-    def observed(self, functional: AbstractFunctional) -> PointMeasure:
-        """What stands in for the functional: a sum over points."""
+    def observed(self, functional: AbstractFunctional) -> PointMeasure | LineIntegrals:
+        """What stands in for the functional: a sum over points, or rays for closed forms."""
 
 
 @final
 @dataclass(frozen=True)
 class ClosedForm(AbstractEstimator):
-    """Line integrals by 16 Gauss-Legendre nodes per segment, until tables replace them."""
+    """Line integrals through antiderivatives along the track, whatever their length.
 
-    def observed(self, functional: AbstractFunctional) -> PointMeasure:
-        return functional.measure(GaussLegendre(16))
+    K_fu by error functions (squared exponential) or tables (Matérn, errors below 1e-8 k(0) ℓ);
+    k_ff by the second antiderivative, exact to round-off; covariances between rays by one
+    antiderivative and Gauss-Legendre along the shorter ray.
+    """
+
+    def observed(self, functional: AbstractFunctional) -> PointMeasure | LineIntegrals:
+        if isinstance(functional, LineIntegrals):
+            return functional
+        return functional.measure(GaussLegendre(1))
 
 
 @final

@@ -7,6 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.gp.kernels._antiderivative import track_table
+
 SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
 
 
@@ -42,6 +44,17 @@ class AbstractProfile(ABC):
     @abstractmethod
     def second_antiderivative(self, t: Tensor) -> Tensor:
         """G(t) = ∫_0^|t| (|t| - u) k(u) du, with full relative accuracy down to t = 0."""
+
+    @abstractmethod
+    def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        """F(b, t) = ∫_0^t k(√(b² + τ²)) dτ: along a track that passes at distance b; odd in t.
+
+        b_squared (≥ 0) and t have one shape, float64; differentiable in both.
+        """
+
+    @abstractmethod
+    def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        """∫_0^t k'(r)/r dτ with r = √(b² + τ²), as in `track_integral`."""
 
     @abstractmethod
     def cutoff(self, tolerance: float) -> float:
@@ -80,6 +93,12 @@ class Matern12Profile(AbstractProfile):
     def second_antiderivative(self, t: Tensor) -> Tensor:
         return _exponential_polynomial(t.abs(), (1.0,), (-1.0, 1.0))
 
+    def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        return track_table(self, t.device)(b_squared, t)
+
+    def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        raise ValueError("matern12 (Matern12Profile) has no derivative, so no slope to integrate.")
+
     def cutoff(self, tolerance: float) -> float:
         return -math.log(tolerance)
 
@@ -107,6 +126,14 @@ class Matern32Profile(AbstractProfile):
     def second_antiderivative(self, t: Tensor) -> Tensor:
         # ∫_0^a (a - v)(1 + v) e^-v dv = (3 + a) e^-a + 2a - 3
         return _exponential_polynomial(math.sqrt(3) * t.abs(), (3.0, 1.0), (-3.0, 2.0)) / 3
+
+    def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        return track_table(self, t.device)(b_squared, t)
+
+    def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        # k'/r = -3 exp(-√3 r): a Matérn-½
+        rough = Matern12Profile().track_integral(3 * b_squared, math.sqrt(3) * t)
+        return -math.sqrt(3) * rough
 
     def cutoff(self, tolerance: float) -> float:
         return _polynomial_cutoff((1.0, 1.0), tolerance) / math.sqrt(3)
@@ -138,6 +165,15 @@ class Matern52Profile(AbstractProfile):
         a = math.sqrt(5) * t.abs()
         return _exponential_polynomial(a, (5.0, 7 / 3, 1 / 3), (-5.0, 8 / 3)) / 5
 
+    def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        return track_table(self, t.device)(b_squared, t)
+
+    def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        # k'/r = -5/3 (1 + √5 r) exp(-√5 r): a Matérn-3/2
+        scale = math.sqrt(5 / 3)
+        rough = Matern32Profile().track_integral(5 / 3 * b_squared, scale * t)
+        return -scale * rough
+
     def cutoff(self, tolerance: float) -> float:
         return _polynomial_cutoff((1.0, 1.0, 1 / 3), tolerance) / math.sqrt(5)
 
@@ -165,6 +201,13 @@ class SquaredExponentialProfile(AbstractProfile):
         # t F(t) + e^(-t²/2) - 1 with F = √(π/2) erf(t/√2); t² - t²/2 near 0: no cancellation
         first = math.sqrt(math.pi / 2) * torch.erf(t / math.sqrt(2))
         return t * first + torch.expm1(-0.5 * t * t)
+
+    def track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        along = math.sqrt(math.pi / 2) * torch.erf(t * math.sqrt(0.5))
+        return torch.exp(-0.5 * b_squared) * along
+
+    def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
+        return -self.track_integral(b_squared, t)
 
     def cutoff(self, tolerance: float) -> float:
         return math.sqrt(-2 * math.log(tolerance))
