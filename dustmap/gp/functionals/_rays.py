@@ -145,7 +145,8 @@ class LineIntegrals(AbstractFunctional):
         `negligible` of its weight is truncated under every policy. All are counted.
         """
         enter, leave = chord(self.origin, self.direction, lower, upper)
-        inside = self.edges.clamp(enter[:, None], leave[:, None])
+        within = self.edges.clamp(enter[:, None], leave[:, None])
+        inside = torch.where((leave >= enter)[:, None], within, self.edges[:, :1])
         total, left = self._mass(self.edges), self._mass(inside)
         slack = FACE_SLACK * math.dist(lower, upper) * self.weights.amax(-1)
         outside = (total - left > slack) | ((left == 0) & (total > 0))
