@@ -160,7 +160,10 @@ def check_gradient_in_parameters(case: OperatorCase) -> None:
     build = case.build_from
     x = _vectors(2, case.dense.shape[1]).requires_grad_()
     parameters = case.parameters.clone().requires_grad_()
+    y = _vectors(2, case.dense.shape[0]).requires_grad_()
     assert torch.autograd.gradcheck(lambda p, v: build(p).matmul(v), (parameters, x))
+    assert torch.autograd.gradcheck(lambda p, v: build(p).rmatmul(v), (parameters, y))
+    assert torch.autograd.gradgradcheck(lambda p, v: build(p).matmul(v), (parameters, x))
 
 
 OPERATOR_CHECKS: tuple[Callable[[OperatorCase], None], ...] = (

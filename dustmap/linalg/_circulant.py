@@ -2,20 +2,22 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from dustmap.linalg._fft import (
     cropped_irfftn,
+    cross_spectrum,
     fewest_rows,
     first_axis_last,
     half_spectrum_shape,
+    multiplicity,
     padded_rfftn,
     rows_in_cache,
 )
-from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg._operator import AbstractOperator, check_vectors
 
 
 @final
@@ -92,33 +94,71 @@ class CirculantOperator(AbstractOperator):
     ) -> Tensor:
         check_vectors(name, x, math.prod(source), x.dtype, self.device)
         _check_precision(name, x, self.spectrum)
-        spectrum = self._rotated.to(x.dtype)
-        batch = x.shape[:-1]
-        if torch.is_grad_enabled() and spectrum.requires_grad:
-            half = padded_rfftn(x.reshape(-1, *source), self.torus_shape) * spectrum
-            block = cropped_irfftn(half, self.torus_shape, target)
-            return block.reshape(*batch, math.prod(target))
-
-        def product(v: Tensor) -> Tensor:
-            block = _fast_product(spectrum, v.reshape(-1, *source), self.torus_shape, target)
-            return block.reshape(*batch, math.prod(target))
-
-        return apply_linear(x, product, lambda g: self._product(g, "gradient", target, source))
+        boxes = _Boxes(self.torus_shape, source, target)
+        block: Tensor = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
+            self._rotated.to(x.dtype), x.reshape(-1, *source), boxes
+        )
+        return block.reshape(*x.shape[:-1], math.prod(target))
 
 
-def _fast_product(
-    spectrum: Tensor, x: Tensor, torus_shape: tuple[int, ...], target: tuple[int, ...]
-) -> Tensor:
-    """The product without a graph: in place and in cache-sized batches."""
-    count = x.shape[0]
+@final
+@dataclass(frozen=True)
+class _Boxes:
+    """A product reads from `source` and writes to `target`, leading boxes of the torus."""
+
+    torus_shape: tuple[int, ...]
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+    def swapped(self) -> "_Boxes":
+        return _Boxes(self.torus_shape, self.target, self.source)
+
+
+class _CirculantProduct(torch.autograd.Function):
+    """y = crop F⁻¹ λ F pad x with the derivatives
+
+        x̄ = crop F⁻¹ λ F pad ȳ,    λ-bar_k = Σ Re( conj(F pad ȳ)_k (F pad x)_k ) · multiplicity / L
+
+    so that no transform is kept for the backward pass, which costs what the forward pass does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+        ctx.boxes = boxes
+        ctx.save_for_backward(spectrum, x if ctx.needs_input_grad[0] else None)
+        return _product(spectrum, x, boxes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        spectrum, x = ctx.saved_tensors
+        (grad,) = grads
+        grad_x = grad_spectrum = None
+        if ctx.needs_input_grad[0]:
+            grad_spectrum = _spectrum_gradient(grad, x, ctx.boxes).to(spectrum.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_x = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
+                spectrum, grad, ctx.boxes.swapped()
+            )
+        return grad_spectrum, grad_x, None
+
+
+def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+    """In place and in cache-sized batches; x (R, *source), the result (R, *target)."""
+    count, torus_shape = x.shape[0], boxes.torus_shape
     if count == 1 and x.device.type == "cpu":
-        x = x.expand(fewest_rows(torus_shape), *x.shape[1:])
-    out = x.new_empty(x.shape[0], *target)
+        x = x.expand(fewest_rows(torus_shape), *boxes.source)
+    out = x.new_empty(x.shape[0], *boxes.target)
     rows = rows_in_cache(torus_shape, x.dtype, x.device)
     for first in range(0, x.shape[0], rows):
         half = padded_rfftn(x[first : first + rows], torus_shape).mul_(spectrum)
-        out[first : first + rows] = cropped_irfftn(half, torus_shape, target)
+        out[first : first + rows] = cropped_irfftn(half, torus_shape, boxes.target)
     return out[:count]
+
+
+def _spectrum_gradient(grad: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+    cross = cross_spectrum(grad, x, boxes.torus_shape).real
+    weight = multiplicity(boxes.torus_shape).to(cross) / math.prod(boxes.torus_shape)
+    return cross * weight
 
 
 def _fits(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:

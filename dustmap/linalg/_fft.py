@@ -54,6 +54,31 @@ def cropped_irfftn(
     return block
 
 
+def cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
+    """Σ_k conj(F a_k) · F b_k of padded a, b (R, m1, …, mD), summed in float64.
+
+    In the layout of `padded_rfftn`; a and b may be padded by different amounts.
+    """
+    batch = rows_in_cache(torus_shape, a.dtype, a.device)
+    parts = [
+        (padded_rfftn(a_k, torus_shape).conj() * padded_rfftn(b_k, torus_shape)).sum(
+            0, dtype=torch.complex128
+        )
+        for a_k, b_k in zip(torch.split(a, batch), torch.split(b, batch), strict=True)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def multiplicity(torus_shape: tuple[int, ...]) -> Tensor:
+    """How often each half-spectrum entry occurs in the whole one, as (LD//2+1) or (LD//2+1, 1)."""
+    length = torus_shape[-1]
+    count = torch.full((length // 2 + 1,), 2.0, dtype=torch.float64)
+    count[0] = 1.0
+    if length % 2 == 0:
+        count[-1] = 1.0
+    return count if len(torus_shape) == 1 else count[:, None]
+
+
 def first_axis_last(spectrum: Tensor) -> Tensor:
     """A half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
     return spectrum.movedim(0, -1).contiguous()

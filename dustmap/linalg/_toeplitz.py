@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.linalg._circulant import CirculantOperator
-from dustmap.linalg._fft import cropped_irfftn, fast_length, padded_rfftn, rows_in_cache
+from dustmap.linalg._fft import cropped_irfftn, cross_spectrum, fast_length
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 
 
@@ -78,7 +78,7 @@ def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -
             f"b: expected the shape of a {tuple(a.shape)}, got {tuple(b.shape)}; expand one"
         )
     torus_shape = embedding_shape(shape)
-    cross = _cross_spectrum(a.reshape(-1, *shape), b.reshape(-1, *shape), torus_shape)
+    cross = cross_spectrum(a.reshape(-1, *shape), b.reshape(-1, *shape), torus_shape)
     correlation = cropped_irfftn(cross, torus_shape, torus_shape)
     for axis, (m, length) in enumerate(zip(shape, torus_shape, strict=True)):
         correlation = _fold(correlation, axis, m, length)
@@ -118,15 +118,3 @@ def _fold(correlation: Tensor, axis: int, m: int, length: int) -> Tensor:
         index = length - torch.arange(1, mirrored.stop, device=correlation.device)
         folded.narrow(axis, 1, len(mirrored)).add_(correlation.index_select(axis, index))
     return folded
-
-
-def _cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
-    """Σ_k conj(F a_k) · F b_k in float64, in cache-sized batches."""
-    batch = rows_in_cache(torus_shape, a.dtype, a.device)
-    parts = [
-        (padded_rfftn(a_k, torus_shape).conj() * padded_rfftn(b_k, torus_shape)).sum(
-            0, dtype=torch.complex128
-        )
-        for a_k, b_k in zip(torch.split(a, batch), torch.split(b, batch), strict=True)
-    ]
-    return torch.stack(parts).sum(0)
