@@ -1,8 +1,21 @@
 """Gaussian processes: what is observed, under which prior, and how the two meet.
 
-`RegularGrid` holds the inducing points. The sub-packages are `kernels` (stationary priors),
-`functionals` (point values, derivatives, line integrals) and `covariances` (the covariances of
-functionals with grid nodes, with themselves and with each other).
+`RegularGrid` holds the inducing points, `GridPrior` the prior on them: one torus, one spectrum.
+`Batch` is a data set, `ConstantMean` and `LinearMean` prior means, `ExactGP` the dense oracle. The
+sub-packages are `kernels` (stationary priors), `functionals` (point values, derivatives, line
+integrals), `covariances` (of functionals with grid nodes, with themselves and with each other),
+`features` (how data see the whitened field), `families` (structures of its posterior) and
+`likelihoods`.
 """
 
+from dustmap.gp._batch import Batch as Batch
+from dustmap.gp._exact import ExactGP as ExactGP
+from dustmap.gp._exact import ExactPosterior as ExactPosterior
 from dustmap.gp._grid import RegularGrid as RegularGrid
+from dustmap.gp._means import AbstractMean as AbstractMean
+from dustmap.gp._means import ConstantMean as ConstantMean
+from dustmap.gp._means import LinearMean as LinearMean
+from dustmap.gp._posterior import AbstractPosterior as AbstractPosterior
+from dustmap.gp._posterior import Prediction as Prediction
+from dustmap.gp._prior import GridPrior as GridPrior
+from dustmap.gp._prior import PriorReport as PriorReport

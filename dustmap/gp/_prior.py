@@ -1,0 +1,278 @@
+"""The Gaussian process prior on a regular grid: one torus, one spectrum."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import AbstractOperator, CirculantOperator, ToeplitzOperator, fast_length
+
+#: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
+_ROUND_OFF = 1e-14
+#: A negative eigenvalue beyond this fraction of the largest is no round-off: the embedding is wrong.
+_INDEFINITE = 1e-9
+#: float32 cannot represent the inverse of a smooth kernel whose eigenvalues spread further.
+_FLOAT32_SPREAD = 1e-6
+
+
+@final
+@dataclass(frozen=True)
+class PriorReport:
+    """What the construction of a `GridPrior` did, for the run's report.
+
+    torus_shape: points per axis of the torus (L_1, ..., L_D).
+    wrap_error: largest prior correlation between opposite faces of the box through the padding,
+        the one approximation of the wrapped kernel (0 for the minimal embedding).
+    smallest_eigenvalue: smallest eigenvalue of C over the largest, before clamping, with nugget.
+    clamped: number of eigenvalues raised to round-off.
+    nugget: variance added to the diagonal of K, C and R Rᵀ.
+    """
+
+    torus_shape: tuple[int, ...]
+    wrap_error: float
+    smallest_eigenvalue: float
+    clamped: int
+    nugget: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GridPrior:
+    """A stationary Gaussian field u ~ N(0, K_uu) on a grid, through a circulant C on a torus.
+
+    The torus has the grid's spacing and covers the box plus padding. C holds the *wrapped* kernel
+    Σ_j k(x + jL) at the torus' lags, so its eigenvalues λ = FFT(c) are non-negative by
+    construction, and every object of the theory shares them:
+
+        K_uu = crop C pad              R = crop C^{1/2}, R Rᵀ = K_uu
+        P    = crop C⁻¹ pad            (the preconditioner: upper-left block of C⁻¹)
+
+    `kernel` and `wrapping` define the covariance that data must use with this prior. Tensors carry
+    the autograd graph of the kernel's parameters; `spectrum` is the half spectrum of `rfftn`.
+
+    Build it with `GridPrior.padded` (the default of all engines) or `GridPrior.minimal` (the
+    embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
+    indefinite, but then it has no root).
+    """
+
+    kernel: AbstractKernel
+    grid: RegularGrid
+    wrapping: Wrapping | None
+    spectrum: Tensor
+    lags: Tensor
+    nugget: float
+    dtype: torch.dtype
+    report: PriorReport
+
+    @staticmethod
+    def padded(
+        kernel: AbstractKernel,
+        grid: RegularGrid,
+        *,
+        padding: float = 4.0,
+        nugget: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+        torus_shape: Sequence[int] | None = None,
+    ) -> "GridPrior":
+        """The wrapped kernel on box + `padding` length scales per axis.
+
+        nugget: white variance relative to λ_max, applied alike to K, C and R.
+        torus_shape: overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
+        """
+        _check_arguments(kernel, grid, padding, nugget)
+        shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
+        if any(length < m for length, m in zip(shape, grid.shape, strict=True)):
+            raise ValueError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
+        periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
+        table = wrapped_lags(kernel, grid.spacing, shape)
+        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        _refuse_singular_float32(kernel, spectrum, dtype)
+        spectrum, smallest, clamped = _clamp_round_off(spectrum)
+        wrap_error = _wrap_error(kernel, grid, periods)
+        report = PriorReport(shape, wrap_error, smallest, clamped, float(variance.detach()))
+        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        return GridPrior(kernel, grid, Wrapping(periods), spectrum, lags, nugget, dtype, report)
+
+    @staticmethod
+    def minimal(
+        kernel: AbstractKernel,
+        grid: RegularGrid,
+        *,
+        nugget: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> "GridPrior":
+        """The 2M − 2 embedding of the plain kernel (002, algorithm 1); it may be indefinite."""
+        _check_arguments(kernel, grid, 1.0, nugget)
+        shape = tuple(2 * m - 2 for m in grid.shape)
+        table = _minimal_table(kernel, grid, shape)
+        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        _refuse_singular_float32(kernel, spectrum, dtype)
+        smallest = float((spectrum.min() / spectrum.max()).detach())
+        report = PriorReport(shape, 0.0, smallest, 0, float(variance.detach()))
+        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        return GridPrior(kernel, grid, None, spectrum, lags, nugget, dtype, report)
+
+    def rebuilt(self) -> "GridPrior":
+        """The same prior at the kernel's present parameters, on the same torus."""
+        if self.wrapping is None:
+            return GridPrior.minimal(self.kernel, self.grid, nugget=self.nugget, dtype=self.dtype)
+        return GridPrior.padded(
+            self.kernel,
+            self.grid,
+            nugget=self.nugget,
+            dtype=self.dtype,
+            torus_shape=self.torus_shape,
+        )
+
+    @property
+    def torus_shape(self) -> tuple[int, ...]:
+        """Points per axis of the torus."""
+        return self.report.torus_shape
+
+    @property
+    def n_white(self) -> int:
+        """M_w, the number of whitened variables: all points of the torus."""
+        return math.prod(self.torus_shape)
+
+    @property
+    def is_definite(self) -> bool:
+        """Whether C is positive definite, so that it has a root."""
+        return self.report.smallest_eigenvalue > 0 or self.report.clamped > 0
+
+    def covariance(self) -> AbstractOperator:
+        """K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
+        minimal = math.prod(fast_length(2 * m - 1) for m in self.grid.shape)
+        if minimal < self.n_white:
+            return ToeplitzOperator(self.lags.detach().to(self.dtype))
+        return self._block(self.spectrum.detach(), self.grid.shape)
+
+    def root(self) -> AbstractOperator:
+        """R (M, M_w) = first block row of C^{1/2} (002, eq. 20); differentiable in the kernel."""
+        return self._block(self._root_spectrum(), None)
+
+    def torus_root(self, power: float) -> AbstractOperator:
+        """C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
+        self._root_spectrum()
+        return CirculantOperator(self.spectrum.pow(power).to(self.dtype), self.torus_shape)
+
+    def preconditioner(self) -> AbstractOperator:
+        """P (M, M) = upper-left block of C⁻¹ (002, eq. 21); carries no graph.
+
+        An indefinite minimal embedding is floored at 2 |λ_min|, which changes the speed of PCG
+        and not its solution.
+        """
+        spectrum = self.spectrum.detach()
+        smallest = float(spectrum.min())
+        if smallest <= 0:
+            spectrum = spectrum.clamp_min(max(-2.0 * smallest, _ROUND_OFF * float(spectrum.max())))
+        return self._block(1.0 / spectrum, self.grid.shape)
+
+    def torus_grid(self) -> RegularGrid:
+        """All points of the torus as a grid: the box first, then the padding, on every axis."""
+        return RegularGrid(self.grid.lower, self.grid.spacing, self.torus_shape)
+
+    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> CirculantOperator:
+        return CirculantOperator(
+            spectrum.to(self.dtype), self.torus_shape, rows=self.grid.shape, columns=columns
+        )
+
+    def _root_spectrum(self) -> Tensor:
+        if not self.is_definite:
+            raise ValueError(
+                "the embedding is indefinite (smallest eigenvalue "
+                f"{self.report.smallest_eigenvalue:.2e} of the largest), so it has no real root: "
+                "use GridPrior.padded, or a shorter length scale"
+            )
+        return self.spectrum.sqrt()
+
+
+def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
+    """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms."""
+    longest = torch.stack([term.lengthscale.detach() for term in kernel.terms()]).amax(0)
+    scales = longest.expand(grid.dim).tolist()
+    return tuple(
+        fast_length(m + math.ceil(padding * scale / h))
+        for m, scale, h in zip(grid.shape, scales, grid.spacing, strict=True)
+    )
+
+
+def _check_arguments(
+    kernel: AbstractKernel, grid: RegularGrid, padding: float, nugget: float
+) -> None:
+    if kernel.dim != grid.dim:
+        raise ValueError(
+            f"kernel has {kernel.dim} input dimensions but grid has {grid.dim}: "
+            "build both with the same number of axes"
+        )
+    if not padding > 0:
+        raise ValueError(f"padding must be positive (in length scales), got {padding}")
+    if not 0 <= nugget < 1:
+        raise ValueError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
+
+
+def _eigenvalues(table: Tensor) -> Tensor:
+    """λ = FFT(c): real, because c is symmetric in every axis."""
+    spectrum: Tensor = torch.fft.rfftn(table.to(torch.float64)).real
+    return spectrum
+
+
+def _with_nugget(spectrum: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
+    variance = nugget * spectrum.max()
+    return spectrum + variance, variance
+
+
+def _add_nugget(lags: Tensor, variance: Tensor) -> Tensor:
+    unit = torch.zeros_like(lags)
+    unit.view(-1)[0] = 1.0
+    return lags + variance * unit
+
+
+def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
+    """Raise eigenvalues within FFT round-off of zero; anything more negative is an error."""
+    largest, smallest = float(spectrum.detach().max()), float(spectrum.detach().min())
+    if smallest < -_INDEFINITE * largest:
+        raise ValueError(
+            f"the wrapped kernel has an eigenvalue {smallest / largest:.2e} of the largest: it is "
+            "not a valid covariance"
+        )
+    floor = _ROUND_OFF * largest
+    clamped = int((spectrum.detach() < floor).sum())
+    return spectrum.clamp_min(floor), smallest / largest, clamped
+
+
+def _refuse_singular_float32(kernel: AbstractKernel, spectrum: Tensor, dtype: torch.dtype) -> None:
+    smooth = all(term.profile.derivatives > 100 for term in kernel.terms())
+    spread = float(spectrum.detach().min() / spectrum.detach().max())
+    if dtype == torch.float32 and smooth and spread < _FLOAT32_SPREAD:
+        raise ValueError(
+            "a squared-exponential kernel on this grid is numerically singular in float32 "
+            f"(smallest eigenvalue {spread:.1e} of the largest): pass nugget=1e-6, use float64, "
+            "a coarser grid or a Matérn kernel"
+        )
+
+
+def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float, ...]) -> float:
+    """Largest correlation between opposite faces: k(L_d − (M_d − 1) h_d) / k(0) over the axes."""
+    gaps = torch.diag(
+        torch.tensor(
+            [p - (m - 1) * h for p, m, h in zip(periods, grid.shape, grid.spacing, strict=True)],
+            dtype=torch.float64,
+        )
+    )
+    with torch.no_grad():
+        return float((kernel(gaps) / kernel.variance()).max())
+
+
+def _minimal_table(kernel: AbstractKernel, grid: RegularGrid, shape: tuple[int, ...]) -> Tensor:
+    """The plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
+    table = plain_lags(kernel, grid.spacing, grid.shape)
+    for axis, length in enumerate(shape):
+        lag = torch.arange(length)
+        table = table.index_select(axis, torch.minimum(lag, length - lag))
+    return table

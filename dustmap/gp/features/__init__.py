@@ -1,0 +1,19 @@
+"""Feature maps: f_n = m_n + φ_nᵀ ε + r_n with white ε.
+
+`HIPFeatures` (Wu et al. 2021) whitens gridded inducing points by Toeplitz PCG and a rectangular
+circulant root; millions of points. `TorusFeatures` takes all points of the padded torus as inducing
+points: no solve at all, tighter variances, wider rows. `CholeskyFeatures` is the classical
+whitening for any points, M ≲ 10⁴. Nothing downstream knows which one it got.
+"""
+
+from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
+from dustmap.gp.features._base import Features as Features
+from dustmap.gp.features._base import SolveSummary as SolveSummary
+from dustmap.gp.features._base import chunks as chunks
+from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
+from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
+from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovarianceOperator
+from dustmap.gp.features._operators import InverseOperator as InverseOperator
+from dustmap.gp.features._operators import ProductOperator as ProductOperator
+from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
+from dustmap.gp.features._torus import TorusFeatures as TorusFeatures

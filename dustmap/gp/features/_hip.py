@@ -1,0 +1,126 @@
+"""The hierarchical inducing point features of Wu et al. (2021)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp._prior import GridPrior
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.features._base import (
+    AbstractFeatureMap,
+    Features,
+    SolveSummary,
+    chunks,
+    rows_within,
+)
+from dustmap.gp.features._operators import (
+    CrossCovarianceOperator,
+    InverseOperator,
+    ProductOperator,
+)
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.linalg import AbstractOperator, SolveResult, toeplitz_solve
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HIPFeatures(AbstractFeatureMap):
+    """φ_n = Rᵀ K_uu⁻¹ k_{u,n}: Toeplitz PCG, then the non-square circulant root (002, eq. 20).
+
+    prior: the grid's prior (K_uu, R, preconditioner).
+    estimator: how K_fu and k_ff are computed.
+    rtol, max_steps: the stop of PCG. Rows of a truncated PCG are still valid features: the
+        residual variance below holds for any weights w,
+
+            Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
+
+    memory: bytes a chunk of rows may use; `operator` stores K_fu when it fits.
+    """
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+    rtol: float = 1e-5
+    max_steps: int = 200
+    memory: int = 2**28
+
+    @property
+    def n_features(self) -> int:
+        return self.prior.n_white
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.prior.dtype
+
+    @property
+    def chunk(self) -> int:
+        width = 8 * self.prior.grid.size + 3 * self.prior.n_white
+        return rows_within(self.memory, width * self.dtype.itemsize)
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        parts = [self._rows(functional[part]) for part in chunks(len(functional), self.chunk)]
+        solves = parts[0].solves
+        for part in parts[1:]:
+            solves = solves.merged(part.solves)
+        return Features(
+            torch.cat([part.phi for part in parts]),
+            torch.cat([part.residual_variance for part in parts]),
+            solves,
+        )
+
+    def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveResult]:
+        """W = K_fu K_uu⁻¹ (N, M), one batched PCG, with its status."""
+        return self._solve(self._cross(functional))
+
+    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+        with torch.no_grad():
+            cross = CrossCovarianceOperator(
+                self._cross_without_graph,
+                functional,
+                self.prior.grid.size,
+                self.prior.lags.new_empty(0, dtype=self.dtype),
+                self.memory,
+            )
+            inverse = InverseOperator(
+                self.prior.covariance(), self.prior.preconditioner(), self.rtol, self.max_steps
+            )
+            return ProductOperator(cross, ProductOperator(inverse, self.prior.root()))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.prior.kernel.parameters()
+
+    def rebuilt(self) -> "HIPFeatures":
+        return HIPFeatures(
+            self.prior.rebuilt(), self.estimator, self.rtol, self.max_steps, self.memory
+        )
+
+    def _cross(self, functional: AbstractFunctional) -> Tensor:
+        return self.estimator.cross(
+            self.prior.kernel, functional, self.prior.grid, self.prior.wrapping, self.dtype
+        )
+
+    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
+        with torch.no_grad():
+            return self._cross(functional)
+
+    def _solve(self, K_fu: Tensor) -> tuple[Tensor, SolveResult]:
+        return toeplitz_solve(
+            self.prior.lags.to(self.dtype),
+            K_fu,
+            operator=self.prior.covariance(),
+            preconditioner=self.prior.preconditioner(),
+            rtol=self.rtol,
+            max_steps=self.max_steps,
+        )
+
+    def _rows(self, functional: AbstractFunctional) -> Features:
+        K_fu = self._cross(functional)
+        weights, result = self._solve(K_fu)
+        phi = self.prior.root().rmatmul(weights)
+        k_ff = self.estimator.variance(
+            self.prior.kernel, functional, self.prior.wrapping, self.dtype
+        )
+        residual = k_ff - 2.0 * (weights * K_fu).sum(-1) + (phi * phi).sum(-1)
+        return Features(phi, residual, SolveSummary.of(result))

@@ -1,0 +1,143 @@
+"""Φ as a chain of operators: cross-covariances, inverses and roots, never a stored row."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp.features._base import chunks, rows_within
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.linalg import AbstractOperator, SolveResult, UnconvergedWarning, pcg
+
+
+@final
+class ProductOperator(AbstractOperator):
+    """A B for operators A (m, k) and B (k, n)."""
+
+    def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
+        if left.shape[1] != right.shape[0]:
+            raise ValueError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
+        self._left, self._right = left, right
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._left.shape[0], self._right.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._right.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._right.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._left.matmul(self._right.matmul(x))
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self._right.rmatmul(self._left.rmatmul(y))
+
+
+@final
+class InverseOperator(AbstractOperator):
+    """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors."""
+
+    def __init__(
+        self,
+        operator: AbstractOperator,
+        preconditioner: AbstractOperator,
+        rtol: float,
+        max_steps: int,
+    ) -> None:
+        self._operator, self._preconditioner = operator, preconditioner
+        self._rtol, self._max_steps = rtol, max_steps
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._operator.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._operator.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._operator.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        result = pcg(
+            self._operator,
+            x,
+            preconditioner=self._preconditioner,
+            rtol=self._rtol,
+            max_steps=self._max_steps,
+        )
+        warn_unconverged(result, "product with the inverse of K_uu")
+        return result.x
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+
+@final
+class CrossCovarianceOperator(AbstractOperator):
+    """K_fu (N, M) of a functional: stored when it fits the budget, else recomputed by chunks.
+
+    evaluate: functional ↦ K_fu (n, M) without a graph; like: a tensor of its dtype and device.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[AbstractFunctional], Tensor],
+        functional: AbstractFunctional,
+        columns: int,
+        like: Tensor,
+        budget: int,
+    ) -> None:
+        self._evaluate, self._functional = evaluate, functional
+        self._columns, self._like = columns, like
+        width = columns * like.element_size()
+        self._chunk = rows_within(budget, 8 * width)
+        self._matrix = self._stored() if len(functional) * width <= budget else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._functional), self._columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return torch.cat([x @ block.mT for _, block in self._blocks()], dim=-1)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        total = y.new_zeros((*y.shape[:-1], self._columns))
+        for part, block in self._blocks():
+            total += y[..., part] @ block
+        return total
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        if self._matrix is not None:
+            yield slice(0, self.shape[0]), self._matrix
+            return
+        for part in chunks(self.shape[0], self._chunk):
+            yield part, self._evaluate(self._functional[part])
+
+    def _stored(self) -> Tensor:
+        out = self._like.new_empty(self.shape)
+        for part in chunks(self.shape[0], self._chunk):
+            out[part] = self._evaluate(self._functional[part])
+        return out
+
+
+def warn_unconverged(result: SolveResult, what: str) -> None:
+    """One warning that names the solve, its residual and the remedy, if any column missed rtol."""
+    if not result.converged:
+        warnings.warn(f"{what}: {result.message()}", UnconvergedWarning, stacklevel=3)

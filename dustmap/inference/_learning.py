@@ -1,0 +1,39 @@
+"""Hyperparameters by Adam on the ELBO, alternating with natural steps (002, appendix B.2)."""
+
+from typing import final
+
+import torch
+
+from dustmap.gp import Batch
+from dustmap.gp.families import AbstractGaussian
+from dustmap.gp.features import Features
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.inference._model import VariationalModel
+
+
+@final
+class HyperparameterLearner:
+    """Adam on kernel, mean and noise at fixed q(ε), through the exact gradient of the features.
+
+    learning_rate 0 makes it inactive. `model` always has features of the present parameters.
+    """
+
+    def __init__(self, model: VariationalModel, learning_rate: float) -> None:
+        self.model = model
+        parameters = list(model.parameters())
+        self.active = learning_rate > 0 and len(parameters) > 0
+        self._adam = torch.optim.Adam(parameters, lr=learning_rate) if self.active else None
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        """Rows of a minibatch at the present parameters, with their graph."""
+        self.model = self.model.rebuilt()
+        return self.model.features.rows(functional)
+
+    def step(self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float) -> None:
+        """One Adam step down the minibatch's −ELBO / N; nothing when inactive."""
+        if self._adam is None:
+            return
+        self._adam.zero_grad()
+        loss = -self.model.elbo(posterior, rows, batch, scale) / (scale * len(batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._adam.step()

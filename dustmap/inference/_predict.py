@@ -1,0 +1,85 @@
+"""Posterior of any functional under a structured q(ε), in chunks."""
+
+import warnings
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import AbstractPosterior, Prediction
+from dustmap.gp.families import AbstractGaussian
+from dustmap.gp.features import Features, SolveSummary, chunks
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.inference._model import VariationalModel
+from dustmap.linalg import UnconvergedWarning
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class VariationalPosterior(AbstractPosterior):
+    """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q.
+
+    Residuals r of different functionals are taken as independent: an approximation for functionals
+    closer together than the grid's spacing (stars of one beam, say).
+    """
+
+    model: VariationalModel
+    state: AbstractGaussian
+
+    def predict(self, functional: AbstractFunctional) -> Prediction:
+        """Mean (N,) and variance (N,) of f."""
+        means, variances, solves = [], [], SolveSummary()
+        with torch.no_grad():
+            for part in chunks(len(functional), self.model.features.chunk):
+                rows = self.model.features.rows(functional[part])
+                moments = self.model.moments(self.state, rows, functional[part])
+                means.append(moments.mean)
+                variances.append(moments.variance)
+                solves = solves.merged(rows.solves)
+        _warn_once(solves)
+        variance = torch.cat(variances)
+        clamped = int((variance < 0).sum())
+        return Prediction(torch.cat(means), variance.clamp_min(0), clamped)
+
+    def covariance(self, functional: AbstractFunctional) -> Tensor:
+        """Cov f (N, N) = Φ S Φᵀ + diag(Var r)."""
+        with torch.no_grad():
+            rows = self.model.features.rows(functional)
+            return self.state.covariance_of(rows.phi, rows.phi) + torch.diag(rows.residual_variance)
+
+    def sample(
+        self, functional: AbstractFunctional, count: int, generator: torch.Generator
+    ) -> Tensor:
+        """`count` joint draws of f (count, N): the same ε for all chunks, independent residuals."""
+        with torch.no_grad():
+            eps = self.state.sample(count, generator)
+            parts = [
+                self._draw(self.model.features.rows(functional[part]), functional[part], eps)
+                for part in chunks(len(functional), self.model.features.chunk)
+            ]
+            field = torch.cat([drawn for drawn, _ in parts], dim=-1)
+            spread = torch.cat([std for _, std in parts])
+            white = torch.randn(
+                field.shape, dtype=field.dtype, device=field.device, generator=generator
+            )
+            return field + spread * white
+
+    def _draw(
+        self, rows: Features, functional: AbstractFunctional, eps: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gridded part of the draws (count, n) and std of the residuals (n,)."""
+        mean = self.model.mean.values(functional).to(rows.phi.dtype)
+        return mean + eps @ rows.phi.mT, rows.residual_variance.clamp_min(0).sqrt()
+
+
+def _warn_once(solves: SolveSummary) -> None:
+    if solves.unconverged:
+        warnings.warn(
+            f"prediction: {solves.unconverged} of {solves.columns} rows of features missed the "
+            f"tolerance of PCG after {solves.steps} steps, the worst at relative residual "
+            f"{solves.residual:.1e}; their residual variance accounts for it, but raise max_steps "
+            "of the features for sharper predictions",
+            UnconvergedWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,227 @@
+"""Natural-gradient stochastic variational inference (002, S11-S12)."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from dustmap.gp import Batch
+from dustmap.gp.families import AbstractGaussian
+from dustmap.gp.features import Features
+from dustmap.inference._direct import one_pass_covariance
+from dustmap.inference._learning import HyperparameterLearner
+from dustmap.inference._model import Moments, VariationalModel
+from dustmap.inference._precision import batch_stability
+from dustmap.inference._source import RowSource
+
+
+@final
+@dataclass(frozen=True)
+class StepSchedule:
+    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
+
+    initial: float = 1.0
+    delay: float = 50.0
+    power: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial <= 1:
+            raise ValueError(f"initial step must be in (0, 1], got {self.initial}")
+        if not self.delay > 0 or not 0 <= self.power <= 1:
+            raise ValueError(
+                f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
+            )
+
+    def __call__(self, step: int) -> float:
+        return float(self.initial * (1.0 + step / self.delay) ** -self.power)
+
+
+@final
+@dataclass(frozen=True)
+class SVISettings:
+    """How SVI steps.
+
+    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
+    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
+    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
+    hyperparameters, one step after each natural step; 0 keeps them fixed.
+    patience: epochs without a better held-out score before stopping.
+    """
+
+    batch_size: int = 200
+    epochs: int = 20
+    schedule: StepSchedule = StepSchedule()
+    safety: float = 0.5
+    one_pass: bool = True
+    learning_rate: float = 0.0
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
+            raise ValueError(
+                "batch_size, epochs and patience must be at least 1, got "
+                f"{self.batch_size}, {self.epochs}, {self.patience}"
+            )
+        if not 0 < self.safety <= 1:
+            raise ValueError(
+                f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
+            )
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
+
+    def lengths(self, step: int) -> "StepLengths":
+        """Lengths of step number `step`."""
+        length = self.schedule(step)
+        return StepLengths(length, length, self.safety)
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Minibatches in one pass over n data."""
+        return -(-n // self.batch_size)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SVIState:
+    """One state of the iteration.
+
+    step, epoch: counts so far, from 1. model: with features of the kernel's present parameters.
+    taken: the step that led here, with q.
+    """
+
+    step: int
+    epoch: int
+    model: VariationalModel
+    taken: "NaturalStep"
+
+    @property
+    def posterior(self) -> AbstractGaussian:
+        """q(ε)."""
+        return self.taken.posterior
+
+
+def svi(
+    model: VariationalModel,
+    batch: Batch,
+    source: RowSource,
+    settings: SVISettings,
+    generator: torch.Generator,
+) -> Iterator[SVIState]:
+    """Yield the state after every minibatch; `fit_svi` exhausts it.
+
+    The order of the data comes from `generator`. With learning_rate > 0 the rows of a minibatch
+    are computed once with their graph: detached for the natural step, with it for Adam's.
+    """
+    posterior = _start(model, batch, source, settings)
+    learner = HyperparameterLearner(model, settings.learning_rate)
+    step = 0
+    for epoch in range(1, settings.epochs + 1):
+        order = torch.randperm(len(batch), generator=generator)
+        for index in torch.split(order, settings.batch_size):
+            part, scale = batch[index], len(batch) / len(index)
+            rows = learner.rows(part.functional) if learner.active else source.select(index)
+            taken = natural_step(
+                learner.model, posterior, rows.detached(), part, scale, settings.lengths(step)
+            )
+            learner.step(taken.posterior, rows, part, scale)
+            posterior, step = taken.posterior, step + 1
+            yield SVIState(step, epoch, learner.model, taken)
+
+
+@dataclass(frozen=True)
+class StepLengths:
+    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
+
+    covariance: float
+    mean: float
+    safety: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NaturalStep:
+    """One natural-gradient step and what it measured on its minibatch before stepping."""
+
+    posterior: AbstractGaussian
+    elbo: float
+    stability: float
+    length_mean: float
+
+
+@torch.no_grad()
+def natural_step(
+    model: VariationalModel,
+    posterior: AbstractGaussian,
+    rows: Features,
+    batch: Batch,
+    scale: float,
+    lengths: StepLengths,
+) -> NaturalStep:
+    """S11-S12 on a minibatch of weight `scale` = N / n, for any likelihood.
+
+    Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
+    derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
+    is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges.
+    """
+    moments = model.moments(posterior, rows, batch.functional)
+    g1, g2 = model.moment_gradients(moments, batch)
+    weights = -2.0 * scale * g2
+    statistics = model.family.precision_statistics(rows.phi, weights)
+    ahead = model.family.natural_step(
+        posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
+    )
+    stability = batch_stability(ahead, rows.phi, weights)
+    length = min(lengths.mean, lengths.safety * 2.0 / stability)
+    gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
+    elbo = float(model.elbo(posterior, rows, batch, scale))
+    moved = model.family.natural_step(ahead, gradient, statistics, length, 0.0)
+    return NaturalStep(moved, elbo, stability, length)
+
+
+def fit_svi(
+    model: VariationalModel,
+    batch: Batch,
+    source: RowSource,
+    settings: SVISettings,
+    generator: torch.Generator,
+    *,
+    score: Callable[[SVIState], float] | None = None,
+    progress: Callable[[SVIState], None] | None = None,
+) -> SVIState:
+    """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
+
+    score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
+    epoch, and `settings.patience` epochs without a better one stop the run.
+    progress: called with every state.
+    """
+    best: SVIState | None = None
+    best_score, waited, state = -math.inf, 0, None
+    for state in svi(model, batch, source, settings, generator):
+        if progress is not None:
+            progress(state)
+        if score is None or state.step % settings.steps_per_epoch(len(batch)):
+            continue
+        value = score(state)
+        if value > best_score:
+            best, best_score, waited = state, value, 0
+        else:
+            waited += 1
+        if waited >= settings.patience:
+            break
+    chosen = best or state
+    if chosen is None:
+        raise ValueError("the data set is empty: at least one datum is needed")
+    return chosen
+
+
+def _start(
+    model: VariationalModel, batch: Batch, source: RowSource, settings: SVISettings
+) -> AbstractGaussian:
+    """The prior's mean with S of one pass (S4), or the prior itself."""
+    if not settings.one_pass:
+        return model.family.prior(model.features.dtype)
+    with torch.no_grad():
+        flat = Moments(torch.zeros_like(batch.y), torch.ones_like(batch.y))
+        _, g2 = model.moment_gradients(flat, batch)
+        return one_pass_covariance(model, source, -2.0 * g2)

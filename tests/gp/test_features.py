@@ -1,0 +1,235 @@
+"""Feature maps against dense algebra: R φ = k_u, residual variances, products, gradients."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import GridPrior, RegularGrid
+from dustmap.gp.covariances import ClosedForm
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CholeskyFeatures,
+    HIPFeatures,
+    TorusFeatures,
+)
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    LineIntegrals,
+    PointValues,
+    Stacked,
+)
+from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
+from tests.gp.parameters import of_parameters
+
+SHAPES = [(14,), (7, 6), (5, 4, 4)]
+
+
+def make_grid(shape: tuple[int, ...]) -> RegularGrid:
+    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
+
+
+def make_functional(dim: int, n: int = 6) -> AbstractFunctional:
+    """Points, derivatives and rays inside the unit box."""
+    generator = torch.Generator().manual_seed(dim)
+
+    def draw() -> Tensor:
+        return torch.rand(n, dim, dtype=torch.float64, generator=generator)
+
+    direction = draw() + 0.1
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    return Stacked(
+        (PointValues(draw()), Derivatives(draw(), direction), LineIntegrals.segment(draw(), draw()))
+    )
+
+
+def make_map(
+    name: str, kernel: AbstractKernel, grid: RegularGrid, dtype: torch.dtype
+) -> AbstractFeatureMap:
+    if name == "cholesky":
+        return CholeskyFeatures(kernel, grid, rows_dtype=dtype)
+    prior = GridPrior.padded(kernel, grid, dtype=dtype)
+    if name == "torus":
+        return TorusFeatures(prior)
+    return HIPFeatures(prior, rtol=1e-11 if dtype == torch.float64 else 1e-6, max_steps=500)
+
+
+MAPS = ["hip", "torus", "cholesky"]
+
+
+def dense_terms(prior: GridPrior, functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
+    """K_uu (M, M), K_fu (N, M), k_ff (N,) by the estimator's own definition, float64."""
+    estimator, args = ClosedForm(), (prior.wrapping, torch.float64)
+    K_uu = prior.covariance().to_dense()
+    K_fu = estimator.cross(prior.kernel, functional, prior.grid, *args).detach()
+    return K_uu, K_fu, estimator.variance(prior.kernel, functional, *args).detach()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hip_rows_satisfy_the_whitening_equation(shape: tuple[int, ...]) -> None:
+    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), make_grid(shape))
+    functional = make_functional(len(shape))
+    rows = HIPFeatures(prior, rtol=1e-12, max_steps=500).rows(functional)
+    K_uu, K_fu, k_ff = dense_terms(prior, functional)
+    R = prior.root().to_dense().detach()
+    torch.testing.assert_close(rows.phi.detach() @ R.mT, K_fu, rtol=0, atol=1e-8)
+    explained = (K_fu * torch.linalg.solve(K_uu, K_fu.mT).mT).sum(-1)
+    torch.testing.assert_close(rows.residual_variance.detach(), k_ff - explained, rtol=0, atol=1e-8)
+    assert rows.solves.unconverged == 0
+    assert rows.solves.columns == len(functional)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torus_rows_satisfy_the_whitening_equation_and_explain_more(shape: tuple[int, ...]) -> None:
+    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), make_grid(shape))
+    functional = make_functional(len(shape))
+    rows = TorusFeatures(prior).rows(functional)
+    _, K_fu, _ = dense_terms(prior, functional)
+    R = prior.root().to_dense().detach()
+    torch.testing.assert_close(rows.phi.detach() @ R.mT, K_fu, rtol=0, atol=1e-6)
+    hip = HIPFeatures(prior, rtol=1e-12, max_steps=500).rows(functional)
+    assert bool((rows.residual_variance > -1e-7).all())
+    assert bool((rows.residual_variance <= hip.residual_variance + 1e-7).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_truncated_pcg_keeps_the_exact_residual_variance_of_its_weights(
+    shape: tuple[int, ...],
+) -> None:
+    prior = GridPrior.padded(Matern52(0.5, 0.7, dim=len(shape)), make_grid(shape))
+    functional = make_functional(len(shape))
+    features = HIPFeatures(prior, rtol=1e-12, max_steps=2)
+    w = features.weights(functional)[0].detach()
+    rows = features.rows(functional)
+    K_uu, K_fu, k_ff = dense_terms(prior, functional)
+    expected = k_ff - 2 * (w * K_fu).sum(-1) + ((w @ K_uu) * w).sum(-1)
+    torch.testing.assert_close(rows.residual_variance.detach(), expected, rtol=0, atol=1e-10)
+    exact = k_ff - (K_fu * torch.linalg.solve(K_uu, K_fu.mT).mT).sum(-1)
+    assert bool((rows.residual_variance >= exact - 1e-10).all())
+    assert rows.solves.unconverged > 0
+
+
+def test_cholesky_rows_are_the_textbook_ones() -> None:
+    grid = make_grid((6, 5))
+    kernel, functional = Matern32(0.4, 1.3, dim=2), make_functional(2)
+    rows = CholeskyFeatures(kernel, grid).rows(functional)
+    points = grid.points()
+    L = torch.linalg.cholesky(kernel(points[:, None] - points[None]).detach())
+    K_fu = ClosedForm().cross(kernel, functional, grid, None, torch.float64).detach()
+    torch.testing.assert_close(rows.phi.detach() @ L.mT, K_fu, rtol=0, atol=1e-10)
+    free = CholeskyFeatures(kernel, points).rows(functional)
+    torch.testing.assert_close(free.phi, rows.phi, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_operator_equals_the_rows_and_is_an_adjoint_pair(name: str, shape: tuple[int, ...]) -> None:
+    dim = len(shape)
+    features = make_map(name, Matern32(0.4, 1.3, dim=dim), make_grid(shape), torch.float64)
+    functional = make_functional(dim)
+    phi = features.rows(functional).phi.detach()
+    operator = features.operator(functional)
+    assert operator.shape == phi.shape
+    generator = torch.Generator().manual_seed(5)
+    v = torch.randn(3, features.n_features, dtype=torch.float64, generator=generator)
+    y = torch.randn(3, len(functional), dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(operator.matmul(v), v @ phi.mT, rtol=0, atol=1e-7)
+    torch.testing.assert_close(operator.rmatmul(y), y @ phi, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_chunks_do_not_change_the_rows(name: str) -> None:
+    grid, functional = make_grid((7, 6)), make_functional(2)
+    whole = make_map(name, Matern32(0.4, dim=2), grid, torch.float64)
+    row_bytes = 2**28 // whole.chunk
+    small = _with_memory(whole, 5 * row_bytes + row_bytes // 2)
+    assert small.chunk < len(functional)
+    a, b = whole.rows(functional), small.rows(functional)
+    # Which images of the wrapped kernel are negligible (1e-7) is decided per chunk.
+    torch.testing.assert_close(a.phi, b.phi, rtol=0, atol=2e-6)
+    torch.testing.assert_close(a.residual_variance, b.residual_variance, rtol=0, atol=2e-6)
+
+
+def _with_memory(features: AbstractFeatureMap, memory: int) -> AbstractFeatureMap:
+    if isinstance(features, HIPFeatures):
+        return HIPFeatures(features.prior, features.estimator, features.rtol, 500, memory)
+    if isinstance(features, TorusFeatures):
+        return TorusFeatures(features.prior, features.estimator, memory)
+    assert isinstance(features, CholeskyFeatures)
+    return CholeskyFeatures(features.kernel, features.inducing, memory=memory)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_float32_rows_agree_with_float64(name: str) -> None:
+    grid, functional = make_grid((5, 4, 4)), make_functional(3)
+    double = make_map(name, Matern32(0.4, dim=3), grid, torch.float64).rows(functional)
+    single = make_map(name, Matern32(0.4, dim=3), grid, torch.float32).rows(functional)
+    assert single.phi.dtype == torch.float32
+    largest = float(double.phi.detach().abs().max())
+    torch.testing.assert_close(single.phi.double(), double.phi, rtol=0, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("shape", [(9,), (4, 4), (3, 3, 3)])
+def test_rows_are_differentiable_in_every_kernel_parameter(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    dim, functional = len(shape), make_functional(len(shape), n=2)
+    grid = make_grid(shape)
+    torus = GridPrior.padded(Matern32(0.5, dim=dim), grid).torus_shape
+
+    def outputs(kernel: AbstractKernel) -> tuple[Tensor, Tensor]:
+        rows = _map_on(name, kernel, grid, torus).rows(functional)
+        return rows.phi, rows.residual_variance
+
+    objective = of_parameters(Matern32((1.0,) * dim), outputs)
+
+    scales = torch.linspace(-1.0, -0.6, dim, dtype=torch.float64, requires_grad=True)
+    variance = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        objective, (scales, variance), atol=1e-5, rtol=1e-4, fast_mode=True
+    )
+
+
+def _map_on(
+    name: str, kernel: AbstractKernel, grid: RegularGrid, torus: tuple[int, ...]
+) -> AbstractFeatureMap:
+    if name == "cholesky":
+        return CholeskyFeatures(kernel, grid)
+    prior = GridPrior.padded(kernel, grid, torus_shape=torus)
+    if name == "torus":
+        return TorusFeatures(prior)
+    return HIPFeatures(prior, rtol=1e-13, max_steps=200)
+
+
+def test_finer_grids_leave_less_unexplained() -> None:
+    functional = PointValues(torch.rand(20, 2, dtype=torch.float64, generator=torch.Generator()))
+    left = []
+    for m in (5, 9, 17):
+        prior = GridPrior.padded(Matern32(0.4, dim=2), make_grid((m, m)))
+        with torch.no_grad():
+            rows = HIPFeatures(prior, max_steps=500).rows(functional)
+        left.append(float(rows.residual_variance.mean()))
+    assert left[0] > 2 * left[1] > 4 * left[2] > 0
+
+
+def test_torus_features_refuse_the_minimal_embedding() -> None:
+    prior = GridPrior.minimal(Matern32(0.1, dim=1), make_grid((9,)))
+    with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
+        TorusFeatures(prior)
+
+
+def test_singular_inducing_points_ask_for_a_nugget() -> None:
+    points = torch.zeros(3, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="pass a larger nugget"):
+        CholeskyFeatures(Matern32(0.4, dim=1), points)
+    assert CholeskyFeatures(Matern32(0.4, dim=1), points, nugget=1e-6).n_features == 3
+
+
+def test_a_row_beyond_the_memory_budget_names_its_bytes() -> None:
+    prior = GridPrior.padded(Matern32(0.4, dim=2), make_grid((20, 20)))
+    with pytest.raises(MemoryError, match=r"one row of features needs [\d,]+ bytes"):
+        HIPFeatures(prior, memory=1000).rows(make_functional(2))
+    assert math.prod(prior.torus_shape) == prior.n_white

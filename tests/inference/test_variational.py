@@ -1,0 +1,362 @@
+"""Variational inference against theory: exact posteriors, bounds, stability, learning."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
+from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    LineIntegrals,
+    PointValues,
+    Stacked,
+)
+from dustmap.gp.kernels import Matern32, Matern52
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    PrecisionOperator,
+    RowSource,
+    StepSchedule,
+    SVISettings,
+    VariationalModel,
+    VariationalPosterior,
+    batch_stability,
+    fit_svi,
+    full_elbo,
+    power_stability,
+    solve_direct,
+    svi,
+)
+from dustmap.linalg import TilePartition
+
+SHAPES = [(12,), (5, 4), (4, 3, 3)]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A small data set with its feature map."""
+
+    features: AbstractFeatureMap
+    batch: Batch
+
+    @property
+    def source(self) -> RowSource:
+        return RowSource(self.features, self.batch.functional)
+
+    def model(self, family: AbstractFamily, mean: float = 0.2) -> VariationalModel:
+        return VariationalModel(self.features, ConstantMean(mean), GaussianLikelihood(), family)
+
+    def dense(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Φ (N, M_w), y − m_n (N,), Σ (N,) as matrices."""
+        phi = self.features.rows(self.batch.functional).phi.detach()
+        mean = ConstantMean(0.2).values(self.batch.functional).detach()
+        assert self.batch.noise_variance is not None
+        return phi, self.batch.y - mean, self.batch.noise_variance
+
+
+def functionals(dim: int, n: int, seed: int) -> AbstractFunctional:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> Tensor:
+        return torch.rand(n, dim, dtype=torch.float64, generator=generator)
+
+    direction = draw() + 0.1
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    return Stacked(
+        (PointValues(draw()), Derivatives(draw(), direction), LineIntegrals.segment(draw(), draw()))
+    )
+
+
+def make_problem(shape: tuple[int, ...], name: str = "hip", noise: float = 0.05) -> Problem:
+    dim = len(shape)
+    grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape)
+    kernel = Matern32(0.4, 1.2, dim=dim)
+    prior = GridPrior.padded(kernel, grid)
+    maps: dict[str, AbstractFeatureMap] = {
+        "hip": HIPFeatures(prior, rtol=1e-12, max_steps=500),
+        "torus": TorusFeatures(prior),
+        "cholesky": CholeskyFeatures(kernel, grid),
+    }
+    functional = functionals(dim, 10, dim)
+    generator = torch.Generator().manual_seed(7)
+    y = torch.randn(len(functional), dtype=torch.float64, generator=generator)
+    sigma2 = noise * (0.5 + torch.rand(len(y), dtype=torch.float64, generator=generator))
+    return Problem(maps[name], Batch(functional, y, sigma2))
+
+
+def families(problem: Problem) -> dict[str, AbstractFamily]:
+    features = problem.features
+    shape: tuple[int, ...] = (features.n_features,)
+    if isinstance(features, HIPFeatures | TorusFeatures):
+        shape = features.prior.torus_shape
+    return {
+        "mean-field": MeanFieldFamily(features.n_features),
+        "block": BlockFamily(TilePartition(shape, (3, 2, 2)[: len(shape)])),
+        "full": FullRankFamily(features.n_features),
+    }
+
+
+@pytest.mark.parametrize("name", ["hip", "torus", "cholesky"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_full_rank_direct_solution_is_the_exact_posterior(
+    name: str, shape: tuple[int, ...]
+) -> None:
+    problem = make_problem(shape, name)
+    phi, residual, sigma2 = problem.dense()
+    solution = solve_direct(
+        problem.model(families(problem)["full"]), problem.batch, problem.source, rtol=1e-12
+    )
+    Lambda = torch.eye(phi.shape[1], dtype=torch.float64) + phi.mT @ (phi / sigma2[:, None])
+    S = torch.linalg.inv(Lambda)
+    torch.testing.assert_close(
+        solution.state.mean, S @ phi.mT @ (residual / sigma2), atol=1e-8, rtol=0
+    )
+    probe = torch.eye(phi.shape[1], dtype=torch.float64)
+    torch.testing.assert_close(solution.state.apply_covariance(probe), S, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_unit_natural_step_of_the_full_family_is_exact(shape: tuple[int, ...]) -> None:
+    problem = make_problem(shape, noise=50.0)
+    model = problem.model(families(problem)["full"])
+    settings = SVISettings(
+        batch_size=1000, epochs=1, schedule=StepSchedule(1.0), safety=1.0, one_pass=False
+    )
+    state = fit_svi(
+        model, problem.batch, problem.source, settings, torch.Generator().manual_seed(0)
+    )
+    assert state.taken.length_mean == 1.0
+    solution = solve_direct(model, problem.batch, problem.source, rtol=1e-12)
+    torch.testing.assert_close(state.posterior.mean, solution.state.mean, atol=1e-9, rtol=0)
+
+
+def log_evidence(problem: Problem) -> float:
+    """ln N(y; m, ΦΦᵀ + diag Var r + Σ), the evidence of the gridded model's prior."""
+    phi, residual, sigma2 = problem.dense()
+    rows = problem.features.rows(problem.batch.functional)
+    K = phi @ phi.mT + torch.diag(rows.residual_variance.detach() + sigma2)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(len(residual)).double(), K)
+    return float(normal.log_prob(residual))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_bound_is_below_the_evidence_and_tighter_with_structure(
+    family: str, shape: tuple[int, ...]
+) -> None:
+    problem = make_problem(shape)
+    values = {
+        name: solve_direct(problem.model(member), problem.batch, problem.source, rtol=1e-12).elbo
+        for name, member in families(problem).items()
+    }
+    assert values[family] <= log_evidence(problem)
+    assert values["mean-field"] <= values["block"] + 1e-9 <= values["full"] + 2e-9
+
+
+def test_the_bound_is_tight_when_data_sit_on_the_inducing_points() -> None:
+    grid = RegularGrid.from_bounds((0.0, 0.0), (1.0, 1.0), (5, 4))
+    functional = PointValues(grid.points())
+    y = torch.randn(20, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    prior = GridPrior.padded(Matern52(0.4, dim=2), grid)
+    problem = Problem(
+        HIPFeatures(prior, rtol=1e-13, max_steps=500),
+        Batch(functional, y, torch.full_like(y, 0.1)),
+    )
+    solution = solve_direct(
+        problem.model(families(problem)["full"]), problem.batch, problem.source, rtol=1e-12
+    )
+    # Images of the wrapped kernel below 1e-7 are left out of K_fu but not of K_uu.
+    assert solution.elbo == pytest.approx(log_evidence(problem), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+@pytest.mark.parametrize("noise", [0.05, 1e-3])
+def test_full_batch_natural_gradients_never_lose_what_they_gained(
+    family: str, noise: float
+) -> None:
+    problem = make_problem((5, 4), noise=noise)
+    model = problem.model(families(problem)[family])
+    settings = SVISettings(
+        batch_size=1000, epochs=25, schedule=StepSchedule(1.0, power=0.0), safety=0.9
+    )
+    generator = torch.Generator().manual_seed(0)
+    trace = [s.taken.elbo for s in svi(model, problem.batch, problem.source, settings, generator)]
+    slack = 1e-9 * abs(trace[0])
+    assert all(b >= a - slack for a, b in itertools.pairwise(trace))
+    optimum = solve_direct(model, problem.batch, problem.source, rtol=1e-7).elbo
+    assert trace[-1] <= optimum + 1e-5 * abs(optimum)
+    assert trace[-1] > trace[0]
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_minibatch_svi_approaches_the_direct_optimum(family: str) -> None:
+    problem = make_problem((5, 4), noise=1.0)
+    model = problem.model(families(problem)[family])
+    optimum = solve_direct(model, problem.batch, problem.source, rtol=1e-12).elbo
+    settings = SVISettings(batch_size=10, epochs=60)
+    generator = torch.Generator().manual_seed(0)
+    first = next(svi(model, problem.batch, problem.source, settings, generator))
+    last = fit_svi(model, problem.batch, problem.source, settings, generator)
+    start = full_elbo(model, first.posterior, problem.batch, problem.source)
+    end = full_elbo(model, last.posterior, problem.batch, problem.source)
+    assert start < end <= optimum
+    assert optimum - end < 0.1 * (optimum - start) + 0.05
+
+
+def test_seeds_decide_everything() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["block"])
+    settings = SVISettings(batch_size=7, epochs=2)
+
+    def run(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return fit_svi(model, problem.batch, problem.source, settings, generator).posterior.mean
+
+    assert bool((run(1) == run(1)).all())
+    assert not bool((run(1) == run(2)).all())
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_stability_bounds_hold(family: str) -> None:
+    problem = make_problem((5, 4), noise=0.01)
+    phi, _, sigma2 = problem.dense()
+    member = families(problem)[family]
+    state = member.posterior(
+        torch.zeros(phi.shape[1]).double(), member.precision_statistics(phi, 0.3 / sigma2)
+    )
+    Lambda = torch.eye(phi.shape[1]).double() + phi.mT @ (phi / sigma2[:, None])
+    S = state.apply_covariance(torch.eye(phi.shape[1]).double())
+    true = float(torch.linalg.eigvals(S @ Lambda).real.max())
+    assert true <= batch_stability(state, phi, 1 / sigma2) <= true + 1.0 + 1e-9
+    operator = PrecisionOperator(problem.source.operator(), 1 / sigma2)
+    estimate = power_stability(state, operator, torch.Generator().manual_seed(0))
+    assert 0.9 * true <= estimate <= 1.06 * true
+
+
+def test_early_stop_returns_the_best_held_out_state() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["mean-field"])
+    scores = iter([1.0, 3.0, 2.0, 1.0, 0.0])
+    settings = SVISettings(batch_size=16, epochs=50, patience=2)
+    seen: list[int] = []
+    best = fit_svi(
+        model,
+        problem.batch,
+        problem.source,
+        settings,
+        torch.Generator().manual_seed(0),
+        score=lambda state: next(scores),
+        progress=lambda state: seen.append(state.epoch),
+    )
+    assert best.epoch == 2
+    assert max(seen) == 4
+
+
+def test_streamed_rows_give_the_stored_rows_result() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["block"])
+    streamed = RowSource(problem.features, problem.batch.functional, memory=0)
+    assert streamed.stored is None
+    assert problem.source.stored is not None
+    a = solve_direct(model, problem.batch, problem.source, rtol=1e-10)
+    b = solve_direct(model, problem.batch, streamed, rtol=1e-10)
+    torch.testing.assert_close(a.state.mean, b.state.mean, atol=1e-6, rtol=0)
+    assert a.elbo == pytest.approx(b.elbo, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hip", "torus", "cholesky"])
+def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
+    problem = make_problem((5, 4), name)
+    member = families(problem)["block"]
+    model = VariationalModel(
+        problem.features, ConstantMean(0.2), GaussianLikelihood(scale=1.1, jitter=0.1), member
+    )
+    state = solve_direct(model, problem.batch, problem.source).state
+
+    def value() -> Tensor:
+        rebuilt = model.rebuilt()
+        return rebuilt.elbo(state, rebuilt.features.rows(problem.batch.functional), problem.batch)
+
+    parameters = list(model.parameters())
+    assert len(parameters) == 5
+    gradients = torch.autograd.grad(value(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        sides = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                parameter.add_(step)
+                sides.append(float(value().detach()))
+                parameter.sub_(step)
+        difference = (sides[0] - sides[1]) / 2e-5
+        assert float(gradient.sum()) == pytest.approx(difference, rel=2e-4, abs=1e-4)
+
+
+def test_learning_finds_the_scale_of_a_simulated_field() -> None:
+    generator = torch.Generator().manual_seed(4)
+    grid = RegularGrid.from_bounds((0.0,), (10.0,), (80,))
+    x = 10 * torch.rand(400, 1, dtype=torch.float64, generator=generator)
+    truth = Matern52(1.0, 2.0, dim=1)
+    K = truth(x[:, None] - x[None]).detach() + 1e-10 * torch.eye(400).double()
+    noise = 0.1 * torch.randn(400, dtype=torch.float64, generator=generator)
+    y = (
+        torch.linalg.cholesky(K) @ torch.randn(400, dtype=torch.float64, generator=generator)
+        + noise
+    )
+    kernel = Matern52(0.4, 0.5, dim=1)
+    prior = GridPrior.padded(kernel, grid, padding=8.0)
+    features = HIPFeatures(prior, rtol=1e-8, max_steps=500)
+    model = VariationalModel(
+        features,
+        ConstantMean(0.0),
+        GaussianLikelihood(jitter=0.3),
+        FullRankFamily(features.n_features),
+    )
+    batch = Batch(PointValues(x), y)
+    settings = SVISettings(
+        batch_size=400, epochs=150, schedule=StepSchedule(1.0, power=0.0), learning_rate=0.03
+    )
+    source = RowSource(features, batch.functional)
+    before = solve_direct(model, batch, source).elbo
+    last = fit_svi(model, batch, source, settings, generator)
+    learned = RowSource(last.model.features, batch.functional)
+    assert solve_direct(last.model, batch, learned).elbo > before + 50
+    assert math.exp(float(kernel.log_lengthscale.detach())) == pytest.approx(1.0, rel=0.35)
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    assert model.likelihood.log_jitter is not None
+    assert math.exp(float(model.likelihood.log_jitter.detach())) == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_predictions_match_dense_algebra_and_samples(family: str) -> None:
+    problem = make_problem((5, 4), noise=0.3)
+    model = problem.model(families(problem)[family])
+    state = solve_direct(model, problem.batch, problem.source, rtol=1e-12).state
+    posterior = VariationalPosterior(model, state)
+    new = functionals(2, 3, seed=99)
+    rows = problem.features.rows(new)
+    phi = rows.phi.detach()
+    S = state.apply_covariance(torch.eye(phi.shape[1]).double())
+    covariance = phi @ S @ phi.mT + torch.diag(rows.residual_variance.detach())
+    prediction = posterior.predict(new)
+    mean = ConstantMean(0.2).values(new).detach() + phi @ state.mean
+    torch.testing.assert_close(prediction.mean, mean, atol=1e-9, rtol=0)
+    torch.testing.assert_close(prediction.variance, covariance.diagonal(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(posterior.covariance(new), covariance, atol=1e-9, rtol=0)
+    draws = posterior.sample(new, 20_000, torch.Generator().manual_seed(1))
+    spread = covariance.diagonal().sqrt()
+    assert bool(((draws.mean(0) - mean).abs() < 5 * spread / math.sqrt(20_000)).all())
+    error = (draws.mT.cov() - covariance).abs() / (spread[:, None] * spread[None])
+    assert float(error.max()) < 5 * math.sqrt(2 / 20_000)
+
+
+def test_family_must_fit_the_features() -> None:
+    problem = make_problem((5, 4))
+    with pytest.raises(ValueError, match="family has 3 variables"):
+        problem.model(MeanFieldFamily(3))
