@@ -15,7 +15,7 @@ from dustmap.linalg import AbstractOperator, CirculantOperator, ToeplitzOperator
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
 _ROUND_OFF = 1e-14
-#: A negative eigenvalue beyond this fraction of the largest is no round-off: the embedding is wrong.
+#: A negative eigenvalue beyond this fraction of the largest is an error of the embedding.
 _INDEFINITE = 1e-9
 #: float32 cannot represent the inverse of a smooth kernel whose eigenvalues spread further.
 _FLOAT32_SPREAD = 1e-6

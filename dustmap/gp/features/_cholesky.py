@@ -119,7 +119,8 @@ class CholeskyFeatures(AbstractFeatureMap):
                 f"(pivot {int(info)}, nugget {self.nugget}): pass a larger nugget, e.g. "
                 f"{max(1e-8, 100 * self.nugget):.0e}, or fewer points per length scale"
             )
-        return factor.to(self.dtype)
+        lower: Tensor = factor.to(self.dtype)
+        return lower
 
 
 @final
