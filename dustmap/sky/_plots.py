@@ -50,9 +50,11 @@ def plot_slice(density: DensityMap, z: float = 0.0, truth: DensityMap | None = N
     images = [_draw(axis, panel) for axis, panel in zip(axes, panels, strict=True)]
     axes[0].set_ylabel("heliocentric Galactic Y [pc]")
     _set_limits(axes[0], density)
-    figure.colorbar(images[0], ax=axes[:shared], label=f"density [{UNIT}]")
+    figure.colorbar(images[0], ax=axes[:shared], label=f"density [{UNIT}]", shrink=0.84)
     if len(panels) > shared:
-        figure.colorbar(images[-1], ax=axes[shared:], label=f"standard deviation [{UNIT}]")
+        figure.colorbar(
+            images[-1], ax=axes[shared:], label=f"standard deviation [{UNIT}]", shrink=0.84
+        )
     figure.suptitle(f"Dust density ({density.system}) at Z = {shown:+.0f} pc")
     return figure
 
