@@ -1,6 +1,6 @@
 """The table of experiments: an entry here is all that makes one."""
 
-from pipelines.reproduce import preconditioner
+from pipelines.reproduce import derivatives, preconditioner
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -8,6 +8,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "preconditioner",
         "CG and PCG steps on Toeplitz systems (HIP-GP paper, 5.1 and C.1)",
         preconditioner.run,
+    ),
+    Experiment(
+        "derivatives",
+        "values and derivatives in one fit: HIP-GP, SVGP and the exact GP (5.3)",
+        derivatives.run,
     ),
 )
 
