@@ -55,6 +55,9 @@ def pcg(
     """
     rule = _Rule(rtol, max_steps, refresh)
     _check_system(A, b, preconditioner, x0, rule)
+    A = _in_precision(A, b.dtype)
+    if preconditioner is not None:
+        preconditioner = _in_precision(preconditioner, b.dtype)
     with torch.no_grad():
         flat = b.reshape(-1, b.shape[-1])
         start = None if x0 is None else x0.reshape(flat.shape)
@@ -248,6 +251,13 @@ def _columns_together(
         return max(1, b.shape[0])
     bytes_per_column = (_VECTORS * b.shape[1] + _TRANSFORMS * max(tori)) * b.dtype.itemsize
     return max(2, CACHE_BYTES // bytes_per_column)
+
+
+def _in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
+    """FFT operators compute in the precision of the vector: round their spectrum only once."""
+    if isinstance(A, ToeplitzOperator | CirculantOperator) and A.dtype != dtype:
+        return A.to(dtype)
+    return A
 
 
 def _torus_size(A: AbstractOperator) -> int | None:

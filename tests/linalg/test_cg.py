@@ -109,6 +109,23 @@ class TestAccuracy:
             )
             assert result.x.dtype == dtype
 
+    def test_computes_in_the_precision_of_the_right_hand_side(self) -> None:
+        A = ToeplitzOperator(_exponential_lags((60,)))
+        b = _right_hand_sides(2, 60).float()
+        P = _circulant_inverse(_exponential_lags((60,)), 20)
+        result = pcg(A, b, rtol=1e-5, preconditioner=P)
+        assert result.x.dtype == torch.float32
+        narrow = pcg(A.to(torch.float32), b, rtol=1e-5, preconditioner=P.to(torch.float32))
+        assert torch.equal(result.x, narrow.x)
+
+    def test_steps_without_a_tolerance_approach_the_solution(self) -> None:
+        """rtol = 0 asks for exactly max_steps steps, as the truncated PCG of HIP-GP does."""
+        A, b = ToeplitzOperator(_exponential_lags((9, 8))), _right_hand_sides(2, 72)
+        results = [pcg(A, b, rtol=0.0, max_steps=steps) for steps in (5, 10, 20)]
+        assert [int(r.steps.max()) for r in results] == [5, 10, 20]
+        worst = [float(r.residuals.max()) for r in results]
+        assert worst[0] > worst[1] > worst[2] > 0
+
     def test_batch_shapes(self) -> None:
         A = DiagonalOperator(torch.arange(1.0, 5.0))
         for batch in ((), (3,), (2, 3), (0,)):
