@@ -56,7 +56,6 @@ class CirculantOperator(AbstractOperator):
                     f"CirculantOperator: {name} must be a box inside the torus "
                     f"{self.torus_shape}, got {box}"
                 )
-
         object.__setattr__(self, "_rotated", first_axis_last(self.spectrum))
 
     @property
