@@ -59,7 +59,7 @@ prepare_environment() {
     fi
     echo "Installing dustmap${extra:+[$extra]} into $root/.venv"
     rm -f "$stamp"
-    "$python" -m pip install --quiet --disable-pip-version-check \
+    "$python" -m pip install --quiet --quiet --disable-pip-version-check \
         --constraint "$root/scripts/constraints.txt" \
         --editable "$root${extra:+[$extra]}" || return 1
     echo "$now" >"$stamp"
