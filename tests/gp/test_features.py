@@ -1,6 +1,7 @@
 """Feature maps against dense algebra: R φ = k_u, residual variances, products, gradients."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,10 +54,11 @@ def make_map(
     prior = GridPrior.padded(kernel, grid, dtype=dtype)
     if name == "torus":
         return TorusFeatures(prior)
-    return HIPFeatures(prior, rtol=1e-11 if dtype == torch.float64 else 1e-6, max_steps=500)
+    rtol, dense_below = (1e-11 if dtype == torch.float64 else 1e-6), (4096 * (name == "hip-dense"))
+    return HIPFeatures(prior, rtol=rtol, max_steps=500, dense_below=dense_below)
 
 
-MAPS = ["hip", "torus", "cholesky"]
+MAPS = ["hip", "hip-dense", "torus", "cholesky"]
 
 
 def dense_terms(prior: GridPrior, functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,7 +73,7 @@ def dense_terms(prior: GridPrior, functional: AbstractFunctional) -> tuple[Tenso
 def test_hip_rows_satisfy_the_whitening_equation(shape: tuple[int, ...]) -> None:
     prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), make_grid(shape))
     functional = make_functional(len(shape))
-    rows = HIPFeatures(prior, rtol=1e-12, max_steps=500).rows(functional)
+    rows = HIPFeatures(prior, rtol=1e-12, max_steps=500, dense_below=0).rows(functional)
     K_uu, K_fu, k_ff = dense_terms(prior, functional)
     R = prior.root().to_dense().detach()
     torch.testing.assert_close(rows.phi.detach() @ R.mT, K_fu, rtol=0, atol=1e-8)
@@ -89,7 +91,7 @@ def test_torus_rows_satisfy_the_whitening_equation_and_explain_more(shape: tuple
     _, K_fu, _ = dense_terms(prior, functional)
     R = prior.root().to_dense().detach()
     torch.testing.assert_close(rows.phi.detach() @ R.mT, K_fu, rtol=0, atol=1e-6)
-    hip = HIPFeatures(prior, rtol=1e-12, max_steps=500).rows(functional)
+    hip = HIPFeatures(prior, rtol=1e-12, max_steps=500, dense_below=0).rows(functional)
     assert bool((rows.residual_variance > -1e-7).all())
     assert bool((rows.residual_variance <= hip.residual_variance + 1e-7).all())
 
@@ -100,7 +102,7 @@ def test_truncated_pcg_keeps_the_exact_residual_variance_of_its_weights(
 ) -> None:
     prior = GridPrior.padded(Matern52(0.5, 0.7, dim=len(shape)), make_grid(shape))
     functional = make_functional(len(shape))
-    features = HIPFeatures(prior, rtol=1e-12, max_steps=2)
+    features = HIPFeatures(prior, rtol=1e-12, max_steps=2, dense_below=0)
     w = features.weights(functional)[0].detach()
     rows = features.rows(functional)
     K_uu, K_fu, k_ff = dense_terms(prior, functional)
@@ -154,7 +156,7 @@ def test_chunks_do_not_change_the_rows(name: str) -> None:
 
 def _with_memory(features: AbstractFeatureMap, memory: int) -> AbstractFeatureMap:
     if isinstance(features, HIPFeatures):
-        return HIPFeatures(features.prior, features.estimator, features.rtol, 500, memory)
+        return replace(features, memory=memory)
     if isinstance(features, TorusFeatures):
         return TorusFeatures(features.prior, features.estimator, memory)
     assert isinstance(features, CholeskyFeatures)
@@ -201,7 +203,8 @@ def _map_on(
     prior = GridPrior.padded(kernel, grid, torus_shape=torus)
     if name == "torus":
         return TorusFeatures(prior)
-    return HIPFeatures(prior, rtol=1e-13, max_steps=200)
+    below = 4096 if name == "hip-dense" else 0
+    return HIPFeatures(prior, rtol=1e-13, max_steps=200, dense_below=below)
 
 
 def test_finer_grids_leave_less_unexplained() -> None:

@@ -80,7 +80,8 @@ def make_problem(shape: tuple[int, ...], name: str = "hip", noise: float = 0.05)
     kernel = Matern32(0.4, 1.2, dim=dim)
     prior = GridPrior.padded(kernel, grid)
     maps: dict[str, AbstractFeatureMap] = {
-        "hip": HIPFeatures(prior, rtol=1e-12, max_steps=500),
+        "hip": HIPFeatures(prior, rtol=1e-12, max_steps=500, dense_below=0),
+        "hip-dense": HIPFeatures(prior),
         "torus": TorusFeatures(prior),
         "cholesky": CholeskyFeatures(kernel, grid),
     }
@@ -103,7 +104,7 @@ def families(problem: Problem) -> dict[str, AbstractFamily]:
     }
 
 
-@pytest.mark.parametrize("name", ["hip", "torus", "cholesky"])
+@pytest.mark.parametrize("name", ["hip", "hip-dense", "torus", "cholesky"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_full_rank_direct_solution_is_the_exact_posterior(
     name: str, shape: tuple[int, ...]
@@ -271,7 +272,7 @@ def test_streamed_rows_give_the_stored_rows_result() -> None:
     assert a.elbo == pytest.approx(b.elbo, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["hip", "torus", "cholesky"])
+@pytest.mark.parametrize("name", ["hip", "hip-dense", "torus", "cholesky"])
 def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
     problem = make_problem((5, 4), name)
     member = families(problem)["block"]

@@ -82,6 +82,33 @@ class InverseOperator(AbstractOperator):
 
 
 @final
+class CholeskyInverseOperator(AbstractOperator):
+    """A⁻¹ (M, M) of A = L Lᵀ, for the float64 factor L; answers in the dtype of `like`."""
+
+    def __init__(self, factor: Tensor, like: torch.dtype) -> None:
+        self._factor, self._like = factor, like
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._factor), len(self._factor)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like
+
+    @property
+    def device(self) -> torch.device:
+        return self._factor.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        columns = x.reshape(-1, x.shape[-1]).to(self._factor.dtype).mT
+        return torch.cholesky_solve(columns, self._factor).mT.reshape(x.shape).to(x.dtype)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+
+@final
 class CrossCovarianceOperator(AbstractOperator):
     """K_fu (N, M) of a functional: stored when it fits the budget, else recomputed by chunks.
 
