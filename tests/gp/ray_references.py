@@ -25,7 +25,7 @@ def integral_with_kink(f: Callable[[float], float], a: float, b: float, kink: fl
     """∫_a^b f by adaptive quadrature on either side of the kink."""
     ends = [a, min(max(kink, a), b), b]
     pieces = [
-        scipy.integrate.quad(f, p, q, epsabs=1e-13, epsrel=1e-12, limit=200)[0]
+        scipy.integrate.quad(f, p, q, epsabs=1e-11, epsrel=1e-10, limit=200)[0]
         for p, q in itertools.pairwise(ends)
         if q > p
     ]
