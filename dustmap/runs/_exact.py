@@ -1,13 +1,11 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 
 from dustmap.config import Config, ModelConfig
 from dustmap.gp import (
-    AbstractPosterior,
     Batch,
     ConstantMean,
     ExactGP,
@@ -23,6 +21,7 @@ from dustmap.gp.kernels import (
     StationaryKernel,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.runs._star_fit import Hyperparameters, StarFit
 
 KERNELS = {
     "matern12": Matern12,
@@ -33,31 +32,6 @@ KERNELS = {
 MOST_ROWS = 10_000  # beyond, the dense covariance is too much to factor
 QUADRATURE_ORDER = 32  # Gauss-Legendre points a ray
 MONTE_CARLO_POINTS = 64  # seeded stratified points a ray
-
-
-@final
-@dataclass(frozen=True)
-class Hyperparameters:
-    """length in pc, std and mean in mag/pc; noise: factor on the errors of the data."""
-
-    length: float
-    std: float
-    mean: float
-    noise: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class StarFit:
-    """The posterior of the density, and how it was found."""
-
-    posterior: AbstractPosterior
-    hyperparameters: Hyperparameters
-    log_evidence: float
-    learning: HyperparameterFit | None
 
 
 def fit_exact(config: Config, data: Batch) -> StarFit:

@@ -14,8 +14,9 @@ from dustmap import config as configuration
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.runs._directory import RunDirectory
-from dustmap.runs._exact import Hyperparameters, StarFit, condition_exact
+from dustmap.runs._engines import engine_of
 from dustmap.runs._run import AbstractFinishedRun
+from dustmap.runs._star_fit import Hyperparameters, StarFit
 from dustmap.runs._stars import (
     ARCHIVE,
     HYPERPARAMETERS,
@@ -45,12 +46,15 @@ class StarMap(AbstractFinishedRun):
     run: StarRun
     fit: StarFit
 
+    @property
+    def device(self) -> torch.device:
+        return self.run.observed.batch.y.device
+
     def evaluate(self, catalog: Path) -> Mapping[str, Any]:
         """Scores of measured extinctions; stars outside the box by the run's policy, counted."""
         stars = read_stars([catalog], self.run.stars.system)
         policy = OutsidePolicy(self.run.config.grid.outside)
-        device = self.run.observed.batch.y.device
-        observed = observe(stars, self.run.grid, policy, torch.float64, device)
+        observed = observe(stars, self.run.grid, policy, torch.float64, self.device)
         return score(self.fit, observed.batch).as_dict() | {
             "rays_truncated_at_the_box": observed.counts.truncated,
             "stars_dropped_outside_the_box": observed.counts.dropped,
@@ -77,8 +81,7 @@ class StarMap(AbstractFinishedRun):
 
     def at(self, positions: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Extinctions to and densities at X, Y, Z in pc (N, 3); NaN where a ray leaves the box."""
-        device = self.run.observed.batch.y.device
-        places = torch.from_numpy(positions).to(device)
+        places = torch.from_numpy(positions).to(self.device)
         rays, inside, _ = LineIntegrals.from_observer(places).clipped(
             self.run.grid.lower, self.run.grid.upper, OutsidePolicy.DROP
         )
@@ -97,7 +100,7 @@ class StarMap(AbstractFinishedRun):
     ) -> Mapping[str, Any]:
         """Writes mean and standard deviation on `grid`, or on the run's."""
         density, clamped = predict_map(
-            self.fit.posterior, grid or self.run.grid, self.run.stars.system
+            self.fit.posterior, grid or self.run.grid, self.run.stars.system, self.device
         )
         provenance = Provenance(configuration.sha256(self.run.config), ("exported from a run",))
         WRITERS[kind](output, density, provenance, overwrite)
@@ -131,4 +134,4 @@ def open_star_map(directory: RunDirectory) -> StarMap:
     config = directory.config()
     run = assemble(config, read_archive(directory.path / ARCHIVE), None)
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
-    return StarMap(run, condition_exact(config, run.data(run.train), at))
+    return StarMap(run, engine_of(config).condition(config, run.data(run.train), at))

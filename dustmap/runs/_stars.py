@@ -15,9 +15,10 @@ from dustmap.gp._hyperparameters import HyperparameterFit
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference._diagnostics import Scores, scores
 from dustmap.runs._directory import RunDirectory
-from dustmap.runs._exact import MOST_ROWS, StarFit, exact_bytes, fit_exact
+from dustmap.runs._engines import engine_of
 from dustmap.runs._report import Check, Report, Stopwatch
 from dustmap.runs._run import AbstractRun, Plan, device_of
+from dustmap.runs._star_fit import StarFit
 from dustmap.sky import (
     DensityMap,
     Observations,
@@ -63,7 +64,7 @@ class StarRun(AbstractRun):
             "device": str(device_of(self.config.compute)),
             **self.counts(),
         }
-        needed = exact_bytes(len(self.train), self.grid.size)
+        needed = engine_of(self.config).bytes_needed(len(self.train), self.grid.size)
         return Plan(counts, needed, self.config.compute.memory_bytes)
 
     def counts(self) -> dict[str, Any]:
@@ -82,12 +83,14 @@ class StarRun(AbstractRun):
         write_archive(directory.path / ARCHIVE, self.stars)
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         with watch.stage("fit"):
-            fit = fit_exact(self.config, self.data(self.train))
+            fit = engine_of(self.config).fit(self.config, self.data(self.train))
         _record_fit(directory, fit)
         with watch.stage("evaluate"):
             held_out = self.score(fit)
         with watch.stage("map"):
-            density, clamped = predict_map(fit.posterior, self.grid, self.stars.system)
+            density, clamped = predict_map(
+                fit.posterior, self.grid, self.stars.system, device_of(self.config.compute)
+            )
         with watch.stage("export"):
             outputs = self.export(directory, density)
         sections: dict[str, dict[str, Any]] = {
@@ -129,17 +132,14 @@ class StarRun(AbstractRun):
 
 def prepare_stars(config: Config) -> StarRun:
     """Reads and checks all that the run needs; writes nothing."""
-    if config.fit.engine != "exact":
-        raise ValueError(
-            f'fit.engine = "{config.fit.engine}" does not map stars yet; expected "exact"'
-        )
+    engine = engine_of(config)
     stars = read_stars(config.data.catalog, config.data.system)
     truth = read_map(config.data.truth) if config.data.truth else None
     run = assemble(config, stars, truth)
-    if len(run.train) > MOST_ROWS:
+    if len(run.train) > engine.most_rows:
         raise ValueError(
-            f'fit.engine = "exact" takes at most {MOST_ROWS:,} stars, and {len(run.train):,} are '
-            "left to fit; raise data.holdout or take a part of the catalog"
+            f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
+            f"{len(run.train):,} are left to fit; raise data.holdout or take a part of the catalog"
         )
     return run
 
@@ -170,10 +170,10 @@ def grid_of(config: GridConfig) -> RegularGrid:
 
 
 def predict_map(
-    posterior: AbstractPosterior, grid: RegularGrid, system: str
+    posterior: AbstractPosterior, grid: RegularGrid, system: str, device: torch.device
 ) -> tuple[DensityMap, int]:
     """Mean and standard deviation at the nodes, and how many variances were clamped to zero."""
-    points = grid.points()
+    points = grid.points(device=device)
     parts = []
     for start in range(0, len(points), NODES_AT_ONCE):
         log.info("map: %d of %d nodes", start, len(points))

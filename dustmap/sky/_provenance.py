@@ -14,7 +14,7 @@ def _now() -> str:
 @final
 @dataclass(frozen=True)
 class Provenance:
-    """config_sha256 of the run's resolved configuration; `steps` in words, one line each."""
+    """config_sha256 of the resolved configuration, empty without one; `steps`, a line each."""
 
     config_sha256: str
     steps: tuple[str, ...] = ()
@@ -23,4 +23,5 @@ class Provenance:
 
     def history(self) -> tuple[str, ...]:
         """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""
-        return (self.creator, "sha256 of the configuration:", self.config_sha256, *self.steps)
+        configured = ("sha256 of the configuration:", self.config_sha256)
+        return (self.creator, *(configured if self.config_sha256 else ()), *self.steps)

@@ -257,6 +257,23 @@ def test_a_missing_device_is_named(sky: Path) -> None:
         prepare(load(sky / "run.toml", ["compute.device=cuda"]))
 
 
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
+    config = load(sky / "run" / "config.toml", ["compute.device=cuda"])
+    execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
+    found, expected = read_map(tmp_path / "run"), read_map(sky / "run")
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-3, atol=1e-6)
+    assert isinstance(open_run(tmp_path / "run"), StarMap)
+
+
+def test_more_stars_than_the_engine_takes_are_refused(tmp_path: Path) -> None:
+    stars, _ = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 10_002, seed=2)
+    write_stars(tmp_path / "sky.fits", stars)
+    (tmp_path / "run.toml").write_text(CONFIG.replace('truth = "truth.zarr"', ""))
+    with pytest.raises(ValueError, match=r"takes at most 10,000 stars, and 10,002 are left"):
+        prepare(load(tmp_path / "run.toml", ["data.holdout=0"]))
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a run directory"):
         open_run(tmp_path)

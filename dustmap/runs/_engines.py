@@ -1,0 +1,36 @@
+"""The engines that map stars, by the name that fit.engine gives them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from dustmap.config import Config
+from dustmap.gp import Batch
+from dustmap.runs._exact import MOST_ROWS, condition_exact, exact_bytes, fit_exact
+from dustmap.runs._star_fit import Hyperparameters, StarFit
+
+
+@final
+@dataclass(frozen=True)
+class Engine:
+    """fit learns and conditions; condition brings the posterior back at what fit has learned.
+
+    bytes_needed (rows, nodes): of the largest stage; most_rows: data beyond are refused.
+    """
+
+    fit: Callable[[Config, Batch], StarFit]
+    condition: Callable[[Config, Batch, Hyperparameters], StarFit]
+    bytes_needed: Callable[[int, int], int]
+    most_rows: int
+
+
+ENGINES = {"exact": Engine(fit_exact, condition_exact, exact_bytes, MOST_ROWS)}
+
+
+def engine_of(config: Config) -> Engine:
+    """The engine of a configuration; one that does not map stars yet is an error."""
+    name = config.fit.engine
+    if name not in ENGINES:
+        known = ", ".join(f'"{engine}"' for engine in ENGINES)
+        raise ValueError(f'fit.engine = "{name}" does not map stars yet; expected {known}')
+    return ENGINES[name]

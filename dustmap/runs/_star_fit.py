@@ -1,0 +1,32 @@
+"""What every engine gives for stars: a posterior of the density, and how it was found."""
+
+from dataclasses import asdict, dataclass
+from typing import final
+
+from dustmap.gp import AbstractPosterior
+from dustmap.gp._hyperparameters import HyperparameterFit
+
+
+@final
+@dataclass(frozen=True)
+class Hyperparameters:
+    """length in pc, std and mean in mag/pc; noise: factor on the errors of the data."""
+
+    length: float
+    std: float
+    mean: float
+    noise: float
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarFit:
+    """The posterior of the density, and how it was found."""
+
+    posterior: AbstractPosterior
+    hyperparameters: Hyperparameters
+    log_evidence: float
+    learning: HyperparameterFit | None
