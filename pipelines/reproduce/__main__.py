@@ -13,7 +13,7 @@ import torch
 
 from pipelines.reproduce import _results
 from pipelines.reproduce._experiment import Experiment, Goal, MissingData, Request
-from pipelines.reproduce._table import EXPERIMENTS, find
+from pipelines.reproduce._table import EXPERIMENTS, UnknownExperiment, find
 from pipelines.reproduce._timing import stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.output or (TRIALS if options.quick else RESULTS)
     try:
         return _run(find(options.name), Request(options.quick, options.data), folder)
-    except KeyError as error:
-        _complain(str(error.args[0]))
-    except MissingData as error:
+    except (UnknownExperiment, MissingData) as error:
         _complain(str(error))
-    return 2
+        return 2
 
 
 def _run(experiment: Experiment, request: Request, folder: Path) -> int:

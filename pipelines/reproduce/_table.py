@@ -1,6 +1,8 @@
 """The table of experiments: an entry here is all that makes one."""
 
-from pipelines.reproduce import derivatives, preconditioner
+from typing import final
+
+from pipelines.reproduce import derivatives, preconditioner, spatial
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -14,7 +16,17 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "values and derivatives in one fit: HIP-GP, SVGP and the exact GP (5.3)",
         derivatives.run,
     ),
+    Experiment(
+        "spatial",
+        "house prices and land temperature: error and time against M (5.4)",
+        spatial.run,
+    ),
 )
+
+
+@final
+class UnknownExperiment(Exception):
+    """No experiment of the table has that name."""
 
 
 def find(name: str) -> Experiment:
@@ -23,4 +35,4 @@ def find(name: str) -> Experiment:
         if experiment.name == name:
             return experiment
     known = ", ".join(experiment.name for experiment in EXPERIMENTS)
-    raise KeyError(f"no experiment is called {name!r}; there are {known}")
+    raise UnknownExperiment(f"no experiment is called {name!r}; there are {known}")

@@ -172,9 +172,9 @@ def grid() -> RegularGrid:
 
 
 def hip(kernel: AbstractKernel, rtol: float, max_steps: int) -> HIPFeatures:
-    """HIP-GP's features with a given stop of PCG."""
+    """HIP-GP's features with a given stop of PCG, which so few points would not need."""
     prior = GridPrior.padded(kernel, grid(), padding=PADDING)
-    return HIPFeatures(prior, rtol=rtol, max_steps=max_steps)
+    return HIPFeatures(prior, rtol=rtol, max_steps=max_steps, dense_below=0)
 
 
 def variational(features: AbstractFeatureMap, batch: Batch) -> AbstractPosterior:

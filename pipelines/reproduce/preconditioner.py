@@ -5,7 +5,8 @@ solves are in float64, of standard normal right-hand sides, and a column has con
 *true* residual satisfies ‖b − K x‖ ≤ rtol ‖b‖. Five methods:
 
     cg         no preconditioner
-    pcg        upper-left block of C⁻¹, C the torus of the wrapped kernel with 4 ℓ of padding
+    pcg        upper-left block of C⁻¹, C the wrapped kernel on a torus with 4 ℓ of padding or,
+               where that is much smaller, 1 ℓ: what all engines use
     pcg wide   the same with 6 ℓ: where ℓ < h, 4 ℓ are three cells, one step too few
     floored    the same of the minimal 2M − 2 embedding, indefinite spectra floored at 2 |λ_min|
     published  the minimal embedding with its spectrum clamped at 1e-6, for the preconditioner
@@ -25,7 +26,7 @@ from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
 from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, SolveStatus, pcg
 from pipelines.reproduce import _preconditioner_figure as figure
-from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
+from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, Value, number
 from pipelines.reproduce._timing import stopwatch
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,9 @@ def box_part(quick: bool) -> Iterator[Row]:
         for rtol in (1e-6,) if quick else (1e-6, 1e-10):
             name: Row = {"part": "thin box", "kernel": "Matérn-3/2", "M": thin.size, "ell": scale}
             system = System(Matern32(scale, dim=3), thin, rtol, 3 if quick else 25, name)
-            yield from compare(system, ("cg", "pcg", "floored", "published"))
+            # The published code stalls above 1e-6 already.
+            last = ("published",) if rtol == 1e-6 else ()
+            yield from compare(system, ("cg", "pcg", "floored", *last))
     if not quick:
         grid = RegularGrid((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (50, 50, 25))
         name = {"part": "box", "kernel": "Matérn-3/2", "M": grid.size, "ell_over_h": 4.0}
@@ -139,7 +142,14 @@ def compare(system: System, methods: tuple[str, ...], jitter: float | None = Non
                 K, b, preconditioner=P, rtol=system.rtol, max_steps=MAX_STEPS
             )
         )
-        row = {**system.name, "rtol": system.rtol, "method": method, **summary(result)}
+        row: dict[str, Value] = {
+            **system.name,
+            "rtol": system.rtol,
+            "method": method,
+            **summary(result),
+        }
+        if isinstance(P, CirculantOperator):
+            row["preconditioner_torus"] = P.torus_shape
         if method == "published":
             row["product_error"] = relative_error(K.matmul(b), exact.matmul(b))
         what = f"{row['part']}, M = {row['M']}, {method}"
