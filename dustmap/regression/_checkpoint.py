@@ -1,0 +1,197 @@
+"""Fitted regressions as directories of one JSON and one npz file; nothing is pickled.
+
+model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
+arrays.npz    the exact engine: the data; the gridded engine: mean and statistics of q(ε)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.gp import (
+    AbstractMean,
+    Batch,
+    ConstantMean,
+    LinearMean,
+    RegularGrid,
+)
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel, KernelTerm
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import VariationalPosterior
+from dustmap.regression import _hip
+from dustmap.regression._fit import ExactState, HipState, Regression
+from dustmap.regression._learning import KERNELS, Prior
+from dustmap.regression._plan import HipPlan
+from dustmap.regression._scaling import Standardisation, kernel_of_terms
+
+MODEL = "model.json"
+ARRAYS = "arrays.npz"
+FORMAT = 1
+
+_Json = dict[str, Any]
+
+
+def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None:
+    """Writes model.json and arrays.npz into a new or empty directory."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} exists already: choose another name, or remove it first")
+    path.mkdir(parents=True, exist_ok=True)
+    content = {
+        "format": FORMAT,
+        "parameters": {name: _plain(value) for name, value in parameters.items()},
+        "engine": fitted.engine,
+        "scaling": asdict(fitted.scaling),
+        "kernel": _terms(fitted.prior.kernel),
+        "mean": fitted.prior.mean.coefficients().tolist(),
+        "linear_mean": isinstance(fitted.prior.mean, LinearMean),
+        "noise": _noise(fitted.prior.likelihood),
+        "noise_is_given": fitted.noise_is_given,
+        "evidence": fitted.evidence,
+        "report": fitted.report,
+    }
+    if isinstance(fitted.state, HipState):
+        content["plan"] = _plain_plan(fitted.state.plan)
+    np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
+    # Last: a directory without it is not a model.
+    (path / MODEL).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> tuple[Regression, _Json]:
+    """The fitted regression of `write`, and the arguments of its estimator."""
+    if not (path / MODEL).is_file():
+        raise FileNotFoundError(f"{path}: expected a directory with {MODEL} and {ARRAYS}")
+    content = json.loads((path / MODEL).read_text(encoding="utf-8"))
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path / MODEL} has format {content.get('format')!r} and this version of dustmap "
+            f"reads {FORMAT}: fit the model again"
+        )
+    with np.load(path / ARRAYS, allow_pickle=False) as stored:
+        arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
+    prior = _prior(content)
+    fitted = Regression(
+        scaling=_scaling(content["scaling"]),
+        prior=prior,
+        state=_state(prior, content, arrays),
+        evidence=content["evidence"],
+        noise_is_given=content["noise_is_given"],
+        report=content["report"],
+    )
+    return fitted, {name: _argument(value) for name, value in content["parameters"].items()}
+
+
+def _arrays(state: ExactState | HipState) -> dict[str, NDArray[Any]]:
+    if isinstance(state, HipState):
+        q = state.posterior.state
+        return {"mean": q.mean.numpy(), "statistics": q.statistics.numpy()}
+    data = state.data
+    assert isinstance(data.functional, PointValues)
+    assert data.noise_variance is not None
+    tensors = {"x": data.functional.x, "y": data.y, "noise": data.noise_variance}
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+
+
+def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> ExactState | HipState:
+    if content["engine"] == "exact":
+        return ExactState.of(prior, Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"]))
+    plan = _plan(content["plan"])
+    model = _hip.build_model(prior, plan)
+    q = model.family.posterior(arrays["mean"], arrays["statistics"])
+    return HipState(VariationalPosterior(model, q), plan)
+
+
+def _terms(kernel: AbstractKernel) -> list[_Json]:
+    return [
+        {
+            "profile": term.profile.name,
+            "variance": float(term.variance.detach()),
+            "lengthscale": term.lengthscale.detach().expand(kernel.dim).tolist(),
+        }
+        for term in kernel.terms()
+    ]
+
+
+def _kernel(terms: list[_Json]) -> AbstractKernel:
+    return kernel_of_terms(
+        [
+            KernelTerm(
+                torch.tensor(term["variance"], dtype=torch.float64),
+                torch.tensor(term["lengthscale"], dtype=torch.float64),
+                KERNELS[term["profile"]](term["lengthscale"]).profile,
+            )
+            for term in terms
+        ]
+    )
+
+
+def _prior(content: _Json) -> Prior:
+    value = content["mean"]
+    mean: AbstractMean = (
+        LinearMean(value[1:], value[0]) if content["linear_mean"] else ConstantMean(value[0])
+    )
+    return Prior(_kernel(content["kernel"]), mean, GaussianLikelihood(**content["noise"]))
+
+
+def _noise(likelihood: GaussianLikelihood) -> dict[str, float | None]:
+    logs = {"scale": likelihood.log_scale, "jitter": likelihood.log_jitter}
+    return {name: None if log is None else float(log.detach().exp()) for name, log in logs.items()}
+
+
+def _scaling(content: _Json) -> Standardisation:
+    return Standardisation(
+        tuple(content["x_center"]),
+        tuple(content["x_scale"]),
+        content["y_center"],
+        content["y_scale"],
+    )
+
+
+def _plain_plan(plan: HipPlan) -> _Json:
+    return asdict(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")}
+
+
+def _plan(content: _Json) -> HipPlan:
+    block = content["block"]
+    return HipPlan(
+        grid=_grid(content["grid"]),
+        torus_shape=tuple(content["torus_shape"]),
+        whitening=content["whitening"],
+        family=content["family"],
+        block=None if block is None else tuple(block),
+        n=content["n"],
+        dtype=getattr(torch, content["dtype"]),
+        max_memory=content["max_memory"],
+    )
+
+
+def _grid(content: _Json) -> RegularGrid:
+    return RegularGrid(tuple(content["lower"]), tuple(content["spacing"]), tuple(content["shape"]))
+
+
+def _plain(value: Any) -> Any:
+    """An argument of the estimator as JSON; `_argument` reads it back."""
+    if isinstance(value, AbstractKernel):
+        return {"kernel": _terms(value)}
+    if isinstance(value, RegularGrid):
+        return {"grid": asdict(value)}
+    if isinstance(value, np.random.RandomState):
+        return None  # a stream has no value that would reproduce the fit
+    if isinstance(value, tuple | frozenset | set):
+        return {"tuple": list(value)}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _argument(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "kernel" in value:
+        return _kernel(value["kernel"])
+    return _grid(value["grid"]) if "grid" in value else tuple(value["tuple"])

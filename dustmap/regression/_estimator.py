@@ -1,0 +1,238 @@
+"""The scikit-learn estimator."""
+
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.regression import _arguments, _checkpoint, _learning
+from dustmap.regression._fit import FitSettings, Regression, fit
+from dustmap.regression._scaling import Array, Standardisation, spread
+
+Prediction = Array | tuple[Array, Array]
+
+
+@final
+class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian process regression in one to four dimensions, for hundreds to millions of rows.
+
+    y_n = f(x_n) + noise with f ~ GP(mean, kernel). Small data are fitted exactly; large ones
+    through inducing points on a regular grid (Wu et al. 2021), whose covariances need only FFTs.
+    Inputs and targets are standardised inside; everything here is in the units of X and y.
+
+    Parameters
+    ----------
+    kernel : "matern12", "matern32", "matern52", "squared-exponential", or a kernel
+        A name stands for that kernel with one length scale per column of X. A
+        `dustmap.gp.kernels` object starts at its own parameters; it is copied, not changed.
+    grid : "auto", tuple of points per axis, or RegularGrid
+        "auto" covers the data with a spacing tied to the learned length scale and the noise.
+    engine : "auto", "exact" or "hip"
+        "auto" is the dense exact GP for N ≤ 2,000 or more than four columns, unless a grid is
+        given, and the grid otherwise. See `engine_`.
+    family : "auto", "full", "block" or "mean-field"
+        Structure of the posterior covariance on the grid. Only "full" has the right standard
+        deviations: the others ignore correlations and are too wide. The mean is the same in all.
+        "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
+    block : tuple of nodes per axis
+        Tiles of family="block"; 64 nodes by default. Larger ones are closer to "full".
+    whitening : "auto", "torus", "hip" or "cholesky"
+        Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
+        "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
+    mean : "constant" or "linear"
+    noise : "auto", "learn", "given", "scale", "jitter" or a number
+        "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
+        learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
+        is noise_std, "learn" otherwise. A number is the standard deviation of all data.
+    learn : bool or names out of "length", "variance", "noise", "mean"
+        What is learned, by maximising the exact evidence of `n_learn` random rows.
+    n_learn : int
+    padding : float
+        Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
+    dtype : "float64" or "float32"
+        Of the gridded engine; the exact engine is float64.
+    max_memory : int
+        Bytes the fit may take; a plan beyond it is refused before it starts.
+    random_state : int, RandomState instance or None
+
+    Attributes
+    ----------
+    engine_ : "exact" or "hip"
+    kernel_ : the kernel, learned
+    grid_ : RegularGrid, or None for the exact engine
+    noise_std_ : learned (or given) standard deviation of the noise; None where it comes per datum
+    mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
+    log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters
+    elbo_ : its lower bound with the grid
+    report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "matern32",
+        *,
+        grid: Any = "auto",
+        engine: str = "auto",
+        family: str = "auto",
+        block: tuple[int, ...] | None = None,
+        whitening: str = "auto",
+        mean: str = "constant",
+        noise: Any = "auto",
+        learn: Any = True,
+        n_learn: int = 1000,
+        padding: float = 4.0,
+        dtype: str = "float64",
+        max_memory: int = 4 * 2**30,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.engine = engine
+        self.family = family
+        self.block = block
+        self.whitening = whitening
+        self.mean = mean
+        self.noise = noise
+        self.learn = learn
+        self.n_learn = n_learn
+        self.padding = padding
+        self.dtype = dtype
+        self.max_memory = max_memory
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
+        """Learns hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
+        inputs, targets = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
+        targets = np.asarray(targets, np.float64)
+        std = _arguments.noise_std_of(noise_std, len(targets))
+        named = not isinstance(self.kernel, AbstractKernel)
+        scaling = Standardisation.of(inputs, targets, unit_scales=not named)
+        settings = self._settings(inputs, scaling, named)
+        prior = self._prior(targets, std is not None, scaling)
+        self._keep(fit(prior, scaling.batch(inputs, targets, std), scaling, settings))
+        return self
+
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        *,
+        include_noise: bool = False,
+    ) -> Prediction:
+        """Posterior mean of f at X (N, D), with its standard deviation (N,) or covariance (N, N).
+
+        include_noise: of a new measurement y rather than of f; needs noise that is one number.
+        """
+        if return_std and return_cov:
+            raise ValueError("return_std and return_cov cannot both be True: ask for one of them")
+        fitted, points = self._query(X)
+        noise = self._noise_variance() if include_noise else 0.0
+        scale = fitted.scaling.y_scale
+        if return_cov:
+            mean = self._mean(fitted.posterior.predict(points).mean)
+            covariance = fitted.posterior.covariance(points).double().numpy() * scale**2
+            return mean, covariance + noise * np.eye(len(mean))
+        prediction = fitted.posterior.predict(points)
+        mean = self._mean(prediction.mean)
+        if not return_std:
+            return mean
+        variance = prediction.variance.double().numpy() * scale**2
+        return mean, np.sqrt(variance + noise)
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Joint draws of f at X from the posterior, (N, n_samples)."""
+        fitted, points = self._query(X)
+        generator = torch.Generator().manual_seed(_arguments.seed_of(random_state))
+        drawn = fitted.posterior.sample(points, n_samples, generator)
+        return self._mean(drawn.mT)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the fitted regression to a new directory of JSON and npy files (no pickle)."""
+        check_is_fitted(self)
+        _checkpoint.write(Path(path), self._regression, self.get_params(deep=False))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote, ready to predict."""
+        regression, parameters = _checkpoint.read(Path(path))
+        estimator = cls(**parameters)
+        estimator.n_features_in_ = len(regression.scaling.x_scale)
+        estimator._keep(regression)
+        return estimator
+
+    def _settings(self, inputs: Array, scaling: Standardisation, named: bool) -> FitSettings:
+        grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
+        return FitSettings(
+            engine=_arguments.engine_of(self.engine, self.grid, *inputs.shape),
+            grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
+            hip=_arguments.hip_settings(
+                self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
+            ),
+            n_learn=self.n_learn,
+            seed=_arguments.seed_of(self.random_state),
+            search_start=named,
+        )
+
+    def _prior(self, targets: Array, given: bool, scaling: Standardisation) -> _learning.Prior:
+        learned, dim = _learning.learned_names(self.learn), len(scaling.x_scale)
+        width = float(spread(targets)) / scaling.y_scale
+        return _learning.Prior(
+            _learning.make_kernel(self.kernel, dim, learned),
+            _learning.make_mean(self.mean, dim, learned),
+            _learning.make_likelihood(self.noise, given, scaling.y_scale, width, learned),
+        )
+
+    def _keep(self, fitted: Regression) -> None:
+        """Sets the attributes of a fitted estimator."""
+        self._regression = fitted
+        scaling = fitted.scaling
+        self.engine_ = fitted.engine
+        self.kernel_ = scaling.user_kernel(fitted.prior.kernel)
+        self.grid_ = fitted.grid
+        coefficients = fitted.prior.mean.coefficients().detach().numpy()
+        self.mean_ = scaling.user_mean(coefficients)
+        self.noise_std_ = fitted.noise_std()
+        self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
+        for name in ("log_evidence_", "elbo_"):
+            self.__dict__.pop(name, None)
+        setattr(self, "log_evidence_" if fitted.engine == "exact" else "elbo_", fitted.evidence)
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        terms = [
+            {
+                "profile": term.profile.name,
+                "length": term.lengthscale.tolist(),
+                "std": float(term.variance.detach()) ** 0.5,
+            }
+            for term in self.kernel_.terms()
+        ]
+        return {"kernel": terms, "noise_std": self.noise_std_, "mean": self.mean_.tolist()}
+
+    def _query(self, X: ArrayLike) -> tuple[Regression, PointValues]:
+        check_is_fitted(self)
+        inputs = validate_data(self, X, dtype=np.float64, reset=False)
+        fitted: Regression = self._regression
+        return fitted, fitted.scaling.points(inputs)
+
+    def _mean(self, mean: Tensor) -> Array:
+        scaling = self._regression.scaling
+        return scaling.y_center + scaling.y_scale * mean.double().numpy()
+
+    def _noise_variance(self) -> float:
+        if self.noise_std_ is None:
+            raise ValueError(
+                "include_noise=True needs noise that is one number, but the data came with a "
+                "noise_std each: add the variance of the new measurements yourself"
+            )
+        return float(self.noise_std_) ** 2

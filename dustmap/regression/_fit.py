@@ -1,0 +1,239 @@
+"""From checked data to a posterior, with the engine that suits them."""
+
+import functools
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+
+from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
+from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.inference import VariationalPosterior
+from dustmap.regression import _grid, _hip, _learning
+from dustmap.regression._learning import Prior
+from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
+from dustmap.regression._scaling import Standardisation
+
+
+@final
+@dataclass(frozen=True)
+class FitSettings:
+    """Everything about a fit but the data, checked.
+
+    grid: in standardised units, or points per axis, or None for an automatic one.
+    search_start: try a few starts of a named kernel; a user's kernel starts where it stands.
+    """
+
+    engine: str
+    grid: RegularGrid | tuple[int, ...] | None
+    hip: HipSettings
+    n_learn: int
+    seed: int
+    search_start: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ExactState:
+    """The dense engine. data: what it is conditioned on, with their whole noise."""
+
+    posterior: AbstractPosterior
+    data: Batch
+
+    @staticmethod
+    def of(prior: Prior, data: Batch) -> "ExactState":
+        """Conditions on data, whose noise_variance is all the noise there is."""
+        assert data.noise_variance is not None
+        gp = ExactGP(prior.kernel, prior.mean)
+        return ExactState(gp.condition(data.functional, data.y, data.noise_variance), data)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HipState:
+    """The gridded engine."""
+
+    posterior: VariationalPosterior
+    plan: HipPlan
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """A fitted regression, in standardised units but for `scaling`.
+
+    evidence: ln p(y) of the exact engine, its lower bound with the grid, of y in user units.
+    noise_is_given: whether the data came with noise_std.
+    report: plain values.
+    """
+
+    scaling: Standardisation
+    prior: Prior
+    state: ExactState | HipState
+    evidence: float
+    noise_is_given: bool
+    report: dict[str, Any]
+
+    @property
+    def engine(self) -> str:
+        return "exact" if isinstance(self.state, ExactState) else "hip"
+
+    @property
+    def posterior(self) -> AbstractPosterior:
+        return self.state.posterior
+
+    @property
+    def grid(self) -> RegularGrid | None:
+        """In user units; None for the exact engine."""
+        if isinstance(self.state, ExactState):
+            return None
+        return self.scaling.user_grid(self.state.plan.grid)
+
+    def noise_std(self) -> float | None:
+        """The noise of all data in user units, or None where it comes with each datum."""
+        jitter = self.prior.likelihood.log_jitter
+        if jitter is None or self.noise_is_given:
+            return None
+        return float(jitter.detach().exp()) * self.scaling.y_scale
+
+
+def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSettings) -> Regression:
+    """Learns the hyperparameters on a random subset, then conditions on all data."""
+    clock: dict[str, float] = {}
+    with _timed(clock, "learning"):
+        if settings.search_start:
+            _learning.choose_start(prior, batch, min(settings.n_learn, 300), settings.seed)
+        learned = _learning.learn(prior, batch, n_learn=settings.n_learn, seed=settings.seed)
+    engine = _fit_exact if settings.engine == "exact" else _fit_hip
+    with _timed(clock, "posterior"):
+        state, evidence, details = engine(prior, batch, settings)
+    report = {
+        "engine": settings.engine,
+        "n": len(batch),
+        "n_inputs": batch.functional.dim,
+        "learning": _learning_report(learned),
+        **details,
+        "seconds": clock,
+    }
+    evidence -= len(batch) * math.log(scaling.y_scale)
+    return Regression(scaling, prior, state, evidence, batch.noise_variance is not None, report)
+
+
+_Outcome = tuple[ExactState | HipState, float, dict[str, Any]]
+
+
+@torch.no_grad()
+def _fit_exact(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    gp = ExactGP(prior.kernel, prior.mean)
+    noise = prior.likelihood.noise_variance(batch)
+    if any(p.requires_grad for p in prior.mean.parameters()):
+        gp.fit_mean(batch.functional, batch.y, noise)
+    evidence = float(gp.log_evidence(batch.functional, batch.y, noise))
+    state = ExactState.of(prior, Batch(batch.functional, batch.y, noise))
+    return state, evidence, {"advice": []}
+
+
+def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    plan, expected = _plan_for(prior, batch, settings)
+    plan.check()
+    model = _hip.build_model(prior, plan)
+    fitted = _hip.fit_posterior(model, batch, plan.max_memory)
+    report = _hip_report(plan, fitted) | {"expected": expected}
+    posterior = VariationalPosterior(model, fitted.solution.state)
+    return HipState(posterior, plan), fitted.solution.elbo, report
+
+
+def _plan_for(prior: Prior, batch: Batch, settings: FitSettings) -> tuple[HipPlan, dict[str, Any]]:
+    """The plan on the grid asked for, or on an automatic one with what is expected of it."""
+    points, n = batch.functional, len(batch)
+    assert isinstance(points, PointValues)
+    if settings.grid is not None:
+        given = settings.grid
+        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
+        return plan_fit(prior.kernel, grid, n, settings.hip), {}
+    with torch.no_grad():
+        noise = float(prior.likelihood.noise_variance(batch).median())
+    choices = []
+    for candidate, budget in candidates(n, settings.hip):
+        n_features = functools.partial(_n_features, prior.kernel, n, candidate)
+        choice = _grid.automatic_grid(prior.kernel, points.x, noise, n_features, budget)
+        choices.append((choice, candidate))
+        if choice.fine_enough:
+            break
+    choice, candidate = min(choices, key=lambda pair: pair[0].posterior_share)
+    expected = {
+        "residual_over_noise": choice.noise_share,
+        "residual_over_posterior": choice.posterior_share,
+    }
+    return plan_fit(prior.kernel, choice.grid, n, candidate), expected
+
+
+def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
+    return plan_fit(kernel, grid, n, settings).n_features
+
+
+def _learning_report(learned: HyperparameterFit | None) -> dict[str, Any]:
+    if learned is None:
+        return {"status": "nothing to learn"}
+    return {
+        "status": learned.status.value,
+        "n_data": learned.n_data,
+        "evaluations": len(learned.objective),
+        "log_evidence": learned.log_evidence,
+        "largest_gradient": learned.largest_gradient,
+    }
+
+
+def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
+    solve = fitted.solution.solve
+    return {
+        "grid_shape": list(plan.grid.shape),
+        "torus_shape": list(plan.torus_shape),
+        "n_features": plan.n_features,
+        "whitening": plan.whitening,
+        "family": plan.family,
+        "block": None if plan.block is None else list(plan.block),
+        "bytes_needed": plan.bytes_needed,
+        "bytes_rows": plan.bytes_rows,
+        "prior": _hip.prior_report(fitted.model.features),
+        "rows": asdict(fitted.rows),
+        "solve": {
+            "status": solve.worst.name.lower(),
+            "steps": int(solve.steps.max()),
+            "residual": float(solve.residuals.max()),
+        },
+        "residual_ratio": fitted.residual_ratio,
+        "advice": _advice(fitted),
+    }
+
+
+def _advice(fitted: _hip.HipFit) -> list[str]:
+    advice = []
+    if fitted.residual_ratio > 1.0:
+        advice.append(
+            f"the grid is too coarse: it leaves {fitted.residual_ratio:.2g} times the noise "
+            f"variance of a typical datum unexplained; give grid more points per axis, or raise "
+            f"max_memory"
+        )
+    if fitted.rows.unconverged:
+        advice.append(
+            f"{fitted.rows.unconverged} of {fitted.rows.columns} rows of features stopped at a "
+            f'relative residual of up to {fitted.rows.residual:.1e}: use dtype="float64", more '
+            f'padding, or whitening="torus"'
+        )
+    if not fitted.solution.solve.converged:
+        advice.append(fitted.solution.solve.message())
+    return advice
+
+
+@contextmanager
+def _timed(clock: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    clock[name] = time.perf_counter() - start

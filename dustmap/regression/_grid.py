@@ -1,0 +1,174 @@
+"""The grid of inducing points: from the learned length scale, within a budget of points."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.gp._prior import torus_for
+from dustmap.gp.covariances import wrapped_lags
+from dustmap.gp.features import CholeskyFeatures
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+
+#: An automatic grid leaves at most these parts of the noise variance, so that data lose nothing,
+#: and of the posterior variance, so that the standard deviation of f keeps its meaning.
+NOISE_SHARE = 0.3
+POSTERIOR_SHARE = 0.1
+#: Nodes per length scale, from coarse to fine.
+_DENSITIES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+_STENCIL = {1: 8, 2: 6, 3: 4, 4: 4}
+_MIN_NODES = 4
+
+
+@final
+@dataclass(frozen=True)
+class GridChoice:
+    """A grid and the median Var r expected of it, over σ² and over the posterior variance."""
+
+    grid: RegularGrid
+    noise_share: float
+    posterior_share: float
+
+    @property
+    def fine_enough(self) -> bool:
+        return self.noise_share <= NOISE_SHARE and self.posterior_share <= POSTERIOR_SHARE
+
+
+def automatic_grid(
+    kernel: AbstractKernel,
+    x: Tensor,
+    noise_variance: float,
+    n_features: Callable[[RegularGrid], int],
+    max_features: int,
+) -> GridChoice:
+    """The coarsest grid over the data x (N, D) that is fine enough.
+
+    n_features: grid ↦ M_w. Where no such grid has M_w ≤ max_features, the finest that has; at
+    least the coarsest of all, of one node per length scale.
+    """
+    lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
+    _refuse_flat(lower, upper)
+    per_volume = typical_density(x, shortest_lengths(kernel))
+    chosen: GridChoice | None = None
+    for density in _DENSITIES:
+        grid = _covering(lower, upper, (shortest_lengths(kernel) / density).tolist())
+        if chosen is not None and n_features(grid) > max_features:
+            break
+        unexplained = float(unexplained_variance(kernel, grid.spacing).median())
+        per_node = per_volume * math.prod(grid.spacing)
+        expected = expected_variance(kernel, grid, per_node, noise_variance)
+        chosen = GridChoice(grid, unexplained / noise_variance, unexplained / expected)
+        if chosen.fine_enough:
+            break
+    assert chosen is not None
+    return chosen
+
+
+def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:
+    """A grid of so many points per axis over the data x (N, D), a quarter of a cell beyond them."""
+    lower, upper = x.amin(0), x.amax(0)
+    _refuse_flat(lower.tolist(), upper.tolist())
+    if len(shape) != len(lower):
+        raise ValueError(
+            f"grid = {tuple(shape)} gives the points of {len(shape)} axes but X has {len(lower)} "
+            f"columns: give one number per column"
+        )
+    if min(shape) < 2:
+        raise ValueError(
+            f"grid = {tuple(shape)} must have at least two points on every axis: leave a column "
+            f"out of X rather than giving it one point"
+        )
+    # Half a cell in total: (upper − lower) = (M − 1.5) h.
+    margin = 0.25 * (upper - lower) / (torch.tensor(shape) - 1.5)
+    return RegularGrid.from_bounds((lower - margin).tolist(), (upper + margin).tolist(), shape)
+
+
+def unexplained_variance(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
+    """Var r (64,) of points spread over one cell of an endless grid, from the nodes around it."""
+    dim = len(spacing)
+    nodes = _STENCIL.get(dim, 3)
+    stencil = RegularGrid((0.0,) * dim, tuple(spacing), (nodes,) * dim)
+    offsets = torch.rand((64, dim), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cell = torch.tensor(spacing, dtype=torch.float64)
+    points = PointValues((nodes // 2 - 1 + offsets) * cell)
+    with torch.no_grad():
+        features = CholeskyFeatures(kernel, stencil, nugget=1e-10)
+        return features.rows(points).residual_variance.clamp_min(0.0)
+
+
+def expected_variance(
+    kernel: AbstractKernel, grid: RegularGrid, per_node: float, noise_variance: float
+) -> float:
+    """Posterior variance of f where ν = per_node data with noise σ² fall on each node.
+
+    mean_k λ_k σ² / (σ² + ν λ_k), λ_k the eigenvalues of the kernel on a torus
+    """
+    torus = torus_for(kernel, grid, padding=1.0)
+    with torch.no_grad():
+        eigenvalues = torch.fft.fftn(wrapped_lags(kernel, grid.spacing, torus)).real.clamp_min(0.0)
+    posterior = eigenvalues * noise_variance / (noise_variance + per_node * eigenvalues)
+    return float(posterior.mean())
+
+
+def typical_density(x: Tensor, lengths: Tensor) -> float:
+    """Data per volume around the median datum of x (N, D), in cells of one length scale.
+
+    Data come in clusters: most of them lie where the density is above its mean.
+    """
+    extent = (x.amax(0) - x.amin(0)).clamp_max(lengths)
+    cells = ((x - x.amin(0)) / extent).floor()
+    _, cell, counts = np.unique(cells.numpy(), axis=0, return_inverse=True, return_counts=True)
+    return float(np.median(counts[cell.ravel()])) / float(extent.prod())
+
+
+def shortest_lengths(kernel: AbstractKernel) -> Tensor:
+    """The shortest length scale of any term, on every axis (D,)."""
+    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
+    return torch.stack(terms).amin(0)
+
+
+def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
+    """An error when data X (N, D) lie outside the user's grid: how many, on which axis, how far."""
+    outside = ~grid.contains(X)
+    if not bool(outside.any()):
+        return
+    below = torch.tensor(grid.lower) - X.amin(0)
+    above = X.amax(0) - torch.tensor(grid.upper)
+    axis = int(torch.maximum(below, above).div(torch.tensor(grid.spacing)).argmax())
+    reach = max(float(below[axis]), float(above[axis]))
+    side = "below" if float(below[axis]) >= float(above[axis]) else "above"
+    raise ValueError(
+        f"{int(outside.sum())} of {len(X)} rows of X lie outside grid, the farthest {reach:.4g} "
+        f"{side} it on axis {axis}, where the grid goes from {grid.lower[axis]:.6g} to "
+        f"{grid.upper[axis]:.6g} and X from {float(X[:, axis].min()):.6g} to "
+        f'{float(X[:, axis].max()):.6g}: widen grid, use grid="auto", or drop these rows'
+    )
+
+
+def _covering(lower: list[float], upper: list[float], spacing: list[float]) -> RegularGrid:
+    """The least regular grid of this spacing around the box, with an equal margin on both sides."""
+    shape = [
+        max(_MIN_NODES, math.ceil((b - a) / h * (1.0 + 1e-9)) + 1)
+        for a, b, h in zip(lower, upper, spacing, strict=True)
+    ]
+    margins = [
+        0.5 * ((m - 1) * h - (b - a))
+        for a, b, h, m in zip(lower, upper, spacing, shape, strict=True)
+    ]
+    first = [a - margin for a, margin in zip(lower, margins, strict=True)]
+    return RegularGrid(tuple(first), tuple(spacing), tuple(shape))
+
+
+def _refuse_flat(lower: list[float], upper: list[float]) -> None:
+    for axis, (a, b) in enumerate(zip(lower, upper, strict=True)):
+        if not b > a:
+            raise ValueError(
+                f"column {axis} of X has one value only, so no grid can cover it: drop the column, "
+                f'or use engine="exact"'
+            )

@@ -1,0 +1,175 @@
+"""The gridded engine: features of a padded torus, one direct solve."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp import Batch, GridPrior, RegularGrid
+from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CholeskyFeatures,
+    Features,
+    HIPFeatures,
+    SolveSummary,
+    TorusFeatures,
+)
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
+from dustmap.inference import DirectSolution, RowSource, VariationalModel, solve_direct
+from dustmap.linalg import AbstractOperator, TilePartition
+from dustmap.regression._learning import Prior
+from dustmap.regression._plan import HipPlan
+
+#: Data whose residual variance stands for that of all.
+_SAMPLE = 2000
+# Of the solves behind the rows: on a wrapped spectrum some tens are the rule.
+_MAX_STEPS = 500
+#: Data whose residual variance stands for that of all.
+_SAMPLE = 2000
+# Of the solves behind the rows: on a wrapped spectrum some tens are the rule.
+_MAX_STEPS = 500
+# Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
+_NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class HipFit:
+    """The fitted model with q. rows: how the solves behind the rows ended, of all or of a part."""
+
+    model: VariationalModel
+    solution: DirectSolution
+    rows: SolveSummary
+    residual_ratio: float
+
+
+def build_model(prior: Prior, plan: HipPlan) -> VariationalModel:
+    """Features and family of the plan, at the present hyperparameters."""
+    features = make_features(prior.kernel, plan)
+    return VariationalModel(features, prior.mean, prior.likelihood, make_family(plan))
+
+
+def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> HipFit:
+    """The direct solution; rows are kept where half of the memory holds them."""
+    source = RowSource(model.features, batch.functional, max_memory // 2)
+    rtol = 1e-6 if model.features.dtype == torch.float64 else 1e-4
+    solution = solve_direct(model, batch, source, rtol=rtol)
+    with torch.no_grad():
+        noise = model.likelihood.noise_variance(batch)
+        # Of the median datum: a part of the data is enough.
+        some = slice(0, len(batch), max(1, len(batch) // _SAMPLE))
+        rows = source.select(some)
+        ratio = float((rows.residual_variance / noise[some]).median())
+    return HipFit(model, solution, rows.solves, ratio)
+
+
+def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
+    """Rows of Φ for points inside the grid and beyond it."""
+    grid, nugget = plan.grid, _nugget(kernel, plan.dtype)
+    if plan.whitening == "cholesky":
+        return CholeskyFeatures(kernel, grid, nugget=max(nugget, 1e-10), rows_dtype=plan.dtype)
+    prior = GridPrior.padded(
+        kernel, grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
+    )
+    # Beyond the box the images of the wrapped kernel would repeat the opposite face: there the
+    # plain kernel says how a point depends on the nodes.
+    plain = HIPFeatures(replace(prior, wrapping=None), rtol=plan.rtol, max_steps=_MAX_STEPS)
+    if plan.whitening == "torus":
+        return ExtrapolatingFeatures(TorusFeatures(prior), plain, grid)
+    inner = HIPFeatures(prior, rtol=plan.rtol, max_steps=_MAX_STEPS)
+    return ExtrapolatingFeatures(inner, plain, grid)
+
+
+def prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
+    """What the construction of the prior on the grid did."""
+    if isinstance(features, CholeskyFeatures):
+        return {"nugget": features.nugget * float(features.kernel.variance().detach())}
+    assert isinstance(features, ExtrapolatingFeatures)
+    report = features.outer.prior.report
+    return {
+        "wrap_error": report.wrap_error,
+        "smallest_eigenvalue": report.smallest_eigenvalue,
+        "clamped": report.clamped,
+        "nugget": report.nugget,
+    }
+
+
+def make_family(plan: HipPlan) -> AbstractFamily:
+    """The family of the plan."""
+    if plan.family == "mean-field":
+        return MeanFieldFamily(plan.n_features)
+    if plan.family == "full":
+        return FullRankFamily(plan.n_features, max_bytes=plan.max_memory)
+    assert plan.block is not None
+    partition = TilePartition(plan.torus_shape, plan.block)
+    return BlockFamily(partition, max_bytes=plan.max_memory)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ExtrapolatingFeatures(AbstractFeatureMap):
+    """`inner` for points inside the grid, `outer` for those beyond it; both see the same ε.
+
+    outer: HIP rows of the plain kernel. Far from the grid they vanish, and the prior comes back.
+    """
+
+    inner: AbstractFeatureMap
+    outer: HIPFeatures
+    grid: RegularGrid
+
+    @property
+    def n_features(self) -> int:
+        return self.inner.n_features
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def chunk(self) -> int:
+        return min(self.inner.chunk, self.outer.chunk)
+
+    @property
+    def prefers_products(self) -> bool:
+        return self.inner.prefers_products
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        inside = self._inside(functional)
+        if bool(inside.all()):
+            return self.inner.rows(functional)
+        if not bool(inside.any()):
+            return self.outer.rows(functional)
+        parts = [self.inner.rows(functional[inside]), self.outer.rows(functional[~inside])]
+        order = torch.cat([inside.nonzero(), (~inside).nonzero()]).squeeze(-1).argsort()
+        return Features(
+            torch.cat([part.phi for part in parts])[order],
+            torch.cat([part.residual_variance for part in parts])[order],
+            parts[0].solves.merged(parts[1].solves),
+        )
+
+    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+        if not bool(self._inside(functional).all()):
+            raise ValueError("functional has points outside the grid, which only rows can serve")
+        return self.inner.operator(functional)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.inner.parameters()
+
+    def rebuilt(self) -> "ExtrapolatingFeatures":
+        inner = self.inner.rebuilt()
+        prior = inner.prior if isinstance(inner, HIPFeatures | TorusFeatures) else self.outer.prior
+        outer = replace(self.outer, prior=replace(prior, wrapping=None))
+        return ExtrapolatingFeatures(inner, outer, self.grid)
+
+    def _inside(self, functional: AbstractFunctional) -> Tensor:
+        assert isinstance(functional, PointValues)
+        return self.grid.contains(functional.x)
+
+
+def _nugget(kernel: AbstractKernel, dtype: torch.dtype) -> float:
+    smooth = any(isinstance(term.profile, SquaredExponentialProfile) for term in kernel.terms())
+    return _NUGGETS[dtype] if smooth else 0.0

@@ -1,0 +1,186 @@
+"""Prior, noise and what of them is learned: by the exact log evidence of a random subset."""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp import AbstractMean, Batch, ConstantMean, ExactGP, LinearMean
+from dustmap.gp._hyperparameters import HyperparameterFit, fit_hyperparameters
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    Matern12,
+    Matern32,
+    Matern52,
+    SquaredExponential,
+    StationaryKernel,
+)
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.regression._choices import one_of
+
+KERNELS: dict[str, Callable[[Sequence[float]], StationaryKernel]] = {
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "squared-exponential": SquaredExponential,
+}
+MEANS = ("constant", "linear")
+LEARNABLE = ("length", "variance", "noise", "mean")
+NOISES = ("auto", "learn", "given", "scale", "jitter")
+
+# Where the search starts, in standardised units: the evidence has several maxima, one of which
+# calls everything noise.
+_START_LENGTHS = (2.0, 0.7, 0.25, 0.08)
+_START_NOISE = (0.5, 0.1)
+# Largest gradient of the log evidence per datum at which learning ends: finer steps change the
+# log evidence by far less than one.
+_TOLERANCE = 1e-4
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Kernel, mean and noise of a regression, in standardised units."""
+
+    kernel: AbstractKernel
+    mean: AbstractMean
+    likelihood: GaussianLikelihood
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is learned."""
+        owners = (self.kernel, self.mean, self.likelihood)
+        return [p for owner in owners for p in owner.parameters() if p.requires_grad]
+
+    def state(self) -> list[Tensor]:
+        """Present values of what is learned."""
+        return [p.detach().clone() for p in self.parameters()]
+
+    @torch.no_grad()
+    def load(self, state: Sequence[Tensor]) -> None:
+        """Sets what is learned to an earlier `state`."""
+        for parameter, value in zip(self.parameters(), state, strict=True):
+            parameter.copy_(value)
+
+
+def learned_names(learn: object) -> frozenset[str]:
+    """The names in `learn`: True for all of them, False for none, or some of `LEARNABLE`."""
+    if isinstance(learn, bool):
+        return frozenset(LEARNABLE if learn else ())
+    if not isinstance(learn, list | tuple | set | frozenset):
+        raise ValueError(f"learn must be True, False or names out of {LEARNABLE}, got {learn!r}")
+    return frozenset(one_of("learn", name, LEARNABLE) for name in learn)
+
+
+def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
+    """A copy of the user's kernel, or the named one with a length scale per axis."""
+    if isinstance(kernel, AbstractKernel):
+        if kernel.dim != dim:
+            raise ValueError(
+                f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
+                f"kernel with dim={dim}"
+            )
+        made: AbstractKernel = copy.deepcopy(kernel)
+    else:
+        name = one_of("kernel", "matern32" if kernel is None else kernel, tuple(KERNELS))
+        made = KERNELS[name]([1.0] * dim)
+    for path, parameter in made.named_parameters():
+        kind = "length" if path.endswith("log_lengthscale") else "variance"
+        parameter.requires_grad_(parameter.requires_grad and kind in learned)
+    return made
+
+
+def make_mean(mean: object, dim: int, learned: frozenset[str]) -> AbstractMean:
+    """The named mean; 0 in standardised units until it is learned."""
+    learn = "mean" in learned
+    if one_of("mean", mean, MEANS) == "linear":
+        return LinearMean([0.0] * dim, learn=learn)
+    return ConstantMean(learn=learn)
+
+
+def make_likelihood(
+    noise: object, given: bool, y_scale: float, spread: float, learned: frozenset[str]
+) -> GaussianLikelihood:
+    """The noise model in standardised units.
+
+    given: whether the data came with noise_std; spread: standard deviation of y'.
+    """
+    learn = "noise" in learned
+    if isinstance(noise, int | float) and not isinstance(noise, bool):
+        _refuse_noise(given, noise)
+        return GaussianLikelihood(jitter=float(noise) / y_scale, learn=False)
+    name = one_of("noise", noise, NOISES)
+    if name == "auto":
+        name = "given" if given else "learn"
+    if name == "learn" and given:
+        raise ValueError(
+            'noise = "learn" replaces noise_std, which was given too: use noise="jitter" to learn '
+            'more noise on top of it, noise="scale" for a factor, or leave one of them out'
+        )
+    if name in ("given", "scale") and not given:
+        raise ValueError(f'noise = "{name}" needs noise_std: pass it to fit, or use noise="learn"')
+    scale = 1.0 if name == "scale" else None
+    jitter = 0.3 * spread if name in ("learn", "jitter") else None
+    return GaussianLikelihood(scale, jitter, learn=learn)
+
+
+def learn(prior: Prior, batch: Batch, *, n_learn: int, seed: int) -> HyperparameterFit | None:
+    """Maximises the log evidence of a random subset of `n_learn` data, in place.
+
+    A random subset leaves noise and length scales unbiased; clusters of neighbours would not.
+    """
+    if not prior.parameters():
+        return None
+    gp = ExactGP(prior.kernel, prior.mean)
+    subset = random_part(batch, n_learn, seed)
+    return fit_hyperparameters(gp, prior.likelihood, subset, tolerance=_TOLERANCE)
+
+
+def random_part(batch: Batch, n: int, seed: int) -> Batch:
+    """At most n of the data, picked at random, in their order."""
+    if len(batch) <= n:
+        return batch
+    generator = torch.Generator().manual_seed(seed)
+    return batch[torch.randperm(len(batch), generator=generator)[:n].sort().values]
+
+
+def choose_start(prior: Prior, batch: Batch, n_probe: int, seed: int) -> None:
+    """The best of a few starts by the evidence of `n_probe` random data; for named kernels."""
+    kernel, jitter = prior.kernel, prior.likelihood.log_jitter
+    if not isinstance(kernel, StationaryKernel) or not kernel.log_lengthscale.requires_grad:
+        return
+    probe = random_part(batch, n_probe, seed)
+    noises = _START_NOISE if jitter is not None and jitter.requires_grad else (None,)
+    scored = []
+    for length, noise in itertools.product(_START_LENGTHS, noises):
+        _set_start(prior, length * kernel.dim**0.5, noise)
+        scored.append((_evidence(prior, probe), prior.state()))
+    prior.load(max(scored, key=lambda pair: pair[0])[1])
+
+
+@torch.no_grad()
+def _set_start(prior: Prior, length: float, noise: float | None) -> None:
+    assert isinstance(prior.kernel, StationaryKernel)
+    prior.kernel.log_lengthscale.fill_(torch.tensor(length).log())
+    if noise is not None and prior.likelihood.log_jitter is not None:
+        prior.likelihood.log_jitter.fill_(torch.tensor(noise).log())
+
+
+@torch.no_grad()
+def _evidence(prior: Prior, batch: Batch) -> float:
+    noise = prior.likelihood.noise_variance(batch)
+    gp = ExactGP(prior.kernel, prior.mean)
+    return float(gp.log_evidence(batch.functional, batch.y, noise))
+
+
+def _refuse_noise(given: bool, noise: float) -> None:
+    if given:
+        raise ValueError(
+            f"noise = {noise} is the standard deviation of all data, and noise_std was given to "
+            f"fit as well: leave one of them out"
+        )
+    if not 0 < noise < float("inf"):
+        raise ValueError(f"noise must be a positive standard deviation, got {noise}")

@@ -1,0 +1,168 @@
+"""Sizes of a gridded fit, known before anything large is allocated, and what fits the memory."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from dustmap.gp import RegularGrid
+from dustmap.gp._prior import torus_for
+from dustmap.gp.kernels import AbstractKernel
+
+FAMILIES = ("auto", "full", "block", "mean-field")
+WHITENINGS = ("auto", "torus", "hip", "cholesky")
+
+#: Up to so many whitened variables "auto" takes the full covariance.
+MAX_FULL = 3000
+_MOST_PER_DATUM = 4
+# Nodes along a tile of the block family, 64 or so in all.
+_TILE_SIDES = {1: 64, 2: 8, 3: 4}
+
+
+@final
+@dataclass(frozen=True)
+class HipSettings:
+    """Choices of the gridded engine, checked; "auto" is still open.
+
+    block: nodes of a tile per axis, or None for tiles of 64 nodes.
+    """
+
+    family: str
+    block: tuple[int, ...] | None
+    whitening: str
+    padding: float
+    dtype: torch.dtype
+    max_memory: int
+
+
+@final
+@dataclass(frozen=True)
+class HipPlan:
+    """A grid with everything decided.
+
+    torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky".
+    """
+
+    grid: RegularGrid
+    torus_shape: tuple[int, ...]
+    whitening: str
+    family: str
+    block: tuple[int, ...] | None
+    n: int
+    dtype: torch.dtype
+    max_memory: int
+
+    @property
+    def rtol(self) -> float:
+        """Relative residual of the solves behind the rows: what the precision can hold."""
+        return 1e-6 if self.dtype == torch.float64 else 1e-5
+
+    @property
+    def n_features(self) -> int:
+        """M_w."""
+        return math.prod(self.torus_shape)
+
+    @property
+    def bytes_prior(self) -> int:
+        """Of the spectra and lags of the torus, or of K_uu and its factor."""
+        M_w = self.n_features
+        return 24 * M_w**2 if self.whitening == "cholesky" else 64 * M_w
+
+    @property
+    def bytes_family(self) -> int:
+        """Of the statistics, the precision, its factor and its root in float64."""
+        M_w = self.n_features
+        width = {"full": M_w, "block": math.prod(self.block or ()), "mean-field": 1}[self.family]
+        return 32 * M_w * width
+
+    @property
+    def bytes_rows(self) -> int:
+        """Of the rows of all data; kept in memory only where half of it holds them."""
+        return self.n * self.n_features * self.dtype.itemsize
+
+    @property
+    def bytes_needed(self) -> int:
+        """Of all that cannot be streamed."""
+        return self.bytes_prior + self.bytes_family
+
+    def check(self) -> None:
+        """Refuses what does not fit."""
+        if self.bytes_needed > self.max_memory:
+            raise MemoryError(
+                f"grid {_times(self.grid.shape)} needs {self.bytes_needed:,} bytes: "
+                f"{self.bytes_prior:,} for whitening={self.whitening!r} with "
+                f"{_times(self.torus_shape)} variables and {self.bytes_family:,} for "
+                f"family={self.family!r}; max_memory = {self.max_memory:,}. Take a coarser grid, "
+                f'less padding, family="block" or "mean-field", or raise max_memory'
+            )
+
+
+def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSettings) -> HipPlan:
+    """Decides what is still "auto" for a fit of n data on this grid.
+
+    A grid of few nodes is whitened by the Cholesky factor of K_uu: M_w is then the number of nodes,
+    where the padded torus of a kernel longer than the box has many more.
+    """
+    whitening, family = settings.whitening, settings.family
+    if whitening == "auto":
+        dense = family == "full" or (family == "auto" and grid.size <= max_full(settings))
+        whitening = "cholesky" if dense else "torus"
+    torus = grid.shape if whitening == "cholesky" else torus_for(kernel, grid, settings.padding)
+    if family == "auto":
+        # Blocks of neighbours mean nothing among Cholesky's variables.
+        dense = whitening == "cholesky" or math.prod(torus) <= max_full(settings)
+        family = "full" if dense else "block"
+    block = settings.block or tuple(min(_TILE_SIDES.get(grid.dim, 3), length) for length in torus)
+    if len(block) != grid.dim:
+        raise ValueError(
+            f"block = {block} gives the nodes of {len(block)} axes but X has {grid.dim} columns: "
+            f"give one number per column"
+        )
+    return HipPlan(
+        grid=grid,
+        torus_shape=tuple(torus),
+        whitening=whitening,
+        family=family,
+        block=block if family == "block" else None,
+        n=n,
+        dtype=settings.dtype,
+        max_memory=settings.max_memory,
+    )
+
+
+def candidates(n: int, settings: HipSettings) -> list[tuple[HipSettings, int]]:
+    """Settings an automatic grid may use, with the largest M_w of each; the better ones first.
+
+    The full family has the right standard deviations, but few variables. The structured ones keep
+    the rows of all n data within half of the memory, and have no more than a few variables a datum.
+    """
+    rows = settings.max_memory // (2 * n * settings.dtype.itemsize)
+    most = max(min(rows, _MOST_PER_DATUM * n), max_full(settings))
+    open_whitening = settings.whitening == "auto"
+    full = replace(
+        settings,
+        family="full",
+        whitening="cholesky" if open_whitening else settings.whitening,
+    )
+    structured = replace(
+        settings,
+        family="block" if settings.family == "auto" else settings.family,
+        whitening="torus" if open_whitening else settings.whitening,
+    )
+    if settings.family == "full":
+        return [(full, math.isqrt(settings.max_memory // 64))]
+    if settings.family != "auto":
+        return [(structured, most)]
+    if settings.whitening == "cholesky":
+        return [(full, max_full(settings))]
+    return [(full, max_full(settings)), (structured, most)]
+
+
+def max_full(settings: HipSettings) -> int:
+    """The most variables of a full covariance that "auto" takes: few, and within the memory."""
+    return min(MAX_FULL, math.isqrt(settings.max_memory // 64))
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))

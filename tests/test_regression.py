@@ -1,0 +1,378 @@
+"""The estimator: scikit-learn's contract, both engines against each other, and bad input."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import dustmap
+from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
+from dustmap.regression import HIPGPRegressor
+
+Array = NDArray[np.float64]
+
+
+@pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
+@parametrize_with_checks([HIPGPRegressor()])  # type: ignore[untyped-decorator]
+def test_scikit_learn_contract(estimator: HIPGPRegressor, check: Any) -> None:
+    check(estimator)
+
+
+def test_importing_dustmap_does_not_import_torch() -> None:
+    code = "import dustmap, sys; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert dustmap.HIPGPRegressor is HIPGPRegressor
+    assert "HIPGPRegressor" in dir(dustmap)
+
+
+def wave(n: int, dim: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Inputs on axes of unlike units, the noise-free target, and noise of standard deviation 1."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, dim))
+    phase = 6.0 * X[:, 0] + sum(2.0 * X[:, d] for d in range(1, dim))
+    truth = 1000.0 + 10.0 * np.sin(phase)
+    return X * 10.0 ** np.arange(dim) + 50.0, truth, rng.standard_normal(n)
+
+
+def wave_kernel(dim: int) -> AbstractKernel:
+    """A prior that suits `wave`."""
+    return Matern32([0.3 * 10.0**d for d in range(dim)], 25.0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("whitening", ["torus", "hip", "cholesky"])
+def test_grid_agrees_with_exact(dim: int, whitening: str) -> None:
+    X, truth, noise = wave(240, dim)
+    X, y, new = X[:200], (truth + 2.0 * noise)[:200], X[200:]
+    exact = HIPGPRegressor(wave_kernel(dim), noise=2.0, learn=False).fit(X, y)
+    grid = {1: (40,), 2: (21, 21), 3: (9, 9, 9)}[dim]
+    hip = HIPGPRegressor(
+        wave_kernel(dim), grid=grid, whitening=whitening, noise=2.0, learn=False
+    ).fit(X, y)
+    assert (exact.engine_, hip.engine_) == ("exact", "hip")
+    assert hip.report_["advice"] == []
+    mean, std = exact.predict(new, return_std=True)
+    grid_mean, grid_std = hip.predict(new, return_std=True)
+    assert np.sqrt(np.mean((grid_mean - mean) ** 2)) < 0.15 * std.mean()
+    if hip.report_["family"] == "full":
+        assert np.mean(grid_std / std) == pytest.approx(1.0, abs=0.03)
+    assert hip.elbo_ <= exact.log_evidence_
+
+
+def test_grid_approaches_exact_as_it_is_refined() -> None:
+    X, truth, noise = wave(200, 1)
+    exact = HIPGPRegressor().fit(X, truth + noise)
+    mean, std = exact.predict(X, return_std=True)
+    worst_mean, worst_std = [], []
+    for points in (8, 32, 128):
+        hip = HIPGPRegressor(exact.kernel_, grid=(points,), noise=exact.noise_std_, learn=("mean",))
+        grid_mean, grid_std = hip.fit(X, truth + noise).predict(X, return_std=True)
+        worst_mean.append(np.abs(grid_mean - mean).max() / std.mean())
+        worst_std.append(np.abs(grid_std / std - 1.0).max())
+    assert worst_mean[0] > worst_mean[1] > worst_mean[2]
+    assert worst_std[0] > worst_std[1] > worst_std[2]
+    assert worst_mean[2] < 0.02
+    assert worst_std[2] < 0.02
+
+
+def test_predictions_beyond_the_grid_return_to_the_prior() -> None:
+    X, truth, noise = wave(200, 1)
+    exact = HIPGPRegressor().fit(X, truth + noise)
+    hip = HIPGPRegressor(exact.kernel_, grid=(100,), noise=exact.noise_std_, learn=("mean",))
+    hip.fit(X, truth + noise)
+    length = exact.kernel_.terms()[0].lengthscale.detach().numpy()
+    beyond = X.max() + length * np.array([[0.05], [0.5], [2.0], [50.0]])
+    mean, std = exact.predict(beyond, return_std=True)
+    grid_mean, grid_std = hip.predict(beyond, return_std=True)
+    np.testing.assert_allclose(grid_mean, mean, atol=0.05 * std.max())
+    np.testing.assert_allclose(grid_std, std, rtol=0.02)
+    assert grid_mean[-1] == pytest.approx(hip.mean_[0])
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+def test_noise_and_calibration(engine: str) -> None:
+    X, truth, noise = wave(1500, 1)
+    model = HIPGPRegressor(engine=engine).fit(X[:400], (truth + 3.0 * noise)[:400])
+    assert model.noise_std_ == pytest.approx(3.0, rel=0.1)
+    mean, std = model.predict(X[400:], return_std=True)
+    within = np.abs(mean - truth[400:]) < 1.96 * std
+    assert 0.85 < within.mean() <= 1.0
+    _, wider = model.predict(X[400:], return_std=True, include_noise=True)
+    within = np.abs(mean - (truth + 3.0 * noise)[400:]) < 1.96 * wider
+    assert 0.93 < within.mean() < 0.97
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+def test_units_do_not_matter(engine: str) -> None:
+    X, truth, noise = wave(200, 2)
+    y = truth + noise
+    plain = HIPGPRegressor(engine=engine).fit(X[:150], y[:150])
+    other = HIPGPRegressor(engine=engine).fit(1e3 * X[:150] - 7.0, 1e-4 * y[:150] + 2.0)
+    mean, std = plain.predict(X[150:], return_std=True)
+    scaled_mean, scaled_std = other.predict(1e3 * X[150:] - 7.0, return_std=True)
+    np.testing.assert_allclose((scaled_mean - 2.0) / 1e-4, mean, rtol=1e-6)
+    np.testing.assert_allclose(scaled_std / 1e-4, std, rtol=1e-4)
+    term, scaled_term = plain.kernel_.terms()[0], other.kernel_.terms()[0]
+    np.testing.assert_allclose(
+        scaled_term.lengthscale.detach(), 1e3 * term.lengthscale.detach(), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        scaled_term.variance.detach(), 1e-8 * term.variance.detach(), rtol=1e-3
+    )
+    assert plain.noise_std_ is not None
+    assert other.noise_std_ == pytest.approx(1e-4 * plain.noise_std_, rel=1e-4)
+    evidence = "log_evidence_" if engine == "exact" else "elbo_"
+    shift = 150 * np.log(1e-4)
+    assert getattr(other, evidence) == pytest.approx(getattr(plain, evidence) - shift, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("noise", ["auto", "scale", "jitter"])
+def test_noise_of_each_datum(engine: str, noise: str) -> None:
+    X, truth, white = wave(400, 1)
+    std = np.where(np.arange(400) % 2 == 0, 0.5, 5.0)
+    model = HIPGPRegressor(engine=engine, noise=noise).fit(X, truth + std * white, noise_std=std)
+    assert model.noise_std_ is None
+    error = model.predict(X) - truth
+    assert np.sqrt(np.mean(error**2)) < 0.5
+    with pytest.raises(ValueError, match="include_noise=True needs noise that is one number"):
+        model.predict(X, return_std=True, include_noise=True)
+
+
+def test_linear_mean_extrapolates() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(200, 2))
+    y = 3.0 + X @ [5.0, -2.0] + 0.01 * rng.standard_normal(200)
+    model = HIPGPRegressor(mean="linear").fit(X, y)
+    np.testing.assert_allclose(model.mean_, [3.0, 5.0, -2.0], atol=0.05)
+    np.testing.assert_allclose(model.predict([[3.0, 3.0]]), 12.0, atol=0.3)
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+def test_kernel_objects_are_copied_and_in_user_units(engine: str) -> None:
+    X, truth, noise = wave(200, 2)
+    kernel = Matern52([2.0, 20.0], 30.0) + Matern32(1.0, 0.5, dim=2)
+    before = [p.detach().clone() for p in kernel.parameters()]
+    model = HIPGPRegressor(kernel, engine=engine, grid="auto").fit(X, truth + noise)
+    assert all(bool((p == q).all()) for p, q in zip(kernel.parameters(), before, strict=True))
+    assert [term.profile.name for term in model.kernel_.terms()] == ["matern52", "matern32"]
+    assert model.score(X, truth) > 0.9
+    fixed = HIPGPRegressor(kernel, engine=engine, learn=False, noise=1.0).fit(X, truth + noise)
+    for term, given in zip(fixed.kernel_.terms(), kernel.terms(), strict=True):
+        np.testing.assert_allclose(term.lengthscale.detach(), given.lengthscale.detach())
+    assert fixed.report_["learning"] == {"status": "nothing to learn"}
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
+    X, truth, noise = wave(150, 1)
+    model = HIPGPRegressor(engine=engine).fit(X, truth + noise)
+    new = X[:12] + 0.01
+    mean, std = model.predict(new, return_std=True)
+    mean_too, covariance = model.predict(new, return_cov=True)
+    np.testing.assert_allclose(mean_too, mean)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), std, rtol=1e-4)
+    draws = model.sample_y(new, n_samples=4000, random_state=1)
+    assert draws.shape == (12, 4000)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5.0 * std.max() / np.sqrt(4000))
+    np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.1)
+    np.testing.assert_array_equal(draws, model.sample_y(new, n_samples=4000, random_state=1))
+
+
+@pytest.mark.parametrize("family", ["block", "mean-field"])
+def test_structured_families_have_the_mean_but_wider_deviations(family: str) -> None:
+    X, truth, noise = wave(200, 2)
+    full, structured = (
+        HIPGPRegressor(
+            wave_kernel(2), grid=(12, 12), whitening="torus", family=name, noise=1.0, learn=False
+        ).fit(X, truth + noise)
+        for name in ("full", family)
+    )
+    mean, std = full.predict(X, return_std=True)
+    mean_too, wider = structured.predict(X, return_std=True)
+    np.testing.assert_allclose(mean_too, mean, atol=1e-3)
+    assert wider.mean() > std.mean()
+    assert structured.elbo_ < full.elbo_
+
+
+def test_single_precision_is_close_to_double() -> None:
+    X, truth, noise = wave(200, 2)
+    double, single = (
+        HIPGPRegressor(grid=(20, 20), dtype=dtype).fit(X, truth + noise)
+        for dtype in ("float64", "float32")
+    )
+    mean, std = double.predict(X, return_std=True)
+    mean_too, std_too = single.predict(X, return_std=True)
+    np.testing.assert_allclose(mean_too, mean, atol=0.05 * std.min())
+    np.testing.assert_allclose(std_too, std, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_squared_exponential_on_a_grid_has_a_nugget_that_is_reported(dtype: str) -> None:
+    X, truth, noise = wave(200, 1)
+    model = HIPGPRegressor("squared-exponential", engine="hip", dtype=dtype)
+    model.fit(X, truth + noise)
+    assert model.report_["prior"]["nugget"] > 0
+    assert np.sqrt(np.mean((model.predict(X) - truth) ** 2)) < 0.5
+
+
+def test_engine_is_chosen_by_size_and_columns() -> None:
+    X, truth, noise = wave(2100, 1)
+    assert HIPGPRegressor(n_learn=200).fit(X, truth + noise).engine_ == "hip"
+    assert HIPGPRegressor(n_learn=200).fit(X[:100], truth[:100] + noise[:100]).engine_ == "exact"
+    wide = np.random.default_rng(0).uniform(size=(50, 5))
+    assert HIPGPRegressor().fit(wide, wide.sum(1)).engine_ == "exact"
+    given = HIPGPRegressor(grid=(40,)).fit(X[:100], truth[:100] + noise[:100])
+    assert given.engine_ == "hip"
+    assert given.grid_ is not None
+    assert given.grid_.shape == (40,)
+
+
+def test_users_grid_is_kept() -> None:
+    X, truth, noise = wave(200, 2)
+    grid = RegularGrid((49.0, 40.0), (0.1, 1.0), (31, 31))
+    model = HIPGPRegressor(grid=grid).fit(X, truth + noise)
+    assert model.grid_ is not None
+    assert model.grid_.shape == grid.shape
+    np.testing.assert_allclose(model.grid_.lower, grid.lower)
+    np.testing.assert_allclose(model.grid_.spacing, grid.spacing)
+
+
+def test_coarse_grid_is_told() -> None:
+    X, truth, noise = wave(200, 1)
+    model = HIPGPRegressor(grid=(4,)).fit(X, truth + 0.01 * noise)
+    assert model.report_["residual_ratio"] > 1
+    assert "the grid is too coarse" in model.report_["advice"][0]
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("mean", ["constant", "linear"])
+def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -> None:
+    X, truth, noise = wave(200, 2)
+    family = "block" if mean == "linear" else "full"
+    model = HIPGPRegressor(engine=engine, mean=mean, family=family, random_state=3)
+    model.fit(X, truth + noise)
+    model.save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    for ours, theirs in zip(
+        again.predict(X + 0.01, return_std=True),
+        model.predict(X + 0.01, return_std=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+    assert again.get_params() == model.get_params()
+    assert again.report_ == model.report_
+    assert {path.suffix for path in (tmp_path / "model").iterdir()} == {".json", ".npz"}
+    again.save(tmp_path / "again")
+    third = HIPGPRegressor.load(tmp_path / "again")
+    np.testing.assert_allclose(third.predict(X), model.predict(X), rtol=1e-8)
+    with pytest.raises(FileExistsError, match="exists already"):
+        model.save(tmp_path / "model")
+    with pytest.raises(FileNotFoundError, match=r"expected a directory with model\.json"):
+        HIPGPRegressor.load(tmp_path / "nothing")
+
+
+def test_saved_models_keep_kernel_and_grid_arguments(tmp_path: Path) -> None:
+    X, truth, noise = wave(200, 1)
+    grid = RegularGrid((50.0,), (0.05,), (21,))
+    model = HIPGPRegressor(Matern32(0.3, 4.0, dim=1), grid=grid, noise="scale", block=(8,))
+    model.fit(X, truth + noise, noise_std=np.ones(200)).save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    assert again.grid == grid
+    assert again.block == (8,)
+    assert again.kernel.terms()[0].profile.name == "matern32"
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-8)
+    again.fit(X, truth + noise, noise_std=np.ones(200))
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-6)
+
+
+def bad(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of the estimator, and of fit."""
+    given = [name for name in ("X", "y", "noise_std") if name in arguments]
+    return arguments, {name: arguments.pop(name) for name in given}
+
+
+LINE = np.linspace(0.0, 1.0, 20)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            bad(kernel="matern23"),
+            "kernel = 'matern23': expected one of 'matern12', 'matern32', 'mat",
+        ),
+        (bad(kernel=Matern32(1.0, dim=2)), "kernel has 2 input dimensions but X has 1 columns"),
+        (bad(family="blocks"), "family = 'blocks': expected one of .*did you mean 'block'"),
+        (
+            bad(whitening="ciq"),
+            "whitening = 'ciq': expected one of 'auto', 'torus', 'hip', 'cholesky'",
+        ),
+        (bad(engine="global"), "engine = 'global': expected one of"),
+        (bad(dtype="float16"), "dtype = 'float16': expected one of"),
+        (bad(mean="zero"), "mean = 'zero': expected one of"),
+        (bad(noise="none"), "noise = 'none': expected one of"),
+        (bad(noise=0.0), r"noise must be a positive standard deviation, got 0\.0"),
+        (bad(noise="scale"), 'noise = "scale" needs noise_std'),
+        (bad(noise="learn", noise_std=np.ones(20)), "replaces noise_std"),
+        (bad(noise=1.0, noise_std=np.ones(20)), "leave one of them out"),
+        (bad(learn=("lenght",)), "learn = 'lenght': expected one of .*did you mean 'length'"),
+        (bad(learn="length"), "learn must be True, False or names"),
+        (bad(padding=0.0), r"padding = 0\.0: expected a positive number of length scales"),
+        (bad(max_memory=0), "max_memory = 0: expected a positive number of bytes"),
+        (bad(block=(0,)), r"block = \(0,\): expected None or a tuple"),
+        (bad(grid="fine"), "grid = 'fine': expected one of 'auto'"),
+        (bad(grid=3.5), 'grid must be "auto", a RegularGrid, or a tuple'),
+        (bad(grid=(5, 5)), "gives the points of 2 axes but X has 1 columns"),
+        (bad(grid=(1,)), "at least two points on every axis"),
+        (bad(grid=RegularGrid((0.0, 0.0), (1.0, 1.0), (2, 2))), "grid has 2 axes but X has 1"),
+        (
+            bad(grid=RegularGrid((0.0,), (0.01,), (51,))),
+            r"10 of 20 rows of X lie outside grid, the farthest 0\.5 above it on axis 0",
+        ),
+        (bad(engine="exact", grid=(10,)), 'engine="exact" has no grid'),
+        (bad(engine="hip", X=np.zeros((20, 1))), "column 0 of X has one value only"),
+        (bad(engine="hip", X=np.random.default_rng(0).uniform(size=(20, 5))), "4 axes at most"),
+        (bad(noise_std=np.ones(19)), r"noise_std must have one value per row of X, \(20,\)"),
+        (bad(noise_std=-np.ones(20)), "20 of 20 values are not, the first is noise_std.0. = -1"),
+        (bad(noise_std=np.full(20, np.nan)), "noise_std must be positive and finite"),
+        (bad(y=np.full(20, np.inf)), "Input y contains infinity"),
+        (bad(X=np.full((20, 1), np.nan)), "Input X contains NaN"),
+        (bad(y=np.zeros(19)), "inconsistent numbers of samples"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input(arguments: tuple[dict[str, Any], dict[str, Any]], message: str) -> None:
+    parameters, fit = arguments
+    with pytest.raises(ValueError, match=message):
+        HIPGPRegressor(**parameters).fit(**{"X": LINE, "y": LINE[:, 0]} | fit)
+
+
+def test_too_much_data_for_the_exact_engine() -> None:
+    X = np.zeros((10_001, 5))
+    with pytest.raises(ValueError, match=r"10,001 rows and 5 columns.*keep at most 4 columns"):
+        HIPGPRegressor().fit(X, X[:, 0])
+    with pytest.raises(ValueError, match='use engine="hip", or fit a random part'):
+        HIPGPRegressor(engine="exact").fit(X[:, :2], X[:, 0])
+
+
+@pytest.mark.parametrize("family", ["full", "block", "mean-field"])
+def test_a_grid_beyond_the_memory_is_refused_before_it_is_made(family: str) -> None:
+    X, truth, noise = wave(100, 2)
+    model = HIPGPRegressor(grid=(20_000, 20_000), family=family, max_memory=2**30)
+    with pytest.raises(
+        MemoryError, match=r"grid 20000 × 20000 needs [\d,]+ bytes: .* max_memory = 1,073"
+    ):
+        model.fit(X, truth + noise)
+
+
+def test_mean_and_covariance_at_once_are_refused() -> None:
+    model = HIPGPRegressor().fit(LINE, LINE[:, 0])
+    with pytest.raises(ValueError, match="ask for one of them"):
+        model.predict(LINE, return_std=True, return_cov=True)
