@@ -141,7 +141,10 @@ def test_noise_of_each_datum(engine: str, noise: str) -> None:
     assert model.noise_std_ is None
     error = model.predict(X) - truth
     assert np.sqrt(np.mean(error**2)) < 0.5
-    with pytest.raises(ValueError, match="include_noise=True needs noise that is one number"):
+    _, latent = model.predict(X, return_std=True)
+    _, wider = model.predict(X, return_std=True, include_noise=True, noise_std=std)
+    np.testing.assert_allclose(np.sqrt(wider**2 - latent**2), std, rtol=0.3)
+    with pytest.raises(ValueError, match="noise_std: the data of fit had a noise_std"):
         model.predict(X, return_std=True, include_noise=True)
 
 
@@ -326,6 +329,8 @@ LINE = np.linspace(0.0, 1.0, 20)[:, None]
         (bad(learn="length"), "learn must be True, False or names"),
         (bad(padding=0.0), r"padding = 0\.0: expected a positive number of length scales"),
         (bad(max_memory=0), "max_memory = 0: expected a positive number of bytes"),
+        (bad(n_learn=1), "n_learn = 1: expected a whole number of at least 2"),
+        (bad(max_steps=2.5), r"max_steps = 2\.5: expected a whole number"),
         (bad(block=(0,)), r"block = \(0,\): expected None or a tuple"),
         (bad(grid="fine"), "grid = 'fine': expected one of 'auto'"),
         (bad(grid=3.5), 'grid must be "auto", a RegularGrid, or a tuple'),

@@ -107,6 +107,13 @@ def hip_settings(
     )
 
 
+def at_least(low: int, name: str, value: int) -> int:
+    """`value` if it is a whole number ≥ low."""
+    good = float(value).is_integer() and value >= low
+    _refuse_unless(good, name, value, f"a whole number of at least {low}")
+    return int(value)
+
+
 def _check_exact(has_grid: bool, n: int, dim: int) -> None:
     if has_grid:
         raise ValueError(

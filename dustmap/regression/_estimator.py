@@ -11,7 +11,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.regression import _arguments, _checkpoint, _learning
 from dustmap.regression._fit import FitSettings, Regression, fit
@@ -53,8 +52,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
         is noise_std, "learn" otherwise. A number is the standard deviation of all data.
     learn : bool or names out of "length", "variance", "noise", "mean"
-        What is learned, by maximising the exact evidence of `n_learn` random rows.
-    n_learn : int
+        What is learned, by maximising the exact evidence of `n_learn` random rows in at most
+        `max_steps` steps of L-BFGS.
+    n_learn, max_steps : int
     padding : float
         Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
     dtype : "float64" or "float32"
@@ -88,6 +88,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         noise: Any = "auto",
         learn: Any = True,
         n_learn: int = 1000,
+        max_steps: int = 100,
         padding: float = 4.0,
         dtype: str = "float64",
         max_memory: int = 4 * 2**30,
@@ -103,6 +104,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.noise = noise
         self.learn = learn
         self.n_learn = n_learn
+        self.max_steps = max_steps
         self.padding = padding
         self.dtype = dtype
         self.max_memory = max_memory
@@ -129,30 +131,31 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return_cov: bool = False,
         *,
         include_noise: bool = False,
+        noise_std: ArrayLike | None = None,
     ) -> Prediction:
         """Posterior mean of f at X (N, D), with its standard deviation (N,) or covariance (N, N).
 
-        include_noise: of a new measurement y rather than of f; needs noise that is one number.
+        include_noise: of new measurements y rather than of f; where `fit` had a noise_std, these
+        need theirs, too.
         """
         if return_std and return_cov:
             raise ValueError("return_std and return_cov cannot both be True: ask for one of them")
-        fitted, points = self._query(X)
-        noise = self._noise_variance() if include_noise else 0.0
-        scale = fitted.scaling.y_scale
-        if return_cov:
-            mean = self._mean(fitted.posterior.predict(points).mean)
-            covariance = fitted.posterior.covariance(points).double().numpy() * scale**2
-            return mean, covariance + noise * np.eye(len(mean))
+        fitted, inputs = self._query(X)
+        points, scale = fitted.scaling.points(inputs), fitted.scaling.y_scale
+        noise = fitted.noise_variance(inputs, noise_std) if include_noise else np.zeros(len(inputs))
         prediction = fitted.posterior.predict(points)
         mean = self._mean(prediction.mean)
+        if return_cov:
+            covariance = fitted.posterior.covariance(points).double().numpy() * scale**2
+            return mean, covariance + np.diag(noise)
         if not return_std:
             return mean
-        variance = prediction.variance.double().numpy() * scale**2
-        return mean, np.sqrt(variance + noise)
+        return mean, np.sqrt(prediction.variance.double().numpy() * scale**2 + noise)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Joint draws of f at X from the posterior, (N, n_samples)."""
-        fitted, points = self._query(X)
+        fitted, inputs = self._query(X)
+        points = fitted.scaling.points(inputs)
         generator = torch.Generator().manual_seed(_arguments.seed_of(random_state))
         drawn = fitted.posterior.sample(points, n_samples, generator)
         return self._mean(drawn.mT)
@@ -179,7 +182,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             hip=_arguments.hip_settings(
                 self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
             ),
-            n_learn=self.n_learn,
+            n_learn=_arguments.at_least(2, "n_learn", self.n_learn),
+            max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
             seed=_arguments.seed_of(self.random_state),
             search_start=named,
         )
@@ -219,20 +223,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         ]
         return {"kernel": terms, "noise_std": self.noise_std_, "mean": self.mean_.tolist()}
 
-    def _query(self, X: ArrayLike) -> tuple[Regression, PointValues]:
+    def _query(self, X: ArrayLike) -> tuple[Regression, Array]:
         check_is_fitted(self)
-        inputs = validate_data(self, X, dtype=np.float64, reset=False)
+        inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
         fitted: Regression = self._regression
-        return fitted, fitted.scaling.points(inputs)
+        return fitted, inputs
 
     def _mean(self, mean: Tensor) -> Array:
         scaling = self._regression.scaling
         return scaling.y_center + scaling.y_scale * mean.double().numpy()
-
-    def _noise_variance(self) -> float:
-        if self.noise_std_ is None:
-            raise ValueError(
-                "include_noise=True needs noise that is one number, but the data came with a "
-                "noise_std each: add the variance of the new measurements yourself"
-            )
-        return float(self.noise_std_) ** 2

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
 from dustmap.gp._hyperparameters import HyperparameterFit
@@ -16,9 +18,10 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import VariationalPosterior
 from dustmap.regression import _grid, _hip, _learning
+from dustmap.regression._arguments import noise_std_of
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
-from dustmap.regression._scaling import Standardisation
+from dustmap.regression._scaling import Array, Standardisation
 
 
 @final
@@ -34,6 +37,7 @@ class FitSettings:
     grid: RegularGrid | tuple[int, ...] | None
     hip: HipSettings
     n_learn: int
+    max_steps: int
     seed: int
     search_start: bool
 
@@ -95,6 +99,20 @@ class Regression:
             return None
         return self.scaling.user_grid(self.state.plan.grid)
 
+    def noise_variance(self, X: Array, noise_std: ArrayLike | None) -> Array:
+        """σ² (N,) of measurements at X (N, D), in user units; noise_std as it was given to fit."""
+        if (noise_std is None) == self.noise_is_given:
+            have = "a noise_std" if self.noise_is_given else "no noise_std"
+            raise ValueError(
+                f"noise_std: the data of fit had {have}, and so must the new measurements; or "
+                f"leave include_noise=False"
+            )
+        std = None if noise_std is None else noise_std_of(noise_std, len(X))
+        with torch.no_grad():
+            batch = self.scaling.batch(X, np.zeros(len(X)), std)
+            variance = self.prior.likelihood.noise_variance(batch).numpy()
+        return np.asarray(variance * self.scaling.y_scale**2, np.float64)
+
     def noise_std(self) -> float | None:
         """The noise of all data in user units, or None where it comes with each datum."""
         jitter = self.prior.likelihood.log_jitter
@@ -108,8 +126,10 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
     clock: dict[str, float] = {}
     with _timed(clock, "learning"):
         if settings.search_start:
-            _learning.choose_start(prior, batch, min(settings.n_learn, 300), settings.seed)
-        learned = _learning.learn(prior, batch, n_learn=settings.n_learn, seed=settings.seed)
+            probe = _learning.random_part(batch, min(settings.n_learn, 300), settings.seed)
+            _learning.choose_start(prior, probe)
+        subset = _learning.random_part(batch, settings.n_learn, settings.seed)
+        learned = _learning.learn(prior, subset, settings.max_steps)
     engine = _fit_exact if settings.engine == "exact" else _fit_hip
     with _timed(clock, "posterior"):
         state, evidence, details = engine(prior, batch, settings)
@@ -184,7 +204,7 @@ def _learning_report(learned: HyperparameterFit | None) -> dict[str, Any]:
     return {
         "status": learned.status.value,
         "n_data": learned.n_data,
-        "evaluations": len(learned.objective),
+        "objective": list(learned.objective),
         "log_evidence": learned.log_evidence,
         "largest_gradient": learned.largest_gradient,
     }

@@ -127,16 +127,17 @@ def make_likelihood(
     return GaussianLikelihood(scale, jitter, learn=learn)
 
 
-def learn(prior: Prior, batch: Batch, *, n_learn: int, seed: int) -> HyperparameterFit | None:
-    """Maximises the log evidence of a random subset of `n_learn` data, in place.
+def learn(prior: Prior, batch: Batch, max_steps: int) -> HyperparameterFit | None:
+    """Maximises the log evidence of a random part of the data, in place.
 
-    A random subset leaves noise and length scales unbiased; clusters of neighbours would not.
+    A random part leaves noise and length scales unbiased; clusters of neighbours would not.
     """
     if not prior.parameters():
         return None
     gp = ExactGP(prior.kernel, prior.mean)
-    subset = random_part(batch, n_learn, seed)
-    return fit_hyperparameters(gp, prior.likelihood, subset, tolerance=_TOLERANCE)
+    return fit_hyperparameters(
+        gp, prior.likelihood, batch, max_steps=max_steps, tolerance=_TOLERANCE
+    )
 
 
 def random_part(batch: Batch, n: int, seed: int) -> Batch:
@@ -147,17 +148,16 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
     return batch[torch.randperm(len(batch), generator=generator)[:n].sort().values]
 
 
-def choose_start(prior: Prior, batch: Batch, n_probe: int, seed: int) -> None:
-    """The best of a few starts by the evidence of `n_probe` random data; for named kernels."""
+def choose_start(prior: Prior, batch: Batch) -> None:
+    """The best of a few starts of a named kernel, by their evidence."""
     kernel, jitter = prior.kernel, prior.likelihood.log_jitter
     if not isinstance(kernel, StationaryKernel) or not kernel.log_lengthscale.requires_grad:
         return
-    probe = random_part(batch, n_probe, seed)
     noises = _START_NOISE if jitter is not None and jitter.requires_grad else (None,)
     scored = []
     for length, noise in itertools.product(_START_LENGTHS, noises):
         _set_start(prior, length * kernel.dim**0.5, noise)
-        scored.append((_evidence(prior, probe), prior.state()))
+        scored.append((_evidence(prior, batch), prior.state()))
     prior.load(max(scored, key=lambda pair: pair[0])[1])
 
 
