@@ -12,6 +12,9 @@ from dustmap.gp._batch import Batch as Batch
 from dustmap.gp._exact import ExactGP as ExactGP
 from dustmap.gp._exact import ExactPosterior as ExactPosterior
 from dustmap.gp._grid import RegularGrid as RegularGrid
+from dustmap.gp._hyperparameters import FitStatus as FitStatus
+from dustmap.gp._hyperparameters import HyperparameterFit as HyperparameterFit
+from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparameters
 from dustmap.gp._means import AbstractMean as AbstractMean
 from dustmap.gp._means import ConstantMean as ConstantMean
 from dustmap.gp._means import LinearMean as LinearMean

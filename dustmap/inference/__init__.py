@@ -6,6 +6,9 @@ and for learning hyperparameters. Both give a state that `VariationalPosterior` 
 `Scores` says how well, and how well calibrated.
 """
 
+from dustmap.inference._diagnostics import Scores as Scores
+from dustmap.inference._diagnostics import pit as pit
+from dustmap.inference._diagnostics import scores as scores
 from dustmap.inference._direct import DirectSolution as DirectSolution
 from dustmap.inference._direct import full_elbo as full_elbo
 from dustmap.inference._direct import solve_direct as solve_direct

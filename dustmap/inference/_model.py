@@ -62,7 +62,10 @@ class VariationalModel:
         self, state: AbstractGaussian, rows: Features, batch: Batch
     ) -> Tensor:
         """Σ_n a_n (002, eq. 14) with the general residual variance; summed in float64."""
-        moments = self.moments(state, rows, batch.functional)
+        return self.summed_log_prob(self.moments(state, rows, batch.functional), batch)
+
+    def summed_log_prob(self, moments: Moments, batch: Batch) -> Tensor:
+        """Σ_n E ln p(y_n | f_n) for f_n of given moments, in float64."""
         terms = self.likelihood.expected_log_prob(
             batch.y, moments.mean, moments.variance, self.likelihood.noise_variance(batch)
         )

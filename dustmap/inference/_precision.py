@@ -71,9 +71,9 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     S ≤ I. The natural step of the mean is a contraction iff its length is below 2 over this.
     phi (n, M_w), weights (n,) ≥ 0, already scaled by N/n.
     """
-    scaled = weights.clamp_min(0).sqrt().unsqueeze(-1) * phi
-    gram = scaled @ state.apply_covariance(scaled).mT
-    return 1.0 + float(torch.linalg.eigvalsh(gram.to(torch.float64))[-1])
+    scaled = weights.clamp_min(0).sqrt().to(phi.dtype).unsqueeze(-1) * phi
+    whitened = state.apply_root_transpose(scaled)
+    return 1.0 + float(torch.linalg.eigvalsh((whitened @ whitened.mT).double())[-1])
 
 
 def power_stability(

@@ -53,8 +53,8 @@ class RowSource:
             yield part, self.select(part)
 
     def operator(self) -> AbstractOperator:
-        """Φ (N, M_w): the stored rows, or the matrix-free product."""
-        if self._stored is not None:
+        """Φ (N, M_w): the stored rows, or the matrix-free product where that is cheaper."""
+        if self._stored is not None and not self._features.prefers_products:
             return DenseOperator(self._stored.phi)
         return self._features.operator(self._functional)
 

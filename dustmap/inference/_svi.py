@@ -174,7 +174,7 @@ def natural_step(
     stability = batch_stability(ahead, rows.phi, weights)
     length = min(lengths.mean, lengths.safety * 2.0 / stability)
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
-    elbo = float(model.elbo(posterior, rows, batch, scale))
+    elbo = float(scale * model.summed_log_prob(moments, batch) - posterior.kl())
     moved = model.family.natural_step(ahead, gradient, statistics, length, 0.0)
     return NaturalStep(moved, elbo, stability, length)
 

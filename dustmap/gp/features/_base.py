@@ -90,6 +90,11 @@ class AbstractFeatureMap(ABC):
     def chunk(self) -> int:
         """Rows computed at once within the memory budget."""
 
+    @property
+    @abstractmethod
+    def prefers_products(self) -> bool:
+        """Whether a product with `operator` is cheaper than one with stored rows."""
+
     @abstractmethod
     def rows(self, functional: AbstractFunctional) -> Features:
         """Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""

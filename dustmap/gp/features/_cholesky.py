@@ -52,6 +52,10 @@ class CholeskyFeatures(AbstractFeatureMap):
         return self.inducing.points() if isinstance(self.inducing, RegularGrid) else self.inducing
 
     @property
+    def prefers_products(self) -> bool:
+        return False
+
+    @property
     def chunk(self) -> int:
         return rows_within(self.memory, 8 * self.n_features * self.dtype.itemsize)
 

@@ -1,6 +1,6 @@
 """The hierarchical inducing point features of Wu et al. (2021)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -17,7 +17,6 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._operators import (
-    CholeskyInverseOperator,
     CrossCovarianceOperator,
     InverseOperator,
     ProductOperator,
@@ -59,6 +58,11 @@ class HIPFeatures(AbstractFeatureMap):
         return self.prior.dtype
 
     @property
+    def prefers_products(self) -> bool:
+        # N M + M² against N M_w numbers read, M_w many times M; one PCG would cost more.
+        return self.is_dense
+
+    @property
     def chunk(self) -> int:
         width = 8 * self.prior.grid.size + 3 * self.prior.n_white
         return rows_within(self.memory, width * self.dtype.itemsize)
@@ -85,14 +89,18 @@ class HIPFeatures(AbstractFeatureMap):
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
-            cross = CrossCovarianceOperator(
-                self._cross_without_graph,
-                functional,
-                self.prior.grid.size,
-                self.prior.lags.new_empty(0, dtype=self.dtype),
-                self.memory,
+            if self.is_dense:
+                return ProductOperator(
+                    self._matrix(functional, self._dense_weights), self.prior.root()
+                )
+            # K_uu⁻¹ u is large where u = R v is rough: float32 would lose it.
+            double = replace(self.prior, dtype=torch.float64)
+            inverse = InverseOperator(
+                double.covariance(), double.preconditioner(), self.rtol, self.max_steps
             )
-            return ProductOperator(cross, ProductOperator(self._inverse(), self.prior.root()))
+            return ProductOperator(
+                self._matrix(functional, self._cross), ProductOperator(inverse, double.root())
+            )
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()
@@ -105,21 +113,21 @@ class HIPFeatures(AbstractFeatureMap):
             self.prior.kernel, functional, self.prior.grid, self.prior.wrapping, self.dtype
         )
 
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._cross(functional)
-
-    def _inverse(self) -> AbstractOperator:
-        if self.is_dense:
-            return CholeskyInverseOperator(self.prior.factor.detach(), self.dtype)
-        return InverseOperator(
-            self.prior.covariance(), self.prior.preconditioner(), self.rtol, self.max_steps
+    def _matrix(
+        self, functional: AbstractFunctional, evaluate: Callable[[AbstractFunctional], Tensor]
+    ) -> AbstractOperator:
+        like = self.prior.lags.new_empty(0, dtype=self.dtype)
+        return CrossCovarianceOperator(
+            torch.no_grad()(evaluate), functional, self.prior.grid.size, like, self.memory
         )
+
+    def _dense_weights(self, functional: AbstractFunctional) -> Tensor:
+        return self.weights(functional)[0]
 
     def _solve(self, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
         if self.is_dense:
-            solved = CholeskyInverseOperator(self.prior.factor, self.dtype).matmul(K_fu)
-            return solved, SolveSummary(columns=len(K_fu))
+            solved = torch.cholesky_solve(K_fu.mT.double(), self.prior.factor).mT
+            return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
         weights, result = toeplitz_solve(
             self.prior.lags.to(self.dtype),
             K_fu,

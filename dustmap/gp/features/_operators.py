@@ -14,7 +14,7 @@ from dustmap.linalg import AbstractOperator, SolveResult, UnconvergedWarning, pc
 
 @final
 class ProductOperator(AbstractOperator):
-    """A B for operators A (m, k) and B (k, n)."""
+    """A B for operators A (m, k) and B (k, n), each applied in its own precision."""
 
     def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
         if left.shape[1] != right.shape[0]:
@@ -27,17 +27,19 @@ class ProductOperator(AbstractOperator):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._right.dtype
+        return self._left.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._right.device
+        return self._left.device
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._left.matmul(self._right.matmul(x))
+        between = self._right.matmul(x.to(self._right.dtype))
+        return self._left.matmul(between.to(self._left.dtype))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return self._right.rmatmul(self._left.rmatmul(y))
+        between = self._left.rmatmul(y).to(self._right.dtype)
+        return self._right.rmatmul(between).to(self._left.dtype)
 
 
 @final
@@ -82,37 +84,10 @@ class InverseOperator(AbstractOperator):
 
 
 @final
-class CholeskyInverseOperator(AbstractOperator):
-    """A⁻¹ (M, M) of A = L Lᵀ, for the float64 factor L; answers in the dtype of `like`."""
-
-    def __init__(self, factor: Tensor, like: torch.dtype) -> None:
-        self._factor, self._like = factor, like
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self._factor), len(self._factor)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like
-
-    @property
-    def device(self) -> torch.device:
-        return self._factor.device
-
-    def matmul(self, x: Tensor) -> Tensor:
-        columns = x.reshape(-1, x.shape[-1]).to(self._factor.dtype).mT
-        return torch.cholesky_solve(columns, self._factor).mT.reshape(x.shape).to(x.dtype)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
-
-@final
 class CrossCovarianceOperator(AbstractOperator):
-    """K_fu (N, M) of a functional: stored when it fits the budget, else recomputed by chunks.
+    """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
-    evaluate: functional ↦ K_fu (n, M) without a graph; like: a tensor of its dtype and device.
+    evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
     """
 
     def __init__(

@@ -44,6 +44,10 @@ class TorusFeatures(AbstractFeatureMap):
         return self.prior.dtype
 
     @property
+    def prefers_products(self) -> bool:
+        return False
+
+    @property
     def chunk(self) -> int:
         return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
 
