@@ -71,7 +71,9 @@ class DataConfig:
     inputs: Annotated[
         tuple[str, ...], Key(texts(), "regression: the columns to predict from, 1 to 3")
     ] = ()
-    target: Annotated[str, Key(text(empty=True), "regression: the column to predict")] = ""
+    target: Annotated[
+        str, Key(text(empty=True), "regression: the column to predict, or log(column)")
+    ] = ""
     error: Annotated[
         str,
         Key(
@@ -93,7 +95,12 @@ class GridConfig:
     ] = (0.0, 0.0, 0.0)
     size: Annotated[
         tuple[float, ...],
-        Key(several(parsecs(positive=True), (1, 2, 3), "positive lengths"), "edge to edge", "pc"),
+        Key(
+            several(parsecs(positive=True), (1, 2, 3), "positive lengths"),
+            "edge to edge; regression: in the units of the inputs, and around the data where "
+            "center, size and spacing are all left out",
+            "pc",
+        ),
     ] = (1000.0, 1000.0, 400.0)
     spacing: Annotated[float, Key(parsecs(positive=True), "between neighbouring nodes", "pc")] = (
         20.0
@@ -102,7 +109,8 @@ class GridConfig:
         str,
         Key(
             choice("truncate", "drop", "error"),
-            "rays that leave the box (no dust counted outside, star left out, or stop)",
+            "rays that leave the box (no dust counted outside, star left out, or stop); regression "
+            "drops rows outside it, or stops",
         ),
     ] = "truncate"
 
@@ -169,22 +177,33 @@ class FitConfig:
         float, Key(number(above=0.0, below=1.0), "relative change at which steps end")
     ] = 1e-3
     learn_rows: Annotated[
-        int, Key(integer(1), "exact: most rows that take part in learning, drawn at random")
+        int, Key(integer(2), "most rows that take part in learning, drawn at random")
     ] = 500
     seed: Annotated[int, Key(integer(0), "of everything random: the same seed, the same run")] = 0
     family: Annotated[
-        str, Key(choice("mean-field", "block", "full"), "hip: structure of the posterior")
-    ] = "mean-field"
+        str,
+        Key(
+            choice("auto", "mean-field", "block", "full"),
+            "hip: structure of the posterior; auto is full where that is small enough, else block",
+        ),
+    ] = "auto"
     block: Annotated[
-        tuple[int, ...], Key(several(integer(1), (1, 2, 3), "whole numbers"), "hip: nodes a block")
-    ] = (2, 2, 2)
+        tuple[int, ...],
+        Key(
+            several(integer(1), (0, 1, 2, 3), "whole numbers"),
+            "hip: nodes a block along each axis; empty for blocks of 64",
+        ),
+    ] = ()
     batch: Annotated[int, Key(integer(1), "hip: rows of data a step")] = 1000
     epochs: Annotated[int, Key(integer(1), "hip: passes over the data")] = 20
     pcg_steps: Annotated[int, Key(integer(1), "hip: most steps of a linear solve")] = 50
     whitening: Annotated[
         str,
-        Key(choice("hip", "torus", "cholesky", planned=("ciq",)), "hip: root of the prior"),
-    ] = "hip"
+        Key(
+            choice("auto", "hip", "torus", "cholesky", planned=("ciq",)),
+            "hip: root of the prior; auto is the fastest that fits",
+        ),
+    ] = "auto"
 
 
 @final
