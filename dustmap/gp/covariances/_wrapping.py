@@ -3,15 +3,17 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
+from dustmap.gp.covariances._chebyshev import Interval
 from dustmap.gp.covariances._nodes import Box, Nodes
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
 
+Shift = tuple[float, ...]
 NEGLIGIBLE = 1e-18  # relative to k(0): what is left out of the plain kernel, below round-off
 
 
@@ -40,13 +42,16 @@ class WrappedKernel:
     """The terms of a kernel and how far each image reaches.
 
     reach, image_reach (D,): half axes of the ellipsoids outside which the plain kernel and its
-    images are left out.
+    images are left out; tolerance: of the images, relative to k(0); excluded: images that are
+    accounted for elsewhere.
     """
 
     terms: tuple[KernelTerm, ...]
     reach: tuple[float, ...]
     image_reach: tuple[float, ...]
     periods: tuple[float, ...] | None
+    tolerance: float
+    excluded: frozenset[Shift] = frozenset()
 
     @staticmethod
     def of(
@@ -59,7 +64,12 @@ class WrappedKernel:
             tuple(kernel.cutoff(NEGLIGIBLE).tolist()),
             tuple(kernel.cutoff(tolerance).tolist()),
             None if wrapping is None else wrapping.periods,
+            tolerance,
         )
+
+    def without(self, shifts: frozenset[Shift]) -> "WrappedKernel":
+        """The same kernel without some of its images."""
+        return replace(self, excluded=self.excluded | shifts)
 
     def images(self, x: Tensor, nodes: Nodes) -> Iterator[tuple[Tensor, Box]]:
         """Shifts jL (D,) with the box of nodes within reach of the points x (..., D) + jL."""
@@ -67,45 +77,38 @@ class WrappedKernel:
         if len(flat) == 0:
             return
         low, high = flat.amin(0).tolist(), flat.amax(0).tolist()
-        bounds = nodes.bounds()
-        for shift in self._shifts(low, high, bounds):
+        data = tuple(Interval(a, b) for a, b in zip(low, high, strict=True))
+        bounds = tuple(Interval(a, b) for a, b in nodes.bounds())
+        for shift, _ in self.image_gaps(data, bounds):
             reach = self.image_reach if any(shift) else self.reach
-            moved_low = [a + s for a, s in zip(low, shift, strict=True)]
-            moved_high = [a + s for a, s in zip(high, shift, strict=True)]
-            if _scaled_gap(moved_low, moved_high, bounds, reach) > 1:
-                continue
+            around = list(zip(data, shift, reach, strict=True))
             box = nodes.within(
-                [a - r for a, r in zip(moved_low, reach, strict=True)],
-                [a + r for a, r in zip(moved_high, reach, strict=True)],
+                [i.low + s - r for i, s, r in around], [i.high + s + r for i, s, r in around]
             )
             if box is not None:
                 yield torch.tensor(shift, dtype=x.dtype, device=x.device), box
 
-    def _shifts(
-        self, low: Sequence[float], high: Sequence[float], bounds: Sequence[tuple[float, float]]
-    ) -> Iterator[tuple[float, ...]]:
-        """All jL that could bring the box [low, high] within reach of the bounds."""
+    def image_gaps(
+        self, data: Sequence[Interval], nodes: Sequence[Interval]
+    ) -> Iterator[tuple[Shift, list[float]]]:
+        """Shifts that bring the box `data` within reach of the box `nodes`, and the gap left
+        between the two on every axis, in units of the reach."""
+        for shift in self._shifts(data, nodes):
+            reach = self.image_reach if any(shift) else self.reach
+            gaps = [
+                max(0.0, z.low - x.high - s, x.low + s - z.high) / r if r > 0 else 0.0
+                for x, z, s, r in zip(data, nodes, shift, reach, strict=True)
+            ]
+            if math.hypot(*gaps) <= 1 and shift not in self.excluded:
+                yield shift, gaps
+
+    def _shifts(self, data: Sequence[Interval], nodes: Sequence[Interval]) -> Iterator[Shift]:
+        """jL for all j that could matter on every axis by itself, and for j = 0."""
         if self.periods is None:
-            return iter([(0.0,) * len(low)])
+            return iter([(0.0,) * len(data)])
         per_axis = []
-        for d, period in enumerate(self.periods):
-            first, last = bounds[d]
-            start = math.ceil((first - self.image_reach[d] - high[d]) / period)
-            stop = math.floor((last + self.image_reach[d] - low[d]) / period)
-            around = range(min(start, 0), max(stop, 0) + 1)
-            per_axis.append([j * period for j in around])
+        for x, z, period, reach in zip(data, nodes, self.periods, self.image_reach, strict=True):
+            start = math.ceil((z.low - reach - x.high) / period)
+            stop = math.floor((z.high + reach - x.low) / period)
+            per_axis.append([j * period for j in range(min(start, 0), max(stop, 0) + 1)])
         return itertools.product(*per_axis)
-
-
-def _scaled_gap(
-    low: Sequence[float],
-    high: Sequence[float],
-    bounds: Sequence[tuple[float, float]],
-    reach: Sequence[float],
-) -> float:
-    """Distance between two boxes in units of the reach."""
-    total = 0.0
-    for a, b, (first, last), r in zip(low, high, bounds, reach, strict=True):
-        gap = max(0.0, first - b, a - last)
-        total += (gap / r) ** 2 if r > 0 else (math.inf if gap > 0 else 0.0)
-    return total
