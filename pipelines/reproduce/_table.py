@@ -2,7 +2,7 @@
 
 from typing import final
 
-from pipelines.reproduce import derivatives, preconditioner, spatial
+from pipelines.reproduce import derivatives, dust, preconditioner, spatial
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -20,6 +20,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "spatial",
         "house prices and land temperature: error and time against M (5.4)",
         spatial.run,
+    ),
+    Experiment(
+        "dust",
+        "the interstellar dust map against SVGP and the exact GP (5.5)",
+        dust.run,
     ),
 )
 
