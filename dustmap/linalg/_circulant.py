@@ -146,8 +146,11 @@ def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
     count, torus_shape = x.shape[0], boxes.torus_shape
     if count == 1 and x.device.type == "cpu":
         x = x.expand(fewest_rows(torus_shape), *boxes.source)
-    out = x.new_empty(x.shape[0], *boxes.target)
     rows = rows_in_cache(torus_shape, x.dtype, x.device)
+    if 0 < x.shape[0] <= rows:
+        half = padded_rfftn(x, torus_shape).mul_(spectrum)
+        return cropped_irfftn(half, torus_shape, boxes.target)[:count]
+    out = x.new_empty(x.shape[0], *boxes.target)
     for first in range(0, x.shape[0], rows):
         half = padded_rfftn(x[first : first + rows], torus_shape).mul_(spectrum)
         out[first : first + rows] = cropped_irfftn(half, torus_shape, boxes.target)

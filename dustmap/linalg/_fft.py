@@ -7,19 +7,22 @@ from torch import Tensor
 
 # Measured on 32 MB of shared last-level cache; flat between 8 and 32 MB.
 CACHE_BYTES = 16 * 2**20
+# Every call plans its transform anew, which in one dimension takes as long as 1½ of them.
+PLANNED_ROWS = 4
 
 
 def fast_length(n: int) -> int:
     """Smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
 
     Besides being 7-smooth the length is even (a multiple of 4 above 32): odd real transforms
-    take two to four times as long per element.
+    take two to four times as long per element. Above 2¹⁸ it is a multiple of 64, which saves
+    another tenth.
     """
     if n < 1:
         raise ValueError(f"fast_length: expected n >= 1, got {n}")
     if n <= 2:
         return n
-    step = 2 if n <= 32 else 4
+    step = 2 if n <= 32 else 4 if n <= 2**18 else 64
     length = -(-n // step) * step
     while not _is_7_smooth(length):
         length += step
@@ -98,7 +101,8 @@ def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torc
     if device.type != "cpu":
         return 2**62
     bytes_per_row = 3 * math.prod(torus_shape) * dtype.itemsize
-    return max(fewest_rows(torus_shape), CACHE_BYTES // bytes_per_row)
+    fewest = PLANNED_ROWS if len(torus_shape) == 1 else 1
+    return max(fewest, CACHE_BYTES // bytes_per_row)
 
 
 def fewest_rows(torus_shape: tuple[int, ...]) -> int:

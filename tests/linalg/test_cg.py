@@ -211,6 +211,32 @@ class TestStopping:
         # One per step, and one to confirm convergence.
         assert len(products) == int(result.steps) + 1
 
+    def test_the_first_step_needs_no_product_to_confirm_it(self) -> None:
+        products: list[int] = []
+        d = torch.linspace(1.0, 9.0, 20, dtype=torch.float64)
+        A = _CountingOperator(DenseOperator(torch.diag(d)), products)
+        b = _right_hand_sides(20)
+        result = pcg(A, b, preconditioner=DiagonalOperator(1 / d), rtol=1e-10)
+        assert int(result.steps) == len(products) == 1
+        assert float(_relative_residuals(A, result.x, b)) <= 1e-15
+        one_of_many = pcg(A, b, max_steps=1)
+        torch.testing.assert_close(
+            one_of_many.residuals, _relative_residuals(A, one_of_many.x, b), rtol=1e-12, atol=0.0
+        )
+
+    def test_columns_that_leave_one_by_one_change_nothing_for_the_rest(self) -> None:
+        """Column k has k + 1 distinct eigenvalues in it, so it takes k + 1 steps."""
+        d = torch.linspace(1.0, 3.0, 30, dtype=torch.float64)
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+        b = (torch.arange(30) <= order[:, None]).double()
+        b[5] = 0.0
+        result = pcg(DiagonalOperator(d), b, rtol=1e-12)
+        assert result.converged
+        expected = torch.where(b.any(1), order + 1, 0)
+        assert bool((result.steps <= expected).all())
+        assert len(set(result.steps.tolist())) > 6
+        torch.testing.assert_close(result.x, b / d, rtol=1e-10, atol=1e-10)
+
     def test_out_of_steps_says_so_with_a_remedy(self) -> None:
         A = ToeplitzOperator(_exponential_lags((200,), 50.0))
         result = pcg(A, _right_hand_sides(4, 200), max_steps=3)
