@@ -14,7 +14,15 @@ import torch
 from dustmap import config as configuration
 from dustmap.cli import CHECK_FAILED, DONE, BadInput
 from dustmap.config import Config, parsecs
-from dustmap.runs import StarMap, check_free, execute_run, open_run, prepare
+from dustmap.runs import (
+    RegressionResult,
+    StarMap,
+    check_free,
+    execute_run,
+    open_run,
+    prepare,
+    regression_at,
+)
 from dustmap.sky import (
     Provenance,
     SkyModel,
@@ -108,10 +116,21 @@ def export(options: argparse.Namespace) -> int:
     output = Path(options.output)
     with checking_input():
         refuse_existing(output, options.overwrite)
+        regression = regression_at(Path(options.run))
+    if regression is not None:
+        return _export_regression(regression, options)
+    with checking_input():
         finished = _star_map(options.run)
         box = None if options.box is None else [parsecs(face) for face in options.box]
         grid = finished.grid(box, None if options.step is None else parsecs(options.step))
     _tell(finished.export(options.format, output, options.overwrite, grid), as_json=False)
+    return DONE
+
+
+def _export_regression(finished: RegressionResult, options: argparse.Namespace) -> int:
+    if options.box is not None or options.step is not None:
+        raise BadInput("--box and --step are for maps of the dust; [grid] says where this one is")
+    _tell(finished.export(options.format, Path(options.output), options.overwrite), as_json=False)
     return DONE
 
 
@@ -132,6 +151,11 @@ def _star_map(path: str) -> StarMap:
 
 def plot(options: argparse.Namespace) -> int:
     with checking_input():
+        regression = regression_at(Path(options.map))
+        if regression is not None:
+            regression.plot(options.slice, Path(options.output), options.overwrite)
+            _tell({"output": options.output}, as_json=False)
+            return DONE
         axis, equals, height = options.slice.partition("=")
         if axis != "z" or not equals:
             raise ValueError(f"--slice {options.slice}: expected z=PC, such as z=0 or z=-20pc")

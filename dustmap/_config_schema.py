@@ -191,7 +191,7 @@ class FitConfig:
         tuple[int, ...],
         Key(
             several(integer(1), (0, 1, 2, 3), "whole numbers"),
-            "hip: nodes a block along each axis; empty for blocks of 64",
+            "hip: nodes a block along each axis; empty for some 256 in all",
         ),
     ] = ()
     batch: Annotated[int, Key(integer(1), "hip: rows of data a step")] = 1000

@@ -42,7 +42,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         deviations: the others ignore correlations and are too wide. The mean is the same in all.
         "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
     block : tuple of nodes per axis
-        Tiles of family="block"; 64 nodes by default. Larger ones are closer to "full".
+        Tiles of family="block"; some 256 nodes by default. Larger ones are closer to "full".
     whitening : "auto", "torus", "hip" or "cholesky"
         Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
         "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
@@ -206,7 +206,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.grid_ = fitted.grid
         coefficients = fitted.prior.mean.coefficients().detach().numpy()
         self.mean_ = scaling.user_mean(coefficients)
-        self.noise_std_ = fitted.noise_std()
+        self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_"):
             self.__dict__.pop(name, None)
@@ -221,7 +221,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             }
             for term in self.kernel_.terms()
         ]
-        return {"kernel": terms, "noise_std": self.noise_std_, "mean": self.mean_.tolist()}
+        noise = self._regression.noise()
+        return {"kernel": terms, **noise, "mean": self.mean_.tolist()}
 
     def _query(self, X: ArrayLike) -> tuple[Regression, Array]:
         check_is_fitted(self)

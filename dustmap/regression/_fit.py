@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
 from dustmap.gp._hyperparameters import HyperparameterFit
@@ -113,12 +114,13 @@ class Regression:
             variance = self.prior.likelihood.noise_variance(batch).numpy()
         return np.asarray(variance * self.scaling.y_scale**2, np.float64)
 
-    def noise_std(self) -> float | None:
-        """The noise of all data in user units, or None where it comes with each datum."""
-        jitter = self.prior.likelihood.log_jitter
-        if jitter is None or self.noise_is_given:
-            return None
-        return float(jitter.detach().exp()) * self.scaling.y_scale
+    def noise(self) -> dict[str, float | None]:
+        """In user units: noise_std of all data, and the factor noise_scale on that of each."""
+        jitter, scale = self.prior.likelihood.log_jitter, self.prior.likelihood.log_scale
+        return {
+            "noise_std": None if jitter is None else _exp(jitter) * self.scaling.y_scale,
+            "noise_scale": None if scale is None else _exp(scale),
+        }
 
 
 def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSettings) -> Regression:
@@ -250,6 +252,10 @@ def _advice(fitted: _hip.HipFit) -> list[str]:
     if not fitted.solution.solve.converged:
         advice.append(fitted.solution.solve.message())
     return advice
+
+
+def _exp(log: Tensor) -> float:
+    return float(log.detach().exp())
 
 
 @contextmanager

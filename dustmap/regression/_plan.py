@@ -16,8 +16,9 @@ WHITENINGS = ("auto", "torus", "hip", "cholesky")
 #: Up to so many whitened variables "auto" takes the full covariance.
 MAX_FULL = 3000
 _MOST_PER_DATUM = 4
-# Nodes along a tile of the block family, 64 or so in all.
-_TILE_SIDES = {1: 64, 2: 8, 3: 4}
+# Nodes along a tile of the block family, some 256 in all: with 64, deviations were twice as much
+# too wide, at the same time per fit.
+_TILE_SIDES = {1: 256, 2: 16, 3: 6, 4: 4}
 
 
 @final
@@ -25,7 +26,7 @@ _TILE_SIDES = {1: 64, 2: 8, 3: 4}
 class HipSettings:
     """Choices of the gridded engine, checked; "auto" is still open.
 
-    block: nodes of a tile per axis, or None for tiles of 64 nodes.
+    block: nodes of a tile per axis, or None for tiles of some 256 nodes.
     """
 
     family: str
@@ -113,7 +114,7 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
         # Blocks of neighbours mean nothing among Cholesky's variables.
         dense = whitening == "cholesky" or math.prod(torus) <= max_full(settings)
         family = "full" if dense else "block"
-    block = settings.block or tuple(min(_TILE_SIDES.get(grid.dim, 3), length) for length in torus)
+    block = settings.block or tuple(min(_TILE_SIDES[grid.dim], length) for length in torus)
     if len(block) != grid.dim:
         raise ValueError(
             f"block = {block} gives the nodes of {len(block)} axes but X has {grid.dim} columns: "

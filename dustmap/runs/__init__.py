@@ -10,6 +10,8 @@ from dustmap.runs._directory import check_free as check_free
 from dustmap.runs._dispatch import execute_run as execute_run
 from dustmap.runs._dispatch import open_run as open_run
 from dustmap.runs._dispatch import prepare as prepare
+from dustmap.runs._dispatch import regression_at as regression_at
+from dustmap.runs._regression_result import RegressionResult as RegressionResult
 from dustmap.runs._report import Check as Check
 from dustmap.runs._report import Report as Report
 from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun

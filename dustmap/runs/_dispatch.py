@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import final
 
 from dustmap.config import Config
-from dustmap.runs._directory import REPORT, RunDirectory
+from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
+from dustmap.runs._regression import prepare_regression
+from dustmap.runs._regression_result import RegressionResult, open_regression
 from dustmap.runs._report import Report
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
 from dustmap.runs._star_map import open_star_map
@@ -24,6 +26,7 @@ class Kind:
 
 KINDS = {
     "stars": Kind(prepare_stars, open_star_map),
+    "regression": Kind(prepare_regression, open_regression),
 }
 
 
@@ -38,6 +41,14 @@ def open_run(path: Path) -> AbstractFinishedRun:
     """A finished run with its posterior; what its directory lacks is an OSError."""
     directory = RunDirectory.open(path)
     return _kind(directory.config()).open(directory)
+
+
+def regression_at(path: Path) -> RegressionResult | None:
+    """The finished regression at a path, or None where there is something else."""
+    if not (path / CONFIG).is_file():
+        return None
+    directory = RunDirectory.open(path)
+    return open_regression(directory) if directory.config().data.kind == "regression" else None
 
 
 def _kind(config: Config) -> Kind:

@@ -1,0 +1,297 @@
+"""Regression of a column on one to three others: the run of data.kind = "regression"."""
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dustmap import config as configuration
+from dustmap.config import Config
+from dustmap.gp import RegularGrid
+from dustmap.inference import Scores, scores
+from dustmap.regression import HIPGPRegressor
+from dustmap.runs._directory import RunDirectory
+from dustmap.runs._exact import KERNELS, MOST_ROWS
+from dustmap.runs._field import WRITERS, GriddedField
+from dustmap.runs._field_plots import plot_field
+from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
+from dustmap.runs._report import Check, Report, Stopwatch
+from dustmap.runs._run import AbstractRun, Plan
+from dustmap.runs._tables import read_tables
+from dustmap.sky import Provenance, save_figure
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "checkpoint/model"
+ROWS = "checkpoint/rows.npz"
+PICTURE = "plots/regression.png"
+# Nodes per axis of the maps of a run without a [grid], by the number of inputs.
+MAP_NODES = {1: 500, 2: 120, 3: 32}
+POINTS_AT_ONCE = 4096
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegressionRun(AbstractRun):
+    """Rows to learn from and rows held out; grid: the user's, if there is one."""
+
+    config: Config
+    train: Rows
+    holdout: Rows
+    dropped: int
+    grid: RegularGrid | None
+
+    def plan(self) -> Plan:
+        n, dim = self.train.X.shape
+        dense = min(n, self.config.fit.learn_rows)
+        needed = 8 * 3 * dense**2
+        if self.config.fit.engine == "exact":
+            needed = 8 * 3 * n**2
+        elif self.grid is not None:
+            needed += 64 * self.grid.size
+        counts = {"engine": self.config.fit.engine, "device": "cpu", "inputs": dim}
+        return Plan(counts | self.counts(), needed, self.config.compute.memory_bytes)
+
+    def counts(self) -> dict[str, Any]:
+        """What became of the rows of the table."""
+        return {
+            "rows": len(self.train) + len(self.holdout) + self.dropped,
+            "rows_fitted": len(self.train),
+            "rows_held_out": len(self.holdout),
+            "rows_dropped_outside_the_box": self.dropped,
+        }
+
+    def execute(self, directory: RunDirectory) -> Report:
+        watch = Stopwatch()
+        model = estimator_of(self.config, self.train, self.grid)
+        log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
+        with watch.stage("fit"):
+            model.fit(self.train.X, self.train.y, noise_std=self.train.error)
+        with watch.stage("checkpoint"):
+            self.save(directory, model)
+        with watch.stage("evaluate"):
+            held_out = score(model, self.holdout) if len(self.holdout) else None
+        log.info("predicting on a grid")
+        with watch.stage("map"):
+            field = predict_field(model, self.config, self.map_grid())
+        with watch.stage("export"):
+            outputs = self.export(directory, field)
+        objective = model.report_["learning"].pop("objective", [])
+        for step, value in enumerate(objective):
+            directory.record(stage="learn", step=step, objective_per_row=value)
+        directory.record(stage="fit", evidence=_evidence(model))
+        sections = _sections(model) | {
+            "counts": self.counts(),
+            "held_out_rows": {} if held_out is None else held_out.as_dict(),
+            "seconds": watch.seconds,
+            "compute": _compute(self.config),
+            "outputs": outputs,
+        }
+        return Report(configuration.sha256(self.config), sections, _checks(model, held_out))
+
+    def save(self, directory: RunDirectory, model: HIPGPRegressor) -> None:
+        """The model, and the rows that pictures show."""
+        model.save(directory.path / CHECKPOINT)
+        arrays = {"X": self.train.X, "y": self.train.y}
+        if self.train.error is not None:
+            arrays["error"] = self.train.error
+        np.savez(directory.path / ROWS, allow_pickle=False, **arrays)
+
+    def map_grid(self) -> RegularGrid:
+        """The nodes of the run's maps."""
+        return map_grid(self.grid, self.train)
+
+    def export(self, directory: RunDirectory, field: GriddedField) -> dict[str, str]:
+        """Writes maps and picture; their names by what they are."""
+        outputs = {}
+        for kind in self.config.export.formats:
+            outputs[kind] = f"map.{kind}"
+            WRITERS[kind](directory.path / outputs[kind], field, provenance(self.config), False)
+        outputs["picture"] = PICTURE
+        save_figure(plot_field(field, self.train), directory.path / PICTURE)
+        return outputs
+
+
+def prepare_regression(config: Config) -> RegressionRun:
+    """Reads and checks all that the run needs; writes nothing."""
+    if config.compute.device == "cuda":
+        raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
+    found = rows_of(read_tables(config.data.catalog), config.data)
+    grid = grid_of(config.grid, len(config.data.inputs))
+    rows = within(found, grid, config)
+    train, holdout = _split(config, len(rows))
+    run = RegressionRun(config, rows[train], rows[holdout], len(found) - len(rows), grid)
+    _check_engine(config, len(train), grid)
+    estimator_of(config, run.train, grid)
+    return run
+
+
+def _split(config: Config, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to learn from and rows to hold out: the same ones for the same seed."""
+    shuffled = np.random.default_rng(config.fit.seed).permutation(n)
+    held_out = round(config.data.holdout * n)
+    if n - held_out < 2:
+        raise ValueError(
+            f"data.holdout = {config.data.holdout:g} leaves {n - held_out} of {n} rows to fit; "
+            f"expected at least two"
+        )
+    return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
+
+
+def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
+    if config.fit.engine != "exact":
+        return
+    if n > MOST_ROWS:
+        raise ValueError(
+            f'fit.engine = "exact" takes at most {MOST_ROWS:,} rows, and {n:,} are left to fit: '
+            f'use fit.engine = "hip", which puts inducing points on a grid'
+        )
+    if grid is not None:
+        log.info('fit.engine = "exact" needs no grid: [grid] says where the maps are made')
+
+
+def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPRegressor:
+    """The estimator that a configuration describes."""
+    model, fit = config.model, config.fit
+    if "mean" not in model.learn:
+        raise ValueError(
+            f'model.learn = {list(model.learn)}: a regression always learns its mean; add "mean"'
+        )
+    names = {"length": "length", "std": "variance", "noise": "noise", "mean": "mean"}
+    hip = fit.engine == "hip"
+    return HIPGPRegressor(
+        _kernel(config, rows),
+        engine=fit.engine,
+        grid=grid if hip and grid is not None else "auto",
+        family=fit.family,
+        block=fit.block or None,
+        whitening=fit.whitening,
+        noise=_noise(config),
+        learn=tuple(names[name] for name in model.learn),
+        n_learn=fit.learn_rows,
+        max_steps=fit.max_steps,
+        dtype=config.compute.dtype,
+        max_memory=config.compute.memory_bytes,
+        random_state=fit.seed,
+    )
+
+
+def _kernel(config: Config, rows: Rows) -> Any:
+    """A name where all is learned, from the data's own scales; else model.length and model.std."""
+    model = config.model
+    if {"length", "std"} <= set(model.learn):
+        return model.kernel
+    lengths = [model.length] * rows.X.shape[1]
+    if "length" in model.learn:
+        lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
+    std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
+    return KERNELS[model.kernel](lengths, std**2)
+
+
+def _noise(config: Config) -> str:
+    learned = "noise" in config.model.learn
+    if config.data.error:
+        return "scale" if learned else "given"
+    if not learned:
+        raise ValueError(
+            f"model.learn = {list(config.model.learn)} without data.error: expected a column of "
+            f'standard errors, or "noise" among what is learned'
+        )
+    return "learn"
+
+
+def score(model: HIPGPRegressor, rows: Rows) -> Scores:
+    """Scores of measurements, whose noise is part of the predicted variance."""
+    mean, std = model.predict(rows.X, return_std=True, include_noise=True, noise_std=rows.error)
+    return scores(*(torch.from_numpy(values) for values in (rows.y, mean, std**2)))
+
+
+def map_grid(grid: RegularGrid | None, rows: Rows) -> RegularGrid:
+    """The user's grid, or one over the data."""
+    if grid is not None:
+        return grid
+    lower, upper = rows.X.min(axis=0), rows.X.max(axis=0)
+    flat = upper <= lower
+    upper = np.where(flat, lower + 1.0, upper)  # a constant input still has an axis
+    shape = (MAP_NODES[rows.X.shape[1]],) * rows.X.shape[1]
+    return RegularGrid.from_bounds(lower.tolist(), upper.tolist(), shape)
+
+
+def predict_field(model: HIPGPRegressor, config: Config, grid: RegularGrid) -> GriddedField:
+    """Mean and standard deviation of f at the nodes."""
+    points = grid.points().numpy()
+    parts = []
+    for start in range(0, len(points), POINTS_AT_ONCE):
+        log.debug("map: %d of %d nodes", start, len(points))
+        parts.append(model.predict(points[start : start + POINTS_AT_ONCE], return_std=True))
+    mean, std = (np.concatenate(values).reshape(grid.shape) for values in zip(*parts, strict=True))
+    return GriddedField(grid, mean, std, config.data.inputs, config.data.target)
+
+
+def provenance(config: Config) -> Provenance:
+    """Where the maps of a run come from."""
+    return Provenance(configuration.sha256(config), (f"engine {config.fit.engine}",))
+
+
+def _evidence(model: HIPGPRegressor) -> float:
+    return float(model.log_evidence_ if model.engine_ == "exact" else model.elbo_)
+
+
+def _sections(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
+    """The estimator's report, flat enough for a table."""
+    report = dict(model.report_)
+    learned = dict(report.pop("hyperparameters"))
+    (term,) = learned.pop("kernel")  # a configuration names one kernel
+    nested = {name: report.pop(name) for name in list(report) if isinstance(report[name], dict)}
+    nested["seconds_of_the_fit"] = nested.pop("seconds")
+    kind = "log_evidence" if model.engine_ == "exact" else "evidence_lower_bound"
+    return {
+        "hyperparameters": term | learned,
+        "fit": report | {kind: _evidence(model)},
+        **{name: section for name, section in nested.items() if section},
+    }
+
+
+def _checks(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]:
+    found = []
+    status = model.report_["learning"]["status"]
+    # An input that does not matter has a length scale without bound, which is no failure.
+    learned = float(status in ("converged", "at_bound", "nothing to learn"))
+    advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
+    found.append(Check("learning converged", learned, 1.0, 1.0, advice))
+    if model.engine_ == "hip":
+        report = model.report_
+        solved = float(report["solve"]["status"] == "converged")
+        told = "; ".join(report["advice"]) or "nothing to do"
+        found.append(Check("solver converged", solved, 1.0, 1.0, told))
+        ratio = report["residual_ratio"]
+        found.append(Check("unexplained variance over noise", ratio, 0.0, 1.0, told))
+    if held_out is not None:
+        # Three standard deviations of a binomial, and 0.1 for what the model idealises.
+        expected = math.erf(1 / math.sqrt(2))
+        slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
+        low, high = max(0.0, expected - slack), min(1.0, expected + slack)
+        advice = "the noise or the kernel does not describe the data; see chi2"
+        found.append(Check("coverage68 of held-out rows", held_out.coverage68, low, high, advice))
+    return tuple(found)
+
+
+def _compute(config: Config) -> dict[str, Any]:
+    return {
+        "device": "cpu",
+        "dtype": "float64" if config.fit.engine == "exact" else config.compute.dtype,
+        "threads": torch.get_num_threads(),
+        "memory": config.compute.memory,
+    }
+
+
+def stored_rows(path: Path) -> Rows:
+    """What `RegressionRun.save` kept."""
+    with np.load(path, allow_pickle=False) as stored:
+        error = stored["error"] if "error" in stored.files else None
+        return Rows(stored["X"], stored["y"], error)

@@ -1,0 +1,78 @@
+"""A finished regression: its posterior answers for any rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from dustmap.config import Config
+from dustmap.regression import HIPGPRegressor
+from dustmap.runs._directory import RunDirectory
+from dustmap.runs._field import WRITERS, GriddedField
+from dustmap.runs._field_plots import plot_field
+from dustmap.runs._regression import (
+    CHECKPOINT,
+    ROWS,
+    map_grid,
+    predict_field,
+    provenance,
+    score,
+    stored_rows,
+)
+from dustmap.runs._regression_data import Rows, grid_of, inputs_of, rows_of, within
+from dustmap.runs._run import AbstractFinishedRun
+from dustmap.runs._tables import read_table, write_columns
+from dustmap.sky import save_figure
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RegressionResult(AbstractFinishedRun):
+    """The run's configuration, its fitted model and the rows it was fitted to."""
+
+    config: Config
+    model: HIPGPRegressor
+    rows: Rows
+
+    def evaluate(self, catalog: Path) -> Mapping[str, Any]:
+        """Scores of measured targets; rows outside the box by the run's policy, counted."""
+        found = rows_of(read_table(catalog), self.config.data)
+        rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
+        told = score(self.model, rows).as_dict()
+        return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
+
+    def predict(self, catalog: Path, output: Path, overwrite: bool) -> Mapping[str, Any]:
+        """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
+        table = read_table(catalog)
+        X = inputs_of(table, self.config.data)
+        table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)
+        write_columns(output, table, overwrite)
+        return {"rows": len(table), "output": str(output)}
+
+    def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
+        """Writes mean and standard deviation on the run's grid."""
+        field = self.field()
+        WRITERS[kind](output, field, provenance(self.config), overwrite)
+        return {"output": str(output), "nodes": list(field.grid.shape)}
+
+    def plot(self, slice_: str, output: Path, overwrite: bool) -> None:
+        """Draws the picture of the run; slice_: `NAME=VALUE` of the third input."""
+        name, equals, value = slice_.partition("=")
+        inputs = self.config.data.inputs
+        height = None
+        if len(inputs) == 3 and equals and name == inputs[2]:
+            height = float(value)
+        save_figure(plot_field(self.field(), self.rows, height), output, overwrite)
+
+    def field(self) -> GriddedField:
+        """The posterior on the grid of the run's maps."""
+        grid = grid_of(self.config.grid, len(self.config.data.inputs))
+        return predict_field(self.model, self.config, map_grid(grid, self.rows))
+
+
+def open_regression(directory: RunDirectory) -> RegressionResult:
+    """Reads the fitted model back."""
+    path = directory.path
+    return RegressionResult(
+        directory.config(), HIPGPRegressor.load(path / CHECKPOINT), stored_rows(path / ROWS)
+    )

@@ -1,0 +1,304 @@
+"""Regression on the command line: from a table to a report, predictions, maps and pictures."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from astropy.io import fits
+from astropy.table import Table
+from astropy.wcs import WCS
+from numpy.typing import NDArray
+
+from dustmap import config
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
+from dustmap.regression import HIPGPRegressor
+
+ROOT = Path(__file__).resolve().parents[1]
+INPUTS = ("a", "b", "c")
+
+
+def columns(dim: int, n: int = 90) -> dict[str, NDArray[np.float64]]:
+    """Positive targets with noise of 5 per cent, on inputs of unlike units."""
+    rng = np.random.default_rng(dim)
+    X = rng.uniform(size=(n, dim))
+    log_price = np.sin(5.0 * X[:, 0]) + X[:, 1:].sum(axis=1) + 0.05 * rng.standard_normal(n)
+    table = {name: X[:, d] * 10.0**d for d, name in enumerate(INPUTS[:dim])}
+    return table | {"price": np.exp(log_price), "error": np.full(n, 0.05)}
+
+
+def write(folder: Path, dim: int, **sections: dict[str, Any]) -> Path:
+    """A configuration with its CSV table beside it."""
+    Table(columns(dim)).write(folder / "table.csv", format="ascii.csv", overwrite=True)
+    content: dict[str, dict[str, Any]] = {
+        "data": {
+            "kind": "regression",
+            "catalog": "table.csv",
+            "inputs": list(INPUTS[:dim]),
+            "target": "log(price)",
+        },
+        "fit": {"learn_rows": 60},
+    }
+    for name, section in sections.items():
+        content.setdefault(name, {}).update(section)
+    lines = []
+    for name, section in content.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(v)}" for key, v in section.items())]
+    (folder / "run.toml").write_text("\n".join(lines))
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> int:
+    return main(["run", str(folder / "run.toml"), "--output", str(folder / "run"), *arguments])
+
+
+def report(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "run" / "report.json").read_text())
+    return content
+
+
+def error(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with one input and the exact engine."""
+    folder = write(tmp_path_factory.mktemp("curve"), 1)
+    assert run(folder) == DONE
+    return folder
+
+
+def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
+    told = report(curve)
+    assert told["status"] == "done"
+    assert told["counts"] == {
+        "rows": 90,
+        "rows_fitted": 81,
+        "rows_held_out": 9,
+        "rows_dropped_outside_the_box": 0,
+    }
+    assert told["hyperparameters"]["noise_std"] == pytest.approx(0.05, rel=0.3)
+    assert told["held_out_rows"]["rmse"] < 0.15
+    assert told["fit"]["engine"] == "exact"
+    for name in ("config.toml", "report.md", "map.fits", "map.zarr", "plots/regression.png"):
+        assert (curve / "run" / name).exists()
+    lines = (curve / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["evidence"] == pytest.approx(told["fit"]["log_evidence"])
+    assert config.load(curve / "run" / "config.toml").data.target == "log(price)"
+
+
+def test_nothing_in_a_run_is_pickled(curve: Path) -> None:
+    for path in (curve / "run").rglob("*.npz"):
+        with np.load(path, allow_pickle=False) as stored:
+            assert all(stored[name].dtype != object for name in stored.files)
+    endings = {path.suffix for path in (curve / "run" / "checkpoint").rglob("*") if path.is_file()}
+    assert endings == {".json", ".npz"}
+
+
+def test_evaluate_scores_another_table(curve: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    table = str(curve / "table.csv")
+    assert main(["evaluate", str(curve / "run"), "--catalog", table, "--json"]) == DONE
+    told = json.loads(capsys.readouterr().out)
+    names = ("mae", "mse", "rmse", "loglike", "chi2", "coverage68", "coverage95", "n")
+    assert set(names) <= set(told)
+    assert told["n"] == 90
+    model = HIPGPRegressor.load(curve / "run" / "checkpoint" / "model")
+    rows = columns(1)
+    residual = np.log(rows["price"]) - model.predict(rows["a"][:, None])
+    assert told["rmse"] == pytest.approx(np.sqrt(np.mean(residual**2)))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".fits", ".ecsv", ".npz"])
+def test_predict_needs_inputs_only_and_adds_columns(
+    curve: Path, tmp_path: Path, ending: str
+) -> None:
+    Table({"a": [0.1, 0.2, 3.0], "name": ["x", "y", "z"]}).write(tmp_path / "new.csv")
+    arguments = ["--catalog", str(tmp_path / "new.csv"), "--output", str(tmp_path / f"p{ending}")]
+    assert main(["predict", str(curve / "run"), *arguments]) == DONE
+    if ending == ".npz":
+        predicted = Table(dict(np.load(tmp_path / "p.npz")))
+    else:
+        predicted = Table.read(tmp_path / f"p{ending}")
+    assert predicted.colnames == ["a", "name", "target_mean", "target_std"]
+    np.testing.assert_allclose(predicted["target_mean"][:2], np.sin([0.5, 1.0]), atol=0.15)
+    assert predicted["target_std"][2] > 5 * predicted["target_std"][0]
+
+
+def test_export_and_read_back(curve: Path, tmp_path: Path) -> None:
+    for kind in ("zarr", "fits"):
+        output = ["--format", kind, "--output", str(tmp_path / f"map.{kind}")]
+        assert main(["export", str(curve / "run"), *output]) == DONE
+    with xr.open_zarr(tmp_path / "map.zarr", consolidated=False) as dataset:
+        assert dataset["target_mean"].dims == ("a",)
+        a, mean = dataset["a"].values, dataset["target_mean"].values
+    model = HIPGPRegressor.load(curve / "run" / "checkpoint" / "model")
+    np.testing.assert_allclose(mean, model.predict(a[:, None]), rtol=1e-9)
+    with fits.open(tmp_path / "map.fits") as hdus:
+        hdus.verify("exception")
+        np.testing.assert_array_equal(hdus["TARGET_MEAN"].data, mean)
+        assert hdus["TARGET_STD"].data.shape == mean.shape
+
+
+def test_plot_is_a_picture(curve: Path, tmp_path: Path) -> None:
+    picture = str(tmp_path / "curve.png")
+    assert main(["plot", str(curve / "run"), "--output", picture]) == DONE
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_two_inputs_on_the_grid(tmp_path: Path) -> None:
+    folder = write(tmp_path, 2, data={"error": "error"}, fit={"engine": "hip"})
+    assert run(folder) in (DONE, CHECK_FAILED)
+    told = report(folder)
+    assert told["fit"]["engine"] == "hip"
+    assert told["fit"]["advice"] == []
+    assert told["hyperparameters"]["noise_scale"] == pytest.approx(1.0, rel=0.3)
+    assert told["held_out_rows"]["rmse"] < 0.25
+    with xr.open_zarr(folder / "run" / "map.zarr", consolidated=False) as dataset:
+        assert dataset["target_mean"].dims == ("a", "b")
+        mean = dataset["target_mean"].values
+        a, b = dataset["a"].values, dataset["b"].values
+    with fits.open(folder / "run" / "map.fits") as hdus:
+        image = hdus["TARGET_MEAN"]
+        np.testing.assert_allclose(image.data.T, mean)
+        at = WCS(image.header).pixel_to_world_values(3, 5)
+        assert [image.header["CTYPE1"], image.header["CTYPE2"]] == ["a", "b"]
+    np.testing.assert_allclose(at, [a[3], b[5]])
+    saved = ["--output", str(tmp_path / "again.fits"), "--format", "fits"]
+    assert main(["export", str(folder / "run"), *saved]) == DONE
+    with fits.open(tmp_path / "again.fits") as hdus:
+        np.testing.assert_allclose(hdus["TARGET_MEAN"].data.T, mean, atol=1e-5)
+
+
+def test_three_inputs_in_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, 3, data={"target": "price"}, export={"formats": []})
+    assert run(folder) in (DONE, CHECK_FAILED)
+    plot = ["plot", str(folder / "run"), "--output", str(tmp_path / "slice.png")]
+    assert main([*plot, "--slice", "c=50"]) == DONE
+    assert main([*plot, "--slice", "c=500", "--overwrite"]) == BAD_INPUT
+    assert "--slice c=500: expected" in error(capsys)
+
+
+def test_npz_with_a_matrix_reads_as_the_csv_does(curve: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    rows = columns(1)
+    np.savez(
+        folder / "table.npz", data=np.stack(list(rows.values()), 1), columns=np.array(list(rows))
+    )
+    assert run(folder, "--set", f"data.catalog={folder / 'table.npz'}") == DONE
+    ours, theirs = report(folder), report(curve)
+    assert ours["fit"]["log_evidence"] == pytest.approx(theirs["fit"]["log_evidence"])
+    np.savez(folder / "columns.npz", allow_pickle=False, **rows)
+    again = ["--overwrite", "--set", f"data.catalog={folder / 'columns.npz'}"]
+    assert run(folder, *again) == DONE
+    assert report(folder)["fit"]["log_evidence"] == pytest.approx(theirs["fit"]["log_evidence"])
+
+
+def test_several_tables_are_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, 1, data={"catalog": ["table.csv", "table.csv"]})
+    assert run(folder, "--dry-run", "--json") == DONE
+    assert json.loads(capsys.readouterr().out)["plan"]["rows"] == 180
+
+
+def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(curve) == BAD_INPUT
+    assert "holds a run already" in error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("data.target=cost", "missing column cost; the columns there are a, price, error"),
+        ("data.target=log(cost)", "missing column cost"),
+        ("data.inputs=[a, z]", "missing column z"),
+        ("data.target=log(bad)", "column bad: 1 of 90 rows are not > 0, as log needs"),
+        ("data.target=hole", "column hole: 1 of 90 rows are not finite (first at row 4"),
+        ("data.target=name", "column name: expected numbers"),
+        ("data.error=bad", "column bad: 1 of 90 rows are not > 0"),
+        ("data.holdout=0.99", "leaves 1 of 90 rows to fit"),
+        ("data.catalog=none.csv", "none.csv: there is no such file"),
+        ("data.catalog=run.toml", "expected a table that ends in .csv"),
+        ("model.learn=[length, std, noise]", "a regression always learns its mean"),
+        ("model.learn=[length, std, mean]", "expected a column of standard errors"),
+        ("grid.spacing=0.1", "grid.center = [0.0, 0.0, 0.0]: expected 1 numbers"),
+        ("compute.device=cuda", "regression runs on the CPU"),
+        ("compute.memory=1KiB", "the run needs"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, words: str
+) -> None:
+    folder = write(tmp_path, 1)
+    table = Table(columns(1))
+    table["bad"] = np.where(np.arange(90) == 3, -1.0, 1.0)
+    table["hole"] = np.where(np.arange(90) == 4, np.nan, 1.0)
+    table["name"] = ["x"] * 90
+    table.write(folder / "wider.csv", format="ascii.csv")
+    catalog = ["--set", f"data.catalog={folder / 'wider.csv'}"]
+    if "target=cost" in setting or "catalog" in setting:
+        catalog = []
+    given = setting.replace("data.catalog=", f"data.catalog={folder}/")
+    assert run(folder, *catalog, "--set", given) == BAD_INPUT
+    assert words in error(capsys)
+    assert not (folder / "run").exists()
+
+
+def test_rows_outside_the_box_are_refused_or_dropped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path, 1, grid={"center": [0.25], "size": [0.5], "spacing": 0.05})
+    assert run(folder) == BAD_INPUT
+    assert re.search(r"\d+ of 90 rows lie outside the box \(0.0,\) to \(0.5,\) of a", error(capsys))
+    assert run(folder, "--set", "grid.outside=drop", "--set", "fit.engine=hip") == DONE
+    told = report(folder)
+    assert told["counts"]["rows_dropped_outside_the_box"] > 30
+    assert told["fit"]["grid_shape"] == [11]
+
+
+def test_parquet_without_its_reader_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, 1)
+    (folder / "table.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(folder, "--set", f"data.catalog={folder / 'table.parquet'}") == BAD_INPUT
+    assert "pip install pyarrow" in error(capsys)
+
+
+def test_the_box_needs_two_nodes_along_every_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = {"center": [0.5, 5.0], "size": [1.0, 10.0], "spacing": 5.0}
+    assert run(write(tmp_path, 2, grid=box)) == BAD_INPUT
+    assert "at least two points on every axis, got (1, 3)" in error(capsys)
+
+
+def test_fixed_length_and_std(tmp_path: Path) -> None:
+    model = {"learn": ["mean", "noise"], "length": 0.3, "std": 1.5}
+    folder = write(tmp_path, 1, model=model)
+    assert run(folder) == DONE
+    told = report(folder)["hyperparameters"]
+    assert told["length"] == pytest.approx([0.3])
+    assert told["std"] == pytest.approx(1.5)
+
+
+def test_the_shipped_example_runs_on_a_few_houses(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    long, lat = rng.uniform(-122.5, -121.5, 200), rng.uniform(47.2, 47.8, 200)
+    price = 5e5 * np.exp(np.sin(9.0 * lat) + long + 122.0 + 0.2 * rng.standard_normal(200))
+    table = Table({"price": price, "lat": lat, "long": long})
+    table.write(tmp_path / "houses.csv", format="ascii.csv")
+    arguments = ["--output", str(tmp_path / "run"), "--set", "fit.learn_rows=100"]
+    arguments += ["--set", f"data.catalog={tmp_path / 'houses.csv'}"]
+    code = main(["run", str(ROOT / "pipelines" / "house_prices.toml"), *arguments])
+    assert code in (DONE, CHECK_FAILED)
+    told = report(tmp_path)
+    assert told["fit"]["engine"] == "hip"
+    assert told["held_out_rows"]["rmse"] < 0.5
