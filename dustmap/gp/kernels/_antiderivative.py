@@ -2,15 +2,17 @@
 
 import functools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CELLS = 384  # per axis: errors of 7e-9 (Matérn-½) and 2e-9 (3/2, 5/2), relative to k(0) ℓ
 NODES_PER_CELL = 16
 REACH = 1e-12  # k(r) where the table ends
+ON_TRACK = 1e-12  # b² below which round-off decides
 
 # cubic Hermite: rows 1, u, u², u³; columns value(0), value(1), slope(0), slope(1)
 HERMITE = (
@@ -41,27 +43,50 @@ class TrackTable(NamedTuple):
     scale: cells per unit of √b and √t.
     """
 
+    profile: Radial
     coefficients: Tensor
     scale: float
 
     def __call__(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """F at squared impact parameters and track coordinates of one shape, float64."""
-        tiny = torch.finfo(t.dtype).tiny
-        x = b_squared.clamp_min(tiny).sqrt().sqrt() * self.scale
-        y = t.abs().clamp_min(tiny).sqrt() * self.scale
-        i, u = _cell(x)
-        j, v = _cell(y)
-        cell = torch.add(j, i, alpha=CELLS).flatten()
-        c = self.coefficients.index_select(0, cell)  # (n, 4, 4)
-        u, v = u.flatten(), v.flatten()[:, None]
-        row = torch.addcmul(c[:, :, 2], c[:, :, 3], v)
-        row = torch.addcmul(c[:, :, 1], row, v)
-        row = torch.addcmul(c[:, :, 0], row, v)
-        h0, h1, h2, h3 = row.unbind(1)
+        value: Tensor = _Lookup.apply(b_squared, t, self)  # type: ignore[no-untyped-call]
+        return value
+
+    def across(self, b_squared: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Local coordinate u of √b in its cell, and the cubics (n, 4) in u at the given t."""
+        i, u = _cell(b_squared.flatten().sqrt().sqrt_().mul_(self.scale))
+        j, v = _cell(t.flatten().abs().sqrt_().mul_(self.scale))
+        c = self.coefficients.index_select(0, torch.add(j, i, alpha=CELLS))  # (n, 4, 4)
+        v = v[:, None]
+        h = torch.addcmul(c[:, :, 2], c[:, :, 3], v)
+        h = torch.addcmul(c[:, :, 1], h, v)
+        return u, torch.addcmul(c[:, :, 0], h, v)
+
+
+class _Lookup(torch.autograd.Function):
+    """F with ∂F/∂t = k(r) from the profile and ∂F/∂b² from the cubics."""
+
+    @staticmethod
+    def forward(ctx: Any, b_squared: Tensor, t: Tensor, table: TrackTable) -> Tensor:
+        u, h = table.across(b_squared, t)
+        h0, h1, h2, h3 = h.unbind(1)
         value = torch.addcmul(h2, h3, u)
-        value = torch.addcmul(h1, value, u)
-        value = torch.addcmul(h0, value, u)
+        value = torch.addcmul(h0, torch.addcmul(h1, value, u), u)
+        if any(ctx.needs_input_grad):
+            slope = torch.addcmul(h1, torch.add(2 * h2, h3 * u, alpha=3), u)
+            ctx.table = table
+            ctx.save_for_backward(b_squared, t, slope.view_as(t))
         return torch.copysign(value.view_as(t), t)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        b_squared, t, slope = ctx.saved_tensors
+        r = (b_squared + t.square()).sqrt_()
+        # du/d(b²) = scale / 4 (b²)^(-3/4); on the track itself F does not depend on b
+        stretch = torch.where(b_squared > ON_TRACK, b_squared, torch.inf).pow(-0.75)
+        by_b = slope * stretch * t.sign() * (0.25 * ctx.table.scale)
+        return grad * by_b, grad * ctx.table.profile.value(r), None
 
 
 @functools.cache
@@ -73,8 +98,8 @@ def track_table(profile: Radial, device: torch.device) -> TrackTable:
 
 def _cell(x: Tensor) -> tuple[Tensor, Tensor]:
     """Cell number and position inside the cell, 0..1 (1 beyond the last)."""
-    cell = x.detach().floor().clamp_(max=CELLS - 1)
-    return cell.long(), (x - cell).clamp(max=1.0)
+    cell = x.floor().clamp_(max=CELLS - 1)
+    return cell.long(), x.sub_(cell).clamp_(max=1.0)
 
 
 def _build(profile: Radial, device: torch.device) -> TrackTable:
@@ -88,7 +113,7 @@ def _build(profile: Radial, device: torch.device) -> TrackTable:
     db, dt = 2 * root[:, None] * h, 2 * root[None] * h  # d(b, t) per cell
     nodal = torch.stack([F, F_b * db, F_t * dt, F_bt * db * dt])
     coefficients = _bicubic(nodal).to(device)
-    return TrackTable(coefficients, 1 / h)
+    return TrackTable(profile, coefficients, 1 / h)
 
 
 def _integrals(profile: Radial, b: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
