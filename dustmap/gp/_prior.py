@@ -18,6 +18,8 @@ from dustmap.linalg import AbstractOperator, CirculantOperator, ToeplitzOperator
 _ROUND_OFF = 1e-14
 #: A negative eigenvalue beyond this fraction of the largest is an error of the embedding.
 _INDEFINITE = 1e-9
+#: float64 arrays of the torus' size held at once while the spectrum is computed.
+_ARRAYS = 4
 #: Padding, in length scales, of the torus whose inverse preconditions. PCG needs as many steps as
 #: with the prior's own wide torus (77 of 78 at 15×15×5, ℓ = 0.2 box), each several times cheaper.
 _PRECONDITIONER_PADDING = 1.0
@@ -89,16 +91,19 @@ class GridPrior:
         nugget: float = 0.0,
         dtype: torch.dtype = torch.float64,
         torus_shape: Sequence[int] | None = None,
+        memory: int = 2**33,
     ) -> "GridPrior":
         """The wrapped kernel on box + `padding` length scales per axis.
 
         nugget: white variance relative to λ_max, applied alike to K, C and R.
         torus_shape: overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
+        memory: bytes that building may take; refused beforehand beyond.
         """
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
         if any(length < m for length, m in zip(shape, grid.shape, strict=True)):
             raise ValueError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
+        _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
         table = wrapped_lags(kernel, grid.spacing, shape)
         spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
@@ -242,6 +247,15 @@ def _check_arguments(
         raise ValueError(f"padding must be positive (in length scales), got {padding}")
     if not 0 <= nugget < 1:
         raise ValueError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
+
+
+def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> None:
+    needed = _ARRAYS * 8 * math.prod(shape)
+    if needed > memory:
+        raise MemoryError(
+            f"the torus {shape} around the grid {grid.shape} needs {needed:,} bytes, more than "
+            f"memory = {memory:,}: use a coarser grid, less padding, or raise memory"
+        )
 
 
 def _eigenvalues(table: Tensor) -> Tensor:

@@ -204,6 +204,12 @@ def test_bad_arguments_are_named(changes: dict[str, float], message: str) -> Non
         GridPrior.padded(Matern32(0.5, dim=2), make_grid((5, 4)), **changes)  # type: ignore[arg-type]
 
 
+def test_a_torus_beyond_memory_is_refused_with_its_bytes() -> None:
+    grid = RegularGrid.from_bounds((0.0,) * 3, (1.0,) * 3, (4000, 4000, 4000))
+    with pytest.raises(MemoryError, match=r"needs [\d,]{15,} bytes.*coarser grid"):
+        GridPrior.padded(Matern32(0.5, dim=3), grid)
+
+
 def test_kernel_and_grid_must_agree_in_dimension() -> None:
     with pytest.raises(ValueError, match="kernel has 3 input dimensions but grid has 2"):
         GridPrior.padded(Matern32(0.5, dim=3), make_grid((5, 4)))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ from dustmap.inference import (
     solve_direct,
     svi,
 )
-from dustmap.linalg import TilePartition
+from dustmap.linalg import TilePartition, UnconvergedWarning
 
 SHAPES = [(12,), (5, 4), (4, 3, 3)]
 
@@ -355,6 +355,18 @@ def test_predictions_match_dense_algebra_and_samples(family: str) -> None:
     assert bool(((draws.mean(0) - mean).abs() < 5 * spread / math.sqrt(20_000)).all())
     error = (draws.mT.cov() - covariance).abs() / (spread[:, None] * spread[None])
     assert float(error.max()) < 5 * math.sqrt(2 / 20_000)
+
+
+def test_prediction_warns_once_of_unconverged_rows() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["mean-field"])
+    state = solve_direct(model, problem.batch, problem.source).state
+    assert isinstance(problem.features, HIPFeatures)
+    short = replace(problem.features, max_steps=1)
+    posterior = VariationalPosterior(replace(model, features=short), state)
+    with pytest.warns(UnconvergedWarning, match=r"missed the tolerance .* residual \d") as caught:
+        posterior.predict(functionals(2, 5, seed=3))
+    assert len(caught) == 1
 
 
 def test_family_must_fit_the_features() -> None:

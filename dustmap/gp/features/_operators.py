@@ -9,7 +9,13 @@ from torch import Tensor
 
 from dustmap.gp.features._base import chunks, rows_within
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.linalg import AbstractOperator, SolveResult, UnconvergedWarning, pcg
+from dustmap.linalg import (
+    AbstractOperator,
+    SolveResult,
+    UnconvergedWarning,
+    check_vectors,
+    pcg,
+)
 
 
 @final
@@ -34,6 +40,7 @@ class ProductOperator(AbstractOperator):
         return self._left.device
 
     def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
         between = self._right.matmul(x.to(self._right.dtype))
         return self._left.matmul(between.to(self._left.dtype))
 
@@ -117,9 +124,11 @@ class CrossCovarianceOperator(AbstractOperator):
         return self._like.device
 
     def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self._columns, self.dtype, self.device)
         return torch.cat([x @ block.mT for _, block in self._blocks()], dim=-1)
 
     def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
         total = y.new_zeros((*y.shape[:-1], self._columns))
         for part, block in self._blocks():
             total += y[..., part] @ block
