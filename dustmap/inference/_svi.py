@@ -129,6 +129,7 @@ def svi(
             yield SVIState(step, epoch, learner.model, taken)
 
 
+@final
 @dataclass(frozen=True)
 class StepLengths:
     """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""

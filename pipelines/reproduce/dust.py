@@ -96,11 +96,11 @@ def run(request: Request) -> Outcome:
         rows.append(_exact_row(stars, exact))
         for shape in grids:
             rows.extend(_hip_rows(stars, exact, shape))
-            rows.extend(_svgp_rows(stars, exact, shape, "block"))
+            rows.extend(_svgp_rows(stars, exact, shape))
         _log.info("length %s done", length)
     best = max(exacts.values(), key=lambda e: e.log_evidence)
     if not request.quick:
-        rows.extend(_svgp_rows(stars, best, SVGP_GRID, "block"))
+        rows.extend(_svgp_rows(stars, best, SVGP_GRID))
     anatomy = exacts[lengths[len(lengths) // 2]]
     rows.extend(_anatomy(stars, anatomy, grids[0]))
     settings: Row = {
@@ -143,12 +143,12 @@ def _hip_rows(stars: Stars, exact: Exact, shape: tuple[int, ...]) -> list[Row]:
     return found
 
 
-def _svgp_rows(stars: Stars, exact: Exact, shape: tuple[int, ...], family: str) -> list[Row]:
+def _svgp_rows(stars: Stars, exact: Exact, shape: tuple[int, ...]) -> list[Row]:
     """Cholesky whitening of the same inducing points."""
     features, factor_s = stopwatch(lambda: svgp_features(exact, shape))
     source, rows_s = stopwatch(lambda: RowSource(features, stars.train.functional, MEMORY))
-    member = _family(family, features, shape)
-    setting = Setting("svgp", shape, member, family if family == "full" else "block 2x2x2")
+    member = _family("block 2x2x2", features, shape)
+    setting = Setting("svgp", shape, member, "block 2x2x2")
     timed = _stochastic(stars, features, source, member, factor_s + rows_s)
     direct = _direct(stars, exact, features, source, member)
     return [{**setting.row(exact, features), **timed, **direct}]
@@ -260,7 +260,8 @@ def _anatomy(stars: Stars, exact: Exact, shape: tuple[int, ...]) -> list[Row]:
         source = RowSource(features, stars.train.functional, MEMORY)
         for tile in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4)):
             family = BlockFamily(TilePartition(features.prior.torus_shape, tile))
-            setting = Setting("anatomy: hip", shape, family, "block " + "x".join(map(str, tile)))
+            name = "mean-field" if tile == (1, 1, 1) else "block " + "x".join(map(str, tile))
+            setting = Setting("anatomy: hip", shape, family, name)
             found.append(
                 {
                     **setting.row(exact, features),
@@ -270,9 +271,9 @@ def _anatomy(stars: Stars, exact: Exact, shape: tuple[int, ...]) -> list[Row]:
             )
     cholesky = svgp_features(exact, shape)
     source = RowSource(cholesky, stars.train.functional, MEMORY)
-    for name in ("mean-field", "block", "full"):
+    for name in ("mean-field", "block 2x2x2", "full"):
         member = _family(name, cholesky, shape)
-        setting = Setting("anatomy: svgp", shape, member, name)
+        setting = Setting("anatomy: svgp", shape, member, f"svgp {name}")
         direct = _direct(stars, exact, cholesky, source, member)
         found.append({**setting.row(exact, cholesky), **direct})
     return found
