@@ -24,6 +24,20 @@ def test_scikit_learn_contract(estimator: HIPGPRegressor, check: Any) -> None:
     check(estimator)
 
 
+def test_readme_in_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Regression in ten lines")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    assert len(code.strip().splitlines()) == 10
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["model"].engine_ == "hip"
+    error = names["mean"] - np.sin(names["X"][4000:, 0]) * np.cos(names["X"][4000:, 1])
+    assert np.sqrt(np.mean(error**2)) < 0.05
+    assert np.mean((error / names["std"]) ** 2) == pytest.approx(1.0, abs=0.3)
+    assert capsys.readouterr().out.strip().endswith("[]")
+
+
 def test_importing_dustmap_does_not_import_torch() -> None:
     code = "import dustmap, sys; sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

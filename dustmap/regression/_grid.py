@@ -21,7 +21,7 @@ from dustmap.gp.kernels import AbstractKernel
 NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
 #: Nodes per length scale, from coarse to fine.
-_DENSITIES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
+_DENSITIES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
 _STENCIL = {1: 8, 2: 6, 3: 4, 4: 4}
 _MIN_NODES = 4
 
