@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dustmap import config as configuration
-from dustmap.cli import CHECK_FAILED, DONE, BadInput
+from dustmap._cli_exit import CHECK_FAILED, DONE, BadInput
 from dustmap.config import Config, parsecs
 from dustmap.runs import (
     RegressionResult,

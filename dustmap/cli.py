@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from dustmap import __version__, config
-
-DONE, FAILED, BAD_INPUT, CHECK_FAILED = 0, 1, 2, 3
+from dustmap._cli_exit import BAD_INPUT, DONE, FAILED, BadInput
 
 DESCRIPTION = """\
 dustmap builds 3D dust maps; the dustmaps package queries published ones.
@@ -28,9 +27,6 @@ log = logging.getLogger(__name__)
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-
-class BadInput(Exception):
-    """What the user gave cannot be used, and nothing has been written."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 import dustmap
 from dustmap import config
-from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
+from dustmap._cli_exit import BAD_INPUT, CHECK_FAILED, DONE, FAILED
+from dustmap.cli import main
 
 
 @pytest.fixture
