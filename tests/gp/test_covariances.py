@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.covariances import (
@@ -135,84 +134,6 @@ def test_stacks_agree_with_their_parts_in_every_order(dim: int) -> None:
         variance = estimator.variance(kernel, data)
         torch.testing.assert_close(variance, between.diagonal(), rtol=1e-9, atol=1e-12)
         assert torch.linalg.eigvalsh(between).min() > -1e-8
-
-
-class Evaluated(nn.Module):
-    """Random projections of a kernel's outputs, as a module whose parameters can be substituted."""
-
-    def __init__(
-        self, kernel: AbstractKernel, outputs: Callable[[AbstractKernel], tuple[Tensor, ...]]
-    ) -> None:
-        super().__init__()
-        self.kernel = kernel
-        self._outputs = outputs
-
-    def forward(self) -> tuple[Tensor, ...]:
-        found = self._outputs(self.kernel)
-        return tuple((uniform(*x.shape, seed=i) * x).sum() for i, x in enumerate(found))
-
-
-def check_gradients(
-    kernel: AbstractKernel, outputs: Callable[[AbstractKernel], tuple[Tensor, ...]]
-) -> None:
-    module = Evaluated(kernel, outputs)
-    names = [name for name, _ in module.named_parameters()]
-
-    def of_parameters(*values: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = functional_call(
-            module, dict(zip(names, values, strict=True)), ()
-        )
-        return found
-
-    inputs = tuple(p.detach().clone().requires_grad_() for p in module.parameters())
-    assert torch.autograd.gradcheck(of_parameters, inputs, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("period", [None, 1.8])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
-def test_gradcheck_of_kernel_parameters(
-    estimator: AbstractEstimator, period: float | None, dim: int
-) -> None:
-    kernel = Matern52([0.2 + 0.1 * d for d in range(dim)], 1.3) + Matern32(0.25, 0.5, dim)
-    data, other = mixed(dim, 2), mixed(dim, 1, seed=5)
-    torus = None if period is None else Wrapping((period,) * dim, 1e-2)
-
-    def covariances(kernel: AbstractKernel) -> tuple[Tensor, ...]:
-        return (
-            estimator.cross(kernel, data, grid(dim), torus),
-            estimator.variance(kernel, data, torus),
-            estimator.between(kernel, data, other, torus),
-            estimator.between(kernel, data.parts[2], data.parts[2], torus),
-        )
-
-    check_gradients(kernel, covariances)
-
-
-@pytest.mark.parametrize("make", [Matern12, SquaredExponential])
-def test_gradcheck_of_other_kernels_on_rays(make: Make) -> None:
-    kernel = make([0.3, 0.5], 1.3)
-    data = rays(3, 2)
-
-    def covariances(kernel: AbstractKernel) -> tuple[Tensor, ...]:
-        return (
-            ClosedForm().cross(kernel, data, grid(2)),
-            ClosedForm().variance(kernel, data),
-            ClosedForm().between(kernel, data, data),
-        )
-
-    check_gradients(kernel, covariances)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_gradcheck_of_lags(dim: int) -> None:
-    kernel = Matern32([0.2 + 0.1 * d for d in range(dim)], 1.3)
-    spacing, shape = (0.2, 0.25, 0.3)[:dim], (6, 5, 4)[:dim]
-
-    def lags(kernel: AbstractKernel) -> tuple[Tensor, ...]:
-        return plain_lags(kernel, spacing, shape), wrapped_lags(kernel, spacing, shape, 1e-3)
-
-    check_gradients(kernel, lags)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

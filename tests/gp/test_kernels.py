@@ -112,6 +112,52 @@ def test_cutoff_is_where_the_profile_falls_below(
     assert profile.value(edge).item() == pytest.approx(tolerance, rel=1e-9)
 
 
+def integral_along_track(value: Callable[[Tensor], Tensor], b: float, t: float) -> float:
+    """∫_0^t f(√(b² + τ²)) dτ by adaptive quadrature from the kink at τ = 0."""
+
+    def at(tau: float) -> float:
+        return value(torch.tensor(math.hypot(b, tau), dtype=torch.float64)).item()
+
+    return float(scipy.integrate.quad(at, 0, t, epsabs=1e-12, epsrel=1e-12, limit=400)[0])
+
+
+TRACKS = [(0.0, 0.3), (1e-7, 2.0), (1e-3, 1e-3), (0.04, 5.0), (0.5, 0.2), (1.3, 9.0), (3.0, 40.0)]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_track_integrals_match_quadrature_and_are_odd(profile: AbstractProfile) -> None:
+    b, t = torch.tensor(TRACKS, dtype=torch.float64).unbind(-1)
+    expected = [integral_along_track(profile.value, *track) for track in TRACKS]
+    computed = profile.track_integral(b.square(), t)
+    assert computed.tolist() == pytest.approx(expected, abs=1e-8)
+    assert torch.equal(profile.track_integral(b.square(), -t), -computed)
+    assert profile.track_integral(b.square(), 0 * t).abs().max() == 0
+
+
+@pytest.mark.parametrize("profile", SMOOTH, ids=lambda p: p.name)
+def test_slope_track_integrals_match_quadrature(profile: AbstractProfile) -> None:
+    b, t = torch.tensor(TRACKS, dtype=torch.float64).unbind(-1)
+    expected = [integral_along_track(profile.slope, *track) for track in TRACKS]
+    computed = profile.slope_track_integral(b.square(), t)
+    assert computed.tolist() == pytest.approx(expected, abs=3e-8)
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_track_integrals_are_differentiable(profile: AbstractProfile) -> None:
+    b_squared = torch.tensor([0.01, 0.3, 2.0, 9.0], dtype=torch.float64, requires_grad=True)
+    t = torch.tensor([0.2, -0.7, 3.0, -5.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(profile.track_integral, (b_squared, t), atol=2e-6)
+    on_track = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    value = profile.track_integral(on_track, torch.tensor([0.5, 0.0], dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(value.sum(), on_track)
+    assert bool(torch.isfinite(gradient).all())
+
+
+def test_no_slope_integral_of_matern12() -> None:
+    with pytest.raises(ValueError, match="matern12"):
+        Matern12Profile().slope_track_integral(torch.zeros(1), torch.zeros(1))
+
+
 def kernels(dim: int) -> list[AbstractKernel]:
     """Isotropic, per-axis, summed and scaled kernels."""
     scales = [0.5 + 0.3 * d for d in range(dim)]

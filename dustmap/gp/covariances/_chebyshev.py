@@ -72,13 +72,12 @@ def moments(measure: PointMeasure, box: Sequence[Interval], counts: Sequence[int
     values = [chebyshev(t, n) for t, n in zip(local, counts, strict=True)]  # (N, Q, n_d)
     if measure.direction is None:
         return _products(measure.weights, values)
-    total = torch.zeros(0)
+    parts = []
     for d, interval in enumerate(box):
         slope = chebyshev_slope(local[d], counts[d]) * interval.stretch
         turned = [*values[:d], slope, *values[d + 1 :]]
-        part = _products(measure.weights * measure.direction[:, d, None], turned)
-        total = part if d == 0 else total + part
-    return total
+        parts.append(_products(measure.weights * measure.direction[:, d, None], turned))
+    return torch.stack(parts).sum(0)
 
 
 def _products(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
