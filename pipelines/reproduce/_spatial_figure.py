@@ -1,6 +1,6 @@
 """The figure of `spatial`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -32,14 +32,17 @@ class Map:
     x: Tensor
 
 
-def draw(found: Map, rows: Sequence[Row], names: Sequence[str]) -> Figure:
-    """Maps of the first data set; error against M for each; times; early stopping."""
+def draw(found: Map, rows: Sequence[Row], quantities: Mapping[str, str]) -> Figure:
+    """Maps of one data set; error against M for each; times; early stopping.
+
+    quantities: what each data set measures, by its name.
+    """
     figure, axes = style.panels(2, 3, 4.6, 3.7)
     _map(axes[0], found, found.mean, f"{found.name}: mean", found.quantity, "cividis")
     _map(axes[1], found, found.std, "Posterior standard deviation", "std", "viridis")
-    for panel, name in zip(axes[2:4], names, strict=True):
-        _errors(panel, name, [row for row in rows if row["data"] == name])
-    _times(axes[4], names[0], [row for row in rows if row["data"] == names[0]])
+    for panel, (name, unit) in zip(axes[2:4], quantities.items(), strict=True):
+        _errors(panel, name, unit, [row for row in rows if row["data"] == name])
+    _times(axes[4], found.name, [row for row in rows if row["data"] == found.name])
     _early_stop(axes[5], [row for row in rows if row["part"] == "early stop"])
     return figure
 
@@ -50,15 +53,15 @@ def _map(axes: Axes, found: Map, values: Tensor, title: str, unit: str, colours:
     image = axes.imshow(
         values.T.numpy(), origin="lower", extent=found.extent, cmap=colours, aspect="equal"
     )
-    axes.plot(found.x[:, 0], found.x[:, 1], ",", color="white", alpha=0.35)
+    axes.plot(found.x[:, 0], found.x[:, 1], ",", color="white", alpha=0.25)
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes, label=unit, shrink=0.85)
 
 
-def _errors(axes: Axes, name: str, rows: Sequence[Row]) -> None:
-    style.label(axes, name, "inducing points M", "test RMSE")
+def _errors(axes: Axes, name: str, unit: str, rows: Sequence[Row]) -> None:
+    style.label(axes, name, "inducing points M", f"test RMSE, {unit}")
     _lines(axes, rows, ("scaling", "mean"), "rmse")
-    axes.set_xscale("log")
+    _sizes(axes, rows)
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -75,9 +78,10 @@ def _times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
             xs, ys = ([number(row, key) for row in epochs] for key in ("M", "epoch_s"))
             label = f"{method}, an epoch"
             axes.plot(xs, ys, dashes, color=colour, marker=marker, mfc="white", lw=1, label=label)
-    axes.set_xscale("log")
+    _sizes(axes, rows)
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=7)
+    axes.set_ylim(top=20.0 * axes.get_ylim()[1])
+    axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper left")
 
 
 def _early_stop(axes: Axes, rows: Sequence[Row]) -> None:
@@ -96,7 +100,16 @@ def _early_stop(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(xs, [f"{x:.0f}" for x in xs])
     axes.minorticks_off()
+    axes.set_ylim(0.99 * min(ys), max(1.01 * min(ys), axes.get_ylim()[1]))
     axes.legend(frameon=False, fontsize=8)
+
+
+def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
+    """A logarithmic axis of M with a tick at every M there is."""
+    sizes = sorted({number(row, "M") for row in rows})
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{m / 1000:g}k" for m in sizes])
+    axes.minorticks_off()
 
 
 def _lines(axes: Axes, rows: Sequence[Row], parts: tuple[str, ...], key: str) -> None:
