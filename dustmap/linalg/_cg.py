@@ -147,9 +147,10 @@ class _Columns:
 
     def solve_into(self, outcome: _Outcome) -> None:
         """Iterate until every column has left."""
-        everyone = torch.arange(len(self.index), device=self.b.device)
-        residual = _norms(self.r) if self.is_warm else torch.ones_like(self.scale)
-        self._settle(outcome, everyone, residual, torch.full_like(everyone, _GO_ON), 0)
+        if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
+            everyone = torch.arange(len(self.index), device=self.b.device)
+            trouble = torch.full_like(everyone, _GO_ON)
+            self._settle(outcome, everyone, _norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -231,6 +232,9 @@ class _Columns:
     def _drop(self, done: Tensor) -> None:
         """Forget columns `done`: the last ones that stay move into their places."""
         count = len(self.index) - len(done)
+        if count == 0:
+            self.index = self.index[:0]
+            return
         stays = torch.ones_like(self.index, dtype=torch.bool)
         stays[done] = False
         holes = done[done < count]

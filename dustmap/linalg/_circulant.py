@@ -94,10 +94,14 @@ class CirculantOperator(AbstractOperator):
         check_vectors(name, x, math.prod(source), x.dtype, self.device)
         _check_precision(name, x, self.spectrum)
         boxes = _Boxes(self.torus_shape, source, target)
-        block: Tensor = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
-            self._rotated.to(x.dtype), x.reshape(-1, *source), boxes
-        )
-        return block.reshape(*x.shape[:-1], math.prod(target))
+        spectrum, blocks = self._rotated.to(x.dtype), x.reshape(-1, *source)
+        if torch.is_grad_enabled() and (spectrum.requires_grad or x.requires_grad):
+            blocks = _CirculantProduct.apply(  # type: ignore[no-untyped-call]
+                spectrum, blocks, boxes
+            )
+        else:
+            blocks = _product(spectrum, blocks, boxes)
+        return blocks.reshape(*x.shape[:-1], math.prod(target))
 
 
 @final

@@ -16,6 +16,7 @@ from dustmap.gp.features._base import (
     chunks,
     rows_within,
 )
+from dustmap.gp.features._groups import gathered, rows_together
 from dustmap.gp.features._operators import (
     CrossCovarianceOperator,
     InverseOperator,
@@ -23,6 +24,8 @@ from dustmap.gp.features._operators import (
 )
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import AbstractOperator, toeplitz_solve
+
+Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
 
 
 @final
@@ -68,15 +71,16 @@ class HIPFeatures(AbstractFeatureMap):
         return rows_within(self.memory, width * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
-        parts = [self._rows(functional[part]) for part in chunks(len(functional), self.chunk)]
-        solves = parts[0].solves
-        for part in parts[1:]:
-            solves = solves.merged(part.solves)
-        return Features(
-            torch.cat([part.phi for part in parts]),
-            torch.cat([part.residual_variance for part in parts]),
-            solves,
+        size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
+        solve, root = self._solver(), self.prior.root()
+        k_ff = self.estimator.variance(
+            self.prior.kernel, functional, self.prior.wrapping, self.dtype
         )
+        groups = (
+            self._rows(functional[part], k_ff[part], solve, root)
+            for part in chunks(len(functional), size)
+        )
+        return gathered(groups, len(functional))
 
     @property
     def is_dense(self) -> bool:
@@ -85,7 +89,7 @@ class HIPFeatures(AbstractFeatureMap):
 
     def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveSummary]:
         """W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
-        return self._solve(self._cross(functional))
+        return self._solver()(self._cross(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
@@ -124,26 +128,30 @@ class HIPFeatures(AbstractFeatureMap):
     def _dense_weights(self, functional: AbstractFunctional) -> Tensor:
         return self.weights(functional)[0]
 
-    def _solve(self, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+    def _solver(self) -> Solver:
+        """K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
-            solved = torch.cholesky_solve(K_fu.mT.double(), self.prior.factor).mT
-            return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
-        weights, result = toeplitz_solve(
-            self.prior.lags.to(self.dtype),
-            K_fu,
-            operator=self.prior.covariance(),
-            preconditioner=self.prior.preconditioner(),
-            rtol=self.rtol,
-            max_steps=self.max_steps,
-        )
-        return weights, SolveSummary.of(result)
+            return self._dense_solve
+        lags = self.prior.lags.to(self.dtype)
+        K, P = self.prior.covariance(), self.prior.preconditioner()
 
-    def _rows(self, functional: AbstractFunctional) -> Features:
+        def solve(K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+            weights, result = toeplitz_solve(
+                lags, K_fu, operator=K, preconditioner=P, rtol=self.rtol, max_steps=self.max_steps
+            )
+            return weights, SolveSummary.of(result)
+
+        return solve
+
+    def _dense_solve(self, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+        solved = torch.cholesky_solve(K_fu.mT.double(), self.prior.factor).mT
+        return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
+
+    def _rows(
+        self, functional: AbstractFunctional, k_ff: Tensor, solve: Solver, root: AbstractOperator
+    ) -> Features:
         K_fu = self._cross(functional)
-        weights, solves = self._solve(K_fu)
-        phi = self.prior.root().rmatmul(weights)
-        k_ff = self.estimator.variance(
-            self.prior.kernel, functional, self.prior.wrapping, self.dtype
-        )
+        weights, solves = solve(K_fu)
+        phi = root.rmatmul(weights)
         residual = k_ff - 2.0 * (weights * K_fu).sum(-1) + (phi * phi).sum(-1)
         return Features(phi, residual, solves)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import AbstractFeatureMap, Features, chunks, rows_within
+from dustmap.gp.features._groups import gathered, rows_together
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import AbstractOperator
@@ -52,11 +53,15 @@ class TorusFeatures(AbstractFeatureMap):
         return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
-        parts = [self._rows(functional[part]) for part in chunks(len(functional), self.chunk)]
-        return Features(
-            torch.cat([part.phi for part in parts]),
-            torch.cat([part.residual_variance for part in parts]),
+        size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
+        root = self.prior.torus_root(-0.5)
+        k_ff = self.estimator.variance(
+            self.prior.kernel, functional, self.prior.wrapping, self.dtype
         )
+        groups = (
+            self._rows(functional[part], k_ff[part], root) for part in chunks(len(functional), size)
+        )
+        return gathered(groups, len(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
@@ -84,9 +89,8 @@ class TorusFeatures(AbstractFeatureMap):
         with torch.no_grad():
             return self._cross(functional)
 
-    def _rows(self, functional: AbstractFunctional) -> Features:
-        phi = self.prior.torus_root(-0.5).matmul(self._cross(functional))
-        k_ff = self.estimator.variance(
-            self.prior.kernel, functional, self.prior.wrapping, self.dtype
-        )
+    def _rows(
+        self, functional: AbstractFunctional, k_ff: Tensor, root: AbstractOperator
+    ) -> Features:
+        phi = root.matmul(self._cross(functional))
         return Features(phi, k_ff - (phi * phi).sum(-1))
