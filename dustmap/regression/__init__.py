@@ -1,7 +1,13 @@
 """Regression on any data in one to four dimensions, as a scikit-learn estimator.
 
 `HIPGPRegressor` is all there is to it: the exact Gaussian process for small data, inducing points
-on an automatic grid for large ones. It is `dustmap.HIPGPRegressor`, too.
+on an automatic grid for large ones. It is `dustmap.HIPGPRegressor`, too. What it decides about a
+grid (`plan_fit`) and how it solves there (`fit_posterior`) serves star maps as well.
 """
 
 from dustmap.regression._estimator import HIPGPRegressor as HIPGPRegressor
+from dustmap.regression._hip import fit_posterior as fit_posterior
+from dustmap.regression._hip import make_family as make_family
+from dustmap.regression._plan import HipPlan as HipPlan
+from dustmap.regression._plan import HipSettings as HipSettings
+from dustmap.regression._plan import plan_fit as plan_fit

@@ -6,7 +6,9 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.gp import Batch
-from dustmap.runs._exact import MOST_ROWS, condition_exact, exact_bytes, fit_exact
+from dustmap.runs import _exact, _hip
+from dustmap.runs._exact import condition_exact, exact_bytes, fit_exact
+from dustmap.runs._hip import condition_hip, fit_hip, hip_bytes
 from dustmap.runs._star_fit import Hyperparameters, StarFit
 
 
@@ -24,7 +26,10 @@ class Engine:
     most_rows: int
 
 
-ENGINES = {"exact": Engine(fit_exact, condition_exact, exact_bytes, MOST_ROWS)}
+ENGINES = {
+    "exact": Engine(fit_exact, condition_exact, exact_bytes, _exact.MOST_ROWS),
+    "hip": Engine(fit_hip, condition_hip, hip_bytes, _hip.MOST_ROWS),
+}
 
 
 def engine_of(config: Config) -> Engine:

@@ -1,7 +1,5 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
-from typing import Any
-
 import torch
 
 from dustmap.config import Config, ModelConfig
@@ -9,11 +7,11 @@ from dustmap.gp import (
     Batch,
     ConstantMean,
     ExactGP,
+    HyperparameterFit,
+    fit_hyperparameters,
 )
-from dustmap.gp._hyperparameters import HyperparameterFit, fit_hyperparameters
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.gp.kernels import (
-    AbstractKernel,
     Matern12,
     Matern32,
     Matern52,
@@ -36,9 +34,17 @@ MONTE_CARLO_POINTS = 64  # seeded stratified points a ray
 
 def fit_exact(config: Config, data: Batch) -> StarFit:
     """Learns what model.learn names, starting at the configuration, and conditions on all data."""
+    gp, likelihood, learning = learn_exact(config, data, estimator_of(config))
+    return _conditioned(gp, likelihood, data, learning)
+
+
+def learn_exact(
+    config: Config, data: Batch, estimator: AbstractEstimator
+) -> tuple[ExactGP, GaussianLikelihood, HyperparameterFit | None]:
+    """Maximises the evidence of fit.learn_rows stars from the configuration's values."""
     model = config.model
     start = Hyperparameters(model.length, model.std, model.mean_density, 1.0)
-    gp, likelihood = _model(config, start, data.y.device)
+    gp, likelihood = _model(config, start, data.y.device, estimator)
     learning = None
     if any(p.requires_grad for p in (*gp.parameters(), *likelihood.parameters())):
         learning = fit_hyperparameters(
@@ -50,12 +56,12 @@ def fit_exact(config: Config, data: Batch) -> StarFit:
             max_data=config.fit.learn_rows,
             seed=config.fit.seed,
         )
-    return _conditioned(gp, likelihood, data, learning)
+    return gp, likelihood, learning
 
 
 def condition_exact(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior at hyperparameters that an earlier fit has learned."""
-    gp, likelihood = _model(config, at, data.y.device)
+    gp, likelihood = _model(config, at, data.y.device, estimator_of(config))
     return _conditioned(gp, likelihood, data, None)
 
 
@@ -65,14 +71,14 @@ def exact_bytes(rows: int, nodes: int) -> int:
 
 
 def _model(
-    config: Config, at: Hyperparameters, device: torch.device
+    config: Config, at: Hyperparameters, device: torch.device, estimator: AbstractEstimator
 ) -> tuple[ExactGP, GaussianLikelihood]:
     learn = config.model.learn
     kernel = kernel_of(config.model, at)
     kernel.log_lengthscale.requires_grad_("length" in learn)
     kernel.log_variance.requires_grad_("std" in learn)
     mean = ConstantMean(at.mean, learn="mean" in learn)
-    gp = ExactGP(kernel, mean, _estimator(config)).to(device)
+    gp = ExactGP(kernel, mean, estimator).to(device)
     likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn).to(device)
     return gp, likelihood
 
@@ -82,7 +88,8 @@ def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
     return KERNELS[model.kernel](at.length, at.std**2, dim=3)
 
 
-def _estimator(config: Config) -> AbstractEstimator:
+def estimator_of(config: Config) -> AbstractEstimator:
+    """How model.line_integral has the covariances of rays computed."""
     if config.model.line_integral == "quadrature":
         return Quadrature(QUADRATURE_ORDER)
     if config.model.line_integral == "monte-carlo":
@@ -100,20 +107,20 @@ def _conditioned(
     noise_variance = likelihood.noise_variance(data)
     return StarFit(
         posterior=gp.condition(data.functional, data.y, noise_variance),
-        hyperparameters=_hyperparameters(gp.kernel, gp.mean, likelihood),
-        log_evidence=float(gp.log_evidence(data.functional, data.y, noise_variance)),
+        hyperparameters=hyperparameters_of(gp, likelihood),
+        summary={"log_evidence": float(gp.log_evidence(data.functional, data.y, noise_variance))},
         learning=learning,
     )
 
 
-def _hyperparameters(
-    kernel: AbstractKernel, mean: Any, likelihood: GaussianLikelihood
-) -> Hyperparameters:
-    (term,) = kernel.terms()
+@torch.no_grad()
+def hyperparameters_of(gp: ExactGP, likelihood: GaussianLikelihood) -> Hyperparameters:
+    """The present values of what `Hyperparameters` names."""
+    (term,) = gp.kernel.terms()
     assert likelihood.log_scale is not None
     return Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
-        mean=float(mean.coefficients()[0]),
+        mean=float(gp.mean.coefficients()[0]),
         noise=float(likelihood.log_scale.exp()),
     )

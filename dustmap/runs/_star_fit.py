@@ -1,10 +1,9 @@
 """What every engine gives for stars: a posterior of the density, and how it was found."""
 
 from dataclasses import asdict, dataclass
-from typing import final
+from typing import Any, final
 
-from dustmap.gp import AbstractPosterior
-from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp import AbstractPosterior, HyperparameterFit
 
 
 @final
@@ -24,9 +23,13 @@ class Hyperparameters:
 @final
 @dataclass(frozen=True, eq=False)
 class StarFit:
-    """The posterior of the density, and how it was found."""
+    """The posterior of the density, and how it was found.
+
+    summary: what the engine says of its solution, for the report; a residual of iterations is
+    `cg_residual`. learning: how the hyperparameters were found, if they were.
+    """
 
     posterior: AbstractPosterior
     hyperparameters: Hyperparameters
-    log_evidence: float
+    summary: dict[str, Any]
     learning: HyperparameterFit | None

@@ -10,10 +10,9 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config, GridConfig
-from dustmap.gp import AbstractPosterior, Batch, RegularGrid
-from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp import AbstractPosterior, Batch, HyperparameterFit, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
-from dustmap.inference._diagnostics import Scores, scores
+from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._engines import engine_of
 from dustmap.runs._report import Check, Report, Stopwatch
@@ -39,6 +38,7 @@ log = logging.getLogger(__name__)
 ARCHIVE = "stars.zarr"
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
 NODES_AT_ONCE = 4096
+CG_RESIDUAL = 1e-3  # larger, and the mean of the map is visibly off
 WRITERS = {"zarr": write_zarr, "fits": write_fits}
 
 
@@ -96,7 +96,7 @@ class StarRun(AbstractRun):
         sections: dict[str, dict[str, Any]] = {
             "counts": self.counts() | {"variances_clamped_to_zero": clamped},
             "hyperparameters": fit.hyperparameters.as_dict(),
-            "fit": {"log_evidence": fit.log_evidence} | _learning(fit.learning),
+            "fit": fit.summary | _learning(fit.learning),
             "held_out_stars": {} if held_out is None else held_out.as_dict(),
             "truth": {} if self.truth is None else truth_scores(density, self.truth),
             "seconds": watch.seconds,
@@ -209,7 +209,7 @@ def _record_fit(directory: RunDirectory, fit: StarFit) -> None:
     directory.write_json(HYPERPARAMETERS, fit.hyperparameters.as_dict())
     for step, value in enumerate(() if fit.learning is None else fit.learning.objective):
         directory.record(stage="learn", step=step, objective_per_star=value)
-    directory.record(stage="fit", log_evidence=fit.log_evidence, **fit.hyperparameters.as_dict())
+    directory.record(stage="fit", **fit.summary, **fit.hyperparameters.as_dict())
 
 
 def _learning(learning: HyperparameterFit | None) -> dict[str, Any]:
@@ -229,6 +229,10 @@ def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
         status = fit.learning.status
         converged = float(status.value == "converged")
         found.append(Check("learning converged", converged, 1.0, 1.0, status.remedy))
+    if "cg_residual" in fit.summary:
+        residual = fit.summary["cg_residual"]
+        advice = "the posterior mean is not solved for; take float64 or a coarser grid"
+        found.append(Check("relative residual of the mean", residual, 0.0, CG_RESIDUAL, advice))
     if held_out is not None:
         # Three standard deviations of a binomial, and 0.1 for what the model idealises.
         expected = math.erf(1 / math.sqrt(2))
@@ -242,6 +246,6 @@ def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
 def _compute(config: Config) -> dict[str, Any]:
     return asdict(config.compute) | {
         "device": str(device_of(config.compute)),
-        "dtype": "float64",
+        "dtype": "float64" if config.fit.engine == "exact" else config.compute.dtype,
         "threads": torch.get_num_threads(),
     }

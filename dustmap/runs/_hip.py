@@ -1,0 +1,97 @@
+"""The hip engine: inducing points on a grid over the box, one direct solve (Wu et al. 2021)."""
+
+import torch
+
+from dustmap.config import Config
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import VariationalModel, VariationalPosterior
+from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
+from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, learn_exact
+from dustmap.runs._star_fit import Hyperparameters, StarFit
+
+MOST_ROWS = 10_000_000
+#: Inducing points per length scale. More explain little more of an integral along a ray; the map
+#: itself is read off at the nodes of the configuration, however many they are.
+POINTS_PER_LENGTH = 2.5
+#: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
+NUGGET = 1e-6
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def fit_hip(config: Config, data: Batch) -> StarFit:
+    """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
+    # All estimators have the same covariances in mind, and the table is the quickest.
+    gp, likelihood, learning = learn_exact(config, data, ClosedForm())
+    at = hyperparameters_of(gp, likelihood)
+    fit = condition_hip(config, data, at)
+    return StarFit(fit.posterior, at, fit.summary, learning)
+
+
+def condition_hip(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+    """The closed-form posterior of the family at given hyperparameters."""
+    kernel = kernel_of(config.model, at)
+    grid = inducing_grid(config, at.length)
+    plan = plan_fit(kernel, grid, len(data), _settings(config))
+    plan.check()
+    model = VariationalModel(
+        _features(config, kernel, plan),
+        ConstantMean(at.mean, learn=False),
+        GaussianLikelihood(scale=at.noise, learn=False),
+        make_family(plan),
+    )
+    fit = fit_posterior(model, data, plan.max_memory)
+    summary = {
+        "elbo": fit.solution.elbo,
+        "whitening": plan.whitening,
+        "family": plan.family,
+        "inducing_points": list(grid.shape),
+        "whitened_variables": plan.n_features,
+        "rows_unconverged": fit.rows.unconverged,
+        "cg_steps": int(fit.solution.solve.steps),
+        "cg_residual": float(fit.solution.solve.residuals),
+        "residual_variance_over_noise": fit.residual_ratio,
+    }
+    return StarFit(VariationalPosterior(model, fit.solution.state), at, summary, None)
+
+
+def hip_bytes(rows: int, nodes: int) -> int:
+    """Covariances of rows with nodes, spectra and lags of the torus, a map; float32 and float64."""
+    return 4 * rows * nodes + 64 * 8 * nodes
+
+
+def inducing_grid(config: Config, length: float) -> RegularGrid:
+    """Over the box of the configuration, no finer than it or than the length scale asks for."""
+    lower = tuple(c - s / 2 for c, s in zip(config.grid.center, config.grid.size, strict=True))
+    upper = tuple(a + s for a, s in zip(lower, config.grid.size, strict=True))
+    spacing = max(config.grid.spacing, length / POINTS_PER_LENGTH)
+    shape = tuple(max(2, round(s / spacing) + 1) for s in config.grid.size)
+    return RegularGrid.from_bounds(lower, upper, shape)
+
+
+def _settings(config: Config) -> HipSettings:
+    return HipSettings(
+        family=config.fit.family,
+        whitening="hip" if config.fit.whitening == "auto" else config.fit.whitening,
+        block=config.fit.block or None,
+        padding=4.0,
+        dtype=DTYPES[config.compute.dtype],
+        max_memory=config.compute.memory_bytes,
+    )
+
+
+def _features(config: Config, kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
+    smooth = config.model.kernel == "squared-exponential"
+    estimator: AbstractEstimator = estimator_of(config)
+    nugget = NUGGET if smooth else 0.0
+    if plan.whitening == "cholesky":
+        return CholeskyFeatures(kernel, plan.grid, estimator, nugget=nugget, rows_dtype=plan.dtype)
+    prior = GridPrior.padded(
+        kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
+    )
+    if plan.whitening == "torus":
+        return TorusFeatures(prior, estimator)
+    return HIPFeatures(prior, estimator, rtol=plan.rtol, max_steps=config.fit.pcg_steps)
