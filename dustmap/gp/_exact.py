@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import _evidence
+from dustmap.gp._batch import Batch
 from dustmap.gp._means import AbstractMean, generalised_least_squares
 from dustmap.gp._posterior import AbstractPosterior, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -171,6 +172,8 @@ def _check_data(functional: AbstractFunctional, y: Tensor, noise_variance: Tenso
             f"y and noise_variance must have shape {shape}, one number per functional, got "
             f"{tuple(y.shape)} and {tuple(noise_variance.shape)}"
         )
+    # Refuses what is not finite, and noise that is not positive.
+    Batch(functional, y.detach().double(), noise_variance.detach().double())
     _refuse_dense(len(functional))
 
 

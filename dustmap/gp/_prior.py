@@ -80,6 +80,7 @@ class GridPrior:
     inverse: CirculantOperator
     nugget: float
     dtype: torch.dtype
+    memory: int
     report: PriorReport
 
     @staticmethod
@@ -114,7 +115,7 @@ class GridPrior:
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
         return GridPrior(
-            kernel, grid, Wrapping(periods), spectrum, lags, inverse, nugget, dtype, report
+            kernel, grid, Wrapping(periods), spectrum, lags, inverse, nugget, dtype, memory, report
         )
 
     @staticmethod
@@ -124,10 +125,12 @@ class GridPrior:
         *,
         nugget: float = 0.0,
         dtype: torch.dtype = torch.float64,
+        memory: int = 2**33,
     ) -> "GridPrior":
         """The 2M − 2 embedding of the plain kernel (002, algorithm 1); it may be indefinite."""
         _check_arguments(kernel, grid, 1.0, nugget)
         shape = tuple(2 * m - 2 for m in grid.shape)
+        _refuse_beyond(memory, shape, grid)
         table = _minimal_table(kernel, grid, shape)
         spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
@@ -135,18 +138,25 @@ class GridPrior:
         report = PriorReport(shape, 0.0, smallest, 0, float(variance.detach()))
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _inverse(spectrum, shape, grid)
-        return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, report)
+        return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
 
     def rebuilt(self) -> "GridPrior":
         """The same prior at the kernel's present parameters, on the same torus."""
         if self.wrapping is None:
-            return GridPrior.minimal(self.kernel, self.grid, nugget=self.nugget, dtype=self.dtype)
+            return GridPrior.minimal(
+                self.kernel,
+                self.grid,
+                nugget=self.nugget,
+                dtype=self.dtype,
+                memory=self.memory,
+            )
         return GridPrior.padded(
             self.kernel,
             self.grid,
             nugget=self.nugget,
             dtype=self.dtype,
             torus_shape=self.torus_shape,
+            memory=self.memory,
         )
 
     @property
@@ -184,9 +194,21 @@ class GridPrior:
         """P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
         return self.inverse.to(self.dtype)
 
-    @cached_property
     def factor(self) -> Tensor:
-        """Lower Cholesky factor of K_uu (M, M), float64; differentiable in the kernel."""
+        """Lower Cholesky factor of K_uu (M, M), float64.
+
+        Differentiable in the kernel where gradients are on, and then computed anew.
+        """
+        if torch.is_grad_enabled() and self.lags.requires_grad:
+            return self._factorised()
+        return self._detached_factor
+
+    @cached_property
+    def _detached_factor(self) -> Tensor:
+        with torch.no_grad():
+            return self._factorised()
+
+    def _factorised(self) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(self.dense_covariance())
         if int(info) != 0:
             raise ValueError(
@@ -243,8 +265,8 @@ def _check_arguments(
             f"kernel has {kernel.dim} input dimensions but grid has {grid.dim}: "
             "build both with the same number of axes"
         )
-    if not padding > 0:
-        raise ValueError(f"padding must be positive (in length scales), got {padding}")
+    if not (padding > 0 and math.isfinite(padding)):
+        raise ValueError(f"padding must be positive and finite (in length scales), got {padding}")
     if not 0 <= nugget < 1:
         raise ValueError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
 

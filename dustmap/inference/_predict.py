@@ -29,23 +29,22 @@ class VariationalPosterior(AbstractPosterior):
 
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """Mean (N,) and variance (N,) of f."""
-        means, variances, solves = [], [], SolveSummary()
+        means, variances, solves, clamped = [], [], SolveSummary(), 0
         with torch.no_grad():
             for part in chunks(len(functional), self.model.features.chunk):
                 rows = self.model.features.rows(functional[part])
                 moments = self.model.moments(self.state, rows, functional[part])
                 means.append(moments.mean)
                 variances.append(moments.variance)
-                solves = solves.merged(rows.solves)
+                solves, clamped = solves.merged(rows.solves), clamped + rows.clamped
         _warn_once(solves)
-        variance = torch.cat(variances)
-        clamped = int((variance < 0).sum())
-        return Prediction(torch.cat(means), variance.clamp_min(0), clamped)
+        return Prediction(torch.cat(means), torch.cat(variances), clamped)
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Cov f (N, N) = Φ S Φᵀ + diag(Var r)."""
         with torch.no_grad():
             rows = self.model.features.rows(functional)
+            _warn_once(rows.solves)
             return self.state.covariance_of(rows.phi, rows.phi) + torch.diag(rows.residual_variance)
 
     def sample(
@@ -69,8 +68,9 @@ class VariationalPosterior(AbstractPosterior):
         self, rows: Features, functional: AbstractFunctional, eps: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gridded part of the draws (count, n) and std of the residuals (n,)."""
+        _warn_once(rows.solves)
         mean = self.model.mean.values(functional).to(rows.phi.dtype)
-        return mean + eps @ rows.phi.mT, rows.residual_variance.clamp_min(0).sqrt()
+        return mean + eps @ rows.phi.mT, rows.residual_variance.sqrt()
 
 
 def _warn_once(solves: SolveSummary) -> None:

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.inference._direct import one_pass_covariance
-from dustmap.inference._learning import HyperparameterLearner
+from dustmap.inference._learning import HyperparameterLearner, restored
 from dustmap.inference._model import Moments, VariationalModel
 from dustmap.inference._precision import batch_stability
 from dustmap.inference._source import RowSource
@@ -87,13 +88,15 @@ class SVIState:
     """One state of the iteration.
 
     step, epoch: counts so far, from 1. model: with features of the kernel's present parameters.
-    taken: the step that led here, with q.
+    taken: the step that led here, with q. hyperparameters: copies of what is learned, () if
+    nothing is: the modules of `model` go on changing.
     """
 
     step: int
     epoch: int
     model: VariationalModel
     taken: "NaturalStep"
+    hyperparameters: tuple[Tensor, ...] = ()
 
     @property
     def posterior(self) -> AbstractGaussian:
@@ -126,7 +129,7 @@ def svi(
             )
             learner.step(taken.posterior, rows, part, scale)
             posterior, step = taken.posterior, step + 1
-            yield SVIState(step, epoch, learner.model, taken)
+            yield SVIState(step, epoch, learner.model, taken, learner.snapshot())
 
 
 @final
@@ -192,6 +195,8 @@ def fit_svi(
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
+    The learned modules are left with the parameters of the state returned.
+
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
     progress: called with every state.
@@ -213,7 +218,7 @@ def fit_svi(
     chosen = best or state
     if chosen is None:
         raise ValueError("the data set is empty: at least one datum is needed")
-    return chosen
+    return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
 
 
 def _start(

@@ -236,3 +236,32 @@ def test_a_row_beyond_the_memory_budget_names_its_bytes() -> None:
     with pytest.raises(MemoryError, match=r"one row of features needs [\d,]+ bytes"):
         HIPFeatures(prior, memory=1000).rows(make_functional(2))
     assert math.prod(prior.torus_shape) == prior.n_white
+
+
+@pytest.mark.parametrize("name", ["hip", "hip-dense", "torus"])
+def test_data_far_outside_the_grid_are_refused(name: str) -> None:
+    features = make_map(name, Matern32(0.2, dim=2), make_grid((6, 6)), torch.float64)
+    x = torch.tensor([[0.5, 0.5], [0.5, 2.5]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"1 of 2 points .* outside the grid \[0, 1\] on axis 1"):
+        features.rows(PointValues(x))
+    near = features.rows(PointValues(torch.tensor([[0.5, 1.1]], dtype=torch.float64)))
+    assert float(near.residual_variance.detach()) > 0.1
+
+
+def test_gradients_survive_a_first_use_without_them() -> None:
+    features = make_map("hip-dense", Matern32(0.4, dim=2), make_grid((6, 5)), torch.float64)
+    functional = make_functional(2)
+    loss = features.rebuilt().rows(functional).phi.square().sum()
+    expected = torch.autograd.grad(loss, list(features.parameters()))
+    used = features.rebuilt()
+    with torch.no_grad():
+        used.rows(functional)
+    loss = used.rows(functional).phi.square().sum()
+    actual = torch.autograd.grad(loss, list(used.parameters()))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_rows_of_no_data_are_an_error() -> None:
+    features = make_map("hip", Matern32(0.4, dim=1), make_grid((6,)), torch.float64)
+    with pytest.raises(ValueError, match="at least one datum"):
+        features.rows(PointValues(torch.zeros(0, 1, dtype=torch.float64)))

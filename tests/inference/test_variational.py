@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid
 from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.functionals import (
@@ -283,6 +283,7 @@ def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
 
     def value() -> Tensor:
         rebuilt = model.rebuilt()
+        solve_direct(rebuilt, problem.batch, RowSource(rebuilt.features, problem.batch.functional))
         return rebuilt.elbo(state, rebuilt.features.rows(problem.batch.functional), problem.batch)
 
     parameters = list(model.parameters())
@@ -297,6 +298,64 @@ def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
                 parameter.sub_(step)
         difference = (sides[0] - sides[1]) / 2e-5
         assert float(gradient.sum()) == pytest.approx(difference, rel=2e-4, abs=1e-4)
+
+
+def test_early_stop_restores_the_hyperparameters_of_the_state_it_returns() -> None:
+    problem = make_problem((5, 4), "hip-dense")
+    model = problem.model(families(problem)["mean-field"])
+    scores = iter([3.0, 2.0, 1.0, 0.0])
+    settings = SVISettings(batch_size=16, epochs=9, patience=2, learning_rate=0.1)
+    best = fit_svi(
+        model,
+        problem.batch,
+        problem.source,
+        settings,
+        torch.Generator().manual_seed(0),
+        score=lambda state: next(scores),
+    )
+    assert best.epoch == 1
+    present = [p.detach() for p in best.model.parameters()]
+    assert all(torch.equal(p, v) for p, v in zip(present, best.hyperparameters, strict=True))
+    features = best.model.features
+    assert isinstance(features, HIPFeatures)
+    fresh = features.prior.rebuilt()
+    torch.testing.assert_close(features.prior.lags, fresh.lags)
+
+
+@pytest.mark.parametrize("shape", [(33,), (17, 17), (13, 13, 13)])
+def test_a_fine_grid_gives_the_exact_gaussian_process(shape: tuple[int, ...]) -> None:
+    dim = len(shape)
+    grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape)
+    kernel = Matern52(0.6, 1.2, dim=dim)
+    prior = GridPrior.padded(kernel, grid)
+    features = HIPFeatures(prior)
+    functional = functionals(dim, 8, seed=dim)
+    y = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    noise = torch.full_like(y, 0.1)
+    mean = ConstantMean(0.2)
+    new = functionals(dim, 5, seed=77)
+    exact = ExactGP(kernel, mean, wrapping=prior.wrapping)
+    expected = exact.condition(functional, y, noise).predict(new)
+    phi = features.rows(functional).phi.detach()
+    family = FullRankFamily(features.n_features) if dim < 3 else None
+    rows = features.rows(new)
+    if family is not None:
+        model = VariationalModel(features, mean, GaussianLikelihood(), family)
+        batch = Batch(functional, y, noise)
+        source = RowSource(features, functional)
+        found = VariationalPosterior(model, solve_direct(model, batch, source).state).predict(new)
+        m, variance = found.mean, found.variance
+    else:
+        # The same posterior by the N × N side, where M_w² numbers are too many.
+        gram = torch.linalg.inv(phi @ phi.mT + torch.diag(noise))
+        cross = rows.phi.detach() @ phi.mT
+        residual = y - mean.values(functional).detach()
+        m = mean.values(new).detach() + cross @ gram @ residual
+        variance = (rows.phi.square().sum(-1) - ((cross @ gram) * cross).sum(-1)).detach()
+        variance = variance + rows.residual_variance.detach()
+    std = expected.std
+    assert float(((m - expected.mean).abs() / std).max()) < 0.05
+    assert float((variance.sqrt() / std - 1).abs().max()) < 0.05
 
 
 def test_learning_finds_the_scale_of_a_simulated_field() -> None:

@@ -8,7 +8,16 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances import Wrapping
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    GaussLegendre,
+    LineIntegrals,
+    PointValues,
+    Stacked,
+)
 from dustmap.linalg import AbstractOperator, SolveResult
 
 
@@ -48,24 +57,49 @@ class SolveSummary:
         )
 
 
+#: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
+_ROUND_OFF = {torch.float32: 1e-2, torch.float64: 1e-5}
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Features:
     """Rows φ_n of Φ with what they leave unexplained.
 
-    phi (N, M_w); residual_variance (N,) = Var r_n ≥ 0; solves: how the rows were obtained.
+    phi (N, M_w); residual_variance (N,) = Var r_n ≥ 0; solves: how the rows were obtained;
+    clamped: how many Var r round-off had made negative and were set to 0.
     """
 
     phi: Tensor
     residual_variance: Tensor
     solves: SolveSummary = SolveSummary()
+    clamped: int = 0
+
+    @staticmethod
+    def of(
+        phi: Tensor, k_ff: Tensor, explained: Tensor, solves: SolveSummary | None = None
+    ) -> "Features":
+        """Rows with Var r = k_ff − explained; more negative than round-off is an error."""
+        residual = k_ff - explained
+        negative = residual.detach() < 0
+        allowed = _ROUND_OFF[phi.dtype] * k_ff.detach()
+        if bool((residual.detach() < -allowed).any()):
+            worst = int((residual.detach() / k_ff.detach().clamp_min(1e-300)).argmin())
+            raise ValueError(
+                f"the features of datum {worst} explain {float(explained[worst].detach()):.6g}, "
+                f"more than its prior variance {float(k_ff[worst].detach()):.6g}: rounding errors "
+                "of a nearly singular prior; use float64, a nugget or a coarser grid"
+            )
+        return Features(phi, residual.clamp_min(0.0), solves or SolveSummary(), int(negative.sum()))
 
     def __getitem__(self, index: Tensor | slice) -> "Features":
-        return Features(self.phi[index], self.residual_variance[index], self.solves)
+        return Features(self.phi[index], self.residual_variance[index], self.solves, self.clamped)
 
     def detached(self) -> "Features":
         """The same numbers without their autograd graph."""
-        return Features(self.phi.detach(), self.residual_variance.detach(), self.solves)
+        return Features(
+            self.phi.detach(), self.residual_variance.detach(), self.solves, self.clamped
+        )
 
 
 class AbstractFeatureMap(ABC):
@@ -110,6 +144,37 @@ class AbstractFeatureMap(ABC):
     @abstractmethod
     def rebuilt(self) -> Self:
         """The same map at the kernel's present parameters (same M_w)."""
+
+
+def refuse_outside(
+    functional: AbstractFunctional, grid: RegularGrid, wrapping: Wrapping | None
+) -> None:
+    """An error for data beyond half of the padding: the torus would take them for nearer ones."""
+    if wrapping is None or len(functional) == 0:
+        return
+    points = support(functional)
+    for axis, period in enumerate(wrapping.periods):
+        low, high = grid.lower[axis], grid.upper[axis]
+        slack = 0.5 * (period - (high - low))
+        beyond = torch.maximum(low - points[:, axis], points[:, axis] - high)
+        outside = beyond > slack
+        if bool(outside.any()):
+            raise ValueError(
+                f"{int(outside.sum())} of {len(points)} points of the data lie outside the grid "
+                f"[{low:g}, {high:g}] on axis {axis}, by up to {float(beyond.max()):g}: enlarge "
+                "the grid, clip or drop these data, or evaluate them with the plain kernel"
+            )
+
+
+def support(functional: AbstractFunctional) -> Tensor:
+    """Points (K, D) whose hull holds all that the functionals see."""
+    if isinstance(functional, Stacked):
+        return torch.cat([support(part) for part in functional.parts])
+    if isinstance(functional, LineIntegrals):
+        return functional.at(functional.edges[:, [0, -1]]).flatten(0, 1)
+    if isinstance(functional, PointValues | Derivatives):
+        return functional.x
+    return functional.measure(GaussLegendre(2)).points.flatten(0, 1)
 
 
 def chunks(n: int, size: int) -> Iterator[slice]:

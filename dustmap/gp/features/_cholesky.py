@@ -101,7 +101,7 @@ class CholeskyFeatures(AbstractFeatureMap):
         K_fu = self._cross(functional)
         phi = torch.linalg.solve_triangular(self.factor, K_fu.mT, upper=False).mT
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
-        return Features(phi, k_ff - (phi * phi).sum(-1))
+        return Features.of(phi, k_ff, (phi * phi).sum(-1))
 
     def _factorised(self) -> Tensor:
         """L (M, M), factorised in float64 whatever the dtype of the rows."""

@@ -24,19 +24,21 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
 
     Without a graph every group is written to its place as it comes, so that no row is held twice.
     """
-    first = next(groups)
+    first = next(groups, None)
+    if first is None:
+        raise ValueError("the functional is empty: rows need at least one datum")
     if len(first.phi) == count:
         return first
     if first.phi.requires_grad:
         return _concatenated([first, *groups])
     phi = first.phi.new_empty(count, first.phi.shape[1])
     variance = first.residual_variance.new_empty(count)
-    solves, start = SolveSummary(), 0
+    solves, start, clamped = SolveSummary(), 0, 0
     for group in _following(first, groups):
         stop = start + len(group.phi)
         phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
-        solves, start = solves.merged(group.solves), stop
-    return Features(phi, variance, solves)
+        solves, start, clamped = solves.merged(group.solves), stop, clamped + group.clamped
+    return Features(phi, variance, solves, clamped)
 
 
 def _following(first: Features, groups: Iterator[Features]) -> Iterator[Features]:
@@ -52,4 +54,5 @@ def _concatenated(groups: list[Features]) -> Features:
         torch.cat([group.phi for group in groups]),
         torch.cat([group.residual_variance for group in groups]),
         solves,
+        sum(group.clamped for group in groups),
     )

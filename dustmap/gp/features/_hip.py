@@ -14,6 +14,7 @@ from dustmap.gp.features._base import (
     Features,
     SolveSummary,
     chunks,
+    refuse_outside,
     rows_within,
 )
 from dustmap.gp.features._groups import gathered, rows_together
@@ -71,7 +72,10 @@ class HIPFeatures(AbstractFeatureMap):
         return rows_within(self.memory, width * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
-        size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
+        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
+        size = self.chunk
+        if not self.is_dense:
+            size = min(size, rows_together(self.n_features, self.dtype, functional.device))
         solve, root = self._solver(), self.prior.root()
         k_ff = self.estimator.variance(
             self.prior.kernel, functional, self.prior.wrapping, self.dtype
@@ -131,7 +135,8 @@ class HIPFeatures(AbstractFeatureMap):
     def _solver(self) -> Solver:
         """K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
-            return self._dense_solve
+            factor = self.prior.factor()
+            return lambda K_fu: _dense_solve(factor, K_fu)
         lags = self.prior.lags.to(self.dtype)
         K, P = self.prior.covariance(), self.prior.preconditioner()
 
@@ -143,15 +148,16 @@ class HIPFeatures(AbstractFeatureMap):
 
         return solve
 
-    def _dense_solve(self, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
-        solved = torch.cholesky_solve(K_fu.mT.double(), self.prior.factor).mT
-        return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
-
     def _rows(
         self, functional: AbstractFunctional, k_ff: Tensor, solve: Solver, root: AbstractOperator
     ) -> Features:
         K_fu = self._cross(functional)
         weights, solves = solve(K_fu)
         phi = root.rmatmul(weights)
-        residual = k_ff - 2.0 * (weights * K_fu).sum(-1) + (phi * phi).sum(-1)
-        return Features(phi, residual, solves)
+        explained = 2.0 * (weights * K_fu).sum(-1) - (phi * phi).sum(-1)
+        return Features.of(phi, k_ff, explained, solves)
+
+
+def _dense_solve(factor: Tensor, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+    solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
+    return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))

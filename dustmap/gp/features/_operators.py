@@ -51,7 +51,10 @@ class ProductOperator(AbstractOperator):
 
 @final
 class InverseOperator(AbstractOperator):
-    """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors."""
+    """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors.
+
+    Warns the first time that a product misses the tolerance.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class InverseOperator(AbstractOperator):
     ) -> None:
         self._operator, self._preconditioner = operator, preconditioner
         self._rtol, self._max_steps = rtol, max_steps
+        self._warned = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,7 +87,9 @@ class InverseOperator(AbstractOperator):
             rtol=self._rtol,
             max_steps=self._max_steps,
         )
-        warn_unconverged(result, "product with the inverse of K_uu")
+        if not self._warned:
+            self._warned = not result.converged
+            warn_unconverged(result, "product with the inverse of K_uu")
         return result.x
 
     def rmatmul(self, y: Tensor) -> Tensor:

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._base import AbstractFeatureMap, Features, chunks, rows_within
+from dustmap.gp.features._base import (
+    AbstractFeatureMap,
+    Features,
+    chunks,
+    refuse_outside,
+    rows_within,
+)
 from dustmap.gp.features._groups import gathered, rows_together
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.functionals import AbstractFunctional
@@ -53,6 +59,7 @@ class TorusFeatures(AbstractFeatureMap):
         return rows_within(self.memory, 6 * self.prior.n_white * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
+        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
         size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
         root = self.prior.torus_root(-0.5)
         k_ff = self.estimator.variance(
@@ -93,4 +100,4 @@ class TorusFeatures(AbstractFeatureMap):
         self, functional: AbstractFunctional, k_ff: Tensor, root: AbstractOperator
     ) -> Features:
         phi = root.matmul(self._cross(functional))
-        return Features(phi, k_ff - (phi * phi).sum(-1))
+        return Features.of(phi, k_ff, (phi * phi).sum(-1))
