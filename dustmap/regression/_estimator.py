@@ -87,7 +87,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         mean: str = "constant",
         noise: Any = "auto",
         learn: Any = True,
-        n_learn: int = 1000,
+        n_learn: int = 2000,
         max_steps: int = 100,
         padding: float = 4.0,
         dtype: str = "float64",
