@@ -171,7 +171,6 @@ class FitConfig:
             "exact is dense and takes 10,000 rows, hip puts inducing points on the grid",
         ),
     ] = "exact"
-    samples: Annotated[int, Key(integer(1), "posterior samples")] = 32
     max_steps: Annotated[int, Key(integer(1), "most steps of learning or solving")] = 500
     tolerance: Annotated[
         float, Key(number(above=0.0, below=1.0), "relative change at which steps end")
@@ -194,9 +193,14 @@ class FitConfig:
             "hip: nodes a block along each axis; empty for some 256 in all",
         ),
     ] = ()
-    batch: Annotated[int, Key(integer(1), "hip: rows of data a step")] = 1000
-    epochs: Annotated[int, Key(integer(1), "hip: passes over the data")] = 20
-    pcg_steps: Annotated[int, Key(integer(1), "hip: most steps of a linear solve")] = 50
+    batch: Annotated[int, Key(integer(1), "hip, stars: rows of data a step of epochs")] = 1000
+    epochs: Annotated[
+        int,
+        Key(integer(0), "hip, stars: natural-gradient passes over the data; 0: in closed form"),
+    ] = 0
+    pcg_steps: Annotated[
+        int, Key(integer(1), "hip, stars: most steps of the solve behind a row")
+    ] = 200
     whitening: Annotated[
         str,
         Key(

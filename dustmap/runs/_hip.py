@@ -1,17 +1,32 @@
 """The hip engine: inducing points on a grid over the box, one direct solve (Wu et al. 2021)."""
 
+import logging
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from dustmap.config import Config
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import VariationalModel, VariationalPosterior
+from dustmap.inference import (
+    RowSource,
+    SVISettings,
+    SVIState,
+    VariationalModel,
+    VariationalPosterior,
+    fit_svi,
+    full_elbo,
+)
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, learn_exact
 from dustmap.runs._star_fit import Hyperparameters, StarFit
+
+log = logging.getLogger(__name__)
 
 MOST_ROWS = 10_000_000
 #: Inducing points per length scale. More explain little more of an integral along a ray; the map
@@ -32,7 +47,7 @@ def fit_hip(config: Config, data: Batch) -> StarFit:
 
 
 def condition_hip(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
-    """The closed-form posterior of the family at given hyperparameters."""
+    """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     kernel = kernel_of(config.model, at)
     grid = inducing_grid(config, at.length)
     plan = plan_fit(kernel, grid, len(data), _settings(config))
@@ -43,19 +58,52 @@ def condition_hip(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
         GaussianLikelihood(scale=at.noise, learn=False),
         make_family(plan),
     )
-    fit = fit_posterior(model, data, plan.max_memory)
+    state, found = (_stochastic if config.fit.epochs else _direct)(config, model, data, plan)
     summary = {
-        "elbo": fit.solution.elbo,
         "whitening": plan.whitening,
         "family": plan.family,
         "inducing_points": list(grid.shape),
         "whitened_variables": plan.n_features,
+        **found,
+    }
+    return StarFit(VariationalPosterior(model, state), at, summary, None)
+
+
+def _direct(
+    config: Config, model: VariationalModel, data: Batch, plan: HipPlan
+) -> tuple[AbstractGaussian, dict[str, Any]]:
+    """S by one pass and the mean by CG."""
+    fit = fit_posterior(model, data, plan.max_memory)
+    return fit.solution.state, {
+        "elbo": fit.solution.elbo,
         "rows_unconverged": fit.rows.unconverged,
         "cg_steps": int(fit.solution.solve.steps),
         "cg_residual": float(fit.solution.solve.residuals),
         "residual_variance_over_noise": fit.residual_ratio,
     }
-    return StarFit(VariationalPosterior(model, fit.solution.state), at, summary, None)
+
+
+def _stochastic(
+    config: Config, model: VariationalModel, data: Batch, plan: HipPlan
+) -> tuple[AbstractGaussian, dict[str, Any]]:
+    """Natural-gradient steps on minibatches, in the order that fit.seed gives."""
+    source = RowSource(model.features, data.functional, plan.max_memory // 2)
+    settings = SVISettings(batch_size=config.fit.batch, epochs=config.fit.epochs)
+    generator = torch.Generator().manual_seed(config.fit.seed)
+    last = fit_svi(model, data, source, settings, generator, progress=_log_epochs(len(data)))
+    elbo = full_elbo(model, last.posterior, data, source)
+    return last.posterior, {"elbo": elbo, "steps": last.step, "epochs": last.epoch}
+
+
+def _log_epochs(n: int) -> Callable[[SVIState], None]:
+    seen = [0]
+
+    def tell(state: SVIState) -> None:
+        if state.epoch > seen[0]:
+            seen[0] = state.epoch
+            log.info("epoch %d: ELBO per star %.4g", state.epoch, state.taken.elbo / n)
+
+    return tell
 
 
 def hip_bytes(rows: int, nodes: int) -> int:

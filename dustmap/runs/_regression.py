@@ -144,6 +144,11 @@ def _split(config: Config, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
+    if config.fit.epochs > 0:
+        raise ValueError(
+            f"fit.epochs = {config.fit.epochs} is for stars: regression is solved in closed form; "
+            f"leave it out or at 0"
+        )
     if config.fit.engine != "exact":
         return
     if n > MOST_ROWS:

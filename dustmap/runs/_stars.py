@@ -38,7 +38,12 @@ log = logging.getLogger(__name__)
 ARCHIVE = "stars.zarr"
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
 NODES_AT_ONCE = 4096
-CG_RESIDUAL = 1e-3  # larger, and the mean of the map is visibly off
+#: What an engine may report -> the most that is sound, and what to do beyond.
+LIMITS = {
+    "cg_residual": (1e-3, "the posterior mean is not solved for: take float64 or a coarser grid"),
+    "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
+    "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
+}
 WRITERS = {"zarr": write_zarr, "fits": write_fits}
 
 
@@ -229,10 +234,9 @@ def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
         status = fit.learning.status
         converged = float(status.value == "converged")
         found.append(Check("learning converged", converged, 1.0, 1.0, status.remedy))
-    if "cg_residual" in fit.summary:
-        residual = fit.summary["cg_residual"]
-        advice = "the posterior mean is not solved for; take float64 or a coarser grid"
-        found.append(Check("relative residual of the mean", residual, 0.0, CG_RESIDUAL, advice))
+    for key, (most, advice) in LIMITS.items():
+        if key in fit.summary:
+            found.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
     if held_out is not None:
         # Three standard deviations of a binomial, and 0.1 for what the model idealises.
         expected = math.erf(1 / math.sqrt(2))

@@ -85,3 +85,13 @@ def test_a_finished_run_comes_back_with_its_engine(sky: Path) -> None:
     stars = open_run(path)
     catalog = sky / "sky.fits"
     assert stars.evaluate(catalog)["n"] > 50
+
+
+def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None:
+    closed = json.loads((run(sky, "closed", family="block") / "report.json").read_text())
+    path = run(sky, "epochs", family="block", epochs=60, batch=20)
+    stepped = json.loads((path / "report.json").read_text())
+    assert stepped["fit"]["epochs"] == 60
+    assert stepped["fit"]["steps"] == 60 * 4
+    assert stepped["fit"]["elbo"] <= closed["fit"]["elbo"]
+    assert stepped["fit"]["elbo"] == pytest.approx(closed["fit"]["elbo"], abs=5.0)
