@@ -39,7 +39,8 @@ def draw(found: Map, rows: Sequence[Row], quantities: Mapping[str, str]) -> Figu
     """
     figure, axes = style.panels(2, 3, 4.6, 3.7)
     _map(axes[0], found, found.mean, f"{found.name}: mean", found.quantity, "cividis")
-    _map(axes[1], found, found.std, "Posterior standard deviation", "std", "viridis")
+    _map(axes[1], found, found.std, "Posterior standard deviation, and data", "std", "viridis")
+    axes[1].plot(found.x[:, 0], found.x[:, 1], ",", color="white", alpha=0.3)
     for panel, (name, unit) in zip(axes[2:4], quantities.items(), strict=True):
         _errors(panel, name, unit, [row for row in rows if row["data"] == name])
     _times(axes[4], found.name, [row for row in rows if row["data"] == found.name])
@@ -53,7 +54,6 @@ def _map(axes: Axes, found: Map, values: Tensor, title: str, unit: str, colours:
     image = axes.imshow(
         values.T.numpy(), origin="lower", extent=found.extent, cmap=colours, aspect="equal"
     )
-    axes.plot(found.x[:, 0], found.x[:, 1], ",", color="white", alpha=0.25)
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes, label=unit, shrink=0.85)
 
@@ -72,11 +72,11 @@ def _times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
         if "direct_s" in (mine[0] if mine else {}):
             total = [number(row, "total_s") for row in mine]
             xs = [number(row, "M") for row in mine]
-            axes.plot(xs, total, dashes, color=colour, marker=marker, label=f"{method}, all")
+            axes.plot(xs, total, dashes, color=colour, marker=marker, label=f"{method}: everything")
         epochs = [row for row in mine if "epoch_s" in row]
         if epochs:
             xs, ys = ([number(row, key) for row in epochs] for key in ("M", "epoch_s"))
-            label = f"{method}, an epoch"
+            label = f"{method}: SVI epoch"
             axes.plot(xs, ys, dashes, color=colour, marker=marker, mfc="white", lw=1, label=label)
     _sizes(axes, rows)
     axes.set_yscale("log")
@@ -85,22 +85,22 @@ def _times(axes: Axes, name: str, rows: Sequence[Row]) -> None:
 
 
 def _early_stop(axes: Axes, rows: Sequence[Row]) -> None:
-    size = f"{number(rows[0], 'M'):,.0f}" if rows else "?"
-    style.label(axes, f"PCG stopped early, M = {size}", "PCG steps", "test RMSE")
-    stopped = [row for row in rows if row["pcg_steps"] is not None]
-    xs, ys = ([number(row, key) for row in stopped] for key in ("pcg_steps", "rmse"))
-    axes.plot(xs, ys, color=style.BLUE, marker="o", label="HIP-GP")
-    for row in rows:
-        if row["pcg_steps"] is None:
-            text = "HIP-GP, converged" if row["method"] == "HIP-GP" else str(row["method"])
-            colour, dashes = (
-                (style.BLACK, ":") if row["method"] == "HIP-GP" else (style.ORANGE, "--")
-            )
-            axes.axhline(number(row, "rmse"), color=colour, linestyle=dashes, label=text)
-    axes.set_xscale("log")
-    axes.set_xticks(xs, [f"{x:.0f}" for x in xs])
+    sizes = " and ".join(sorted({f"{number(row, 'M'):,.0f}" for row in rows}))
+    style.label(axes, f"PCG stopped early, M = {sizes}", "PCG steps", "test RMSE / converged")
+    names = dict.fromkeys(str(row["data"]) for row in rows)
+    for name, colour, marker in zip(names, style.COLOURS, style.MARKERS, strict=False):
+        mine = [row for row in rows if row["data"] == name]
+        (converged,) = [number(row, "rmse") for row in mine if row["pcg_steps"] is None]
+        stopped = [row for row in mine if row["pcg_steps"] is not None]
+        xs = [number(row, "pcg_steps") for row in stopped]
+        ys = [number(row, "rmse") / converged for row in stopped]
+        axes.plot(xs, ys, color=colour, marker=marker, label=name)
+        axes.set_xscale("log")
+        axes.set_xticks(xs, [f"{x:.0f}" for x in xs])
+    axes.axhline(1.0, color=style.BLACK, linestyle=":", linewidth=1)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.99), max(high, 1.02))
     axes.minorticks_off()
-    axes.set_ylim(0.99 * min(ys), max(1.01 * min(ys), axes.get_ylim()[1]))
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -108,7 +108,7 @@ def _sizes(axes: Axes, rows: Sequence[Row]) -> None:
     """A logarithmic axis of M with a tick at every M there is."""
     sizes = sorted({number(row, "M") for row in rows})
     axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{m / 1000:g}k" for m in sizes])
+    axes.set_xticks(sizes, [f"{m:,.0f}" for m in sizes], fontsize=8)
     axes.minorticks_off()
 
 

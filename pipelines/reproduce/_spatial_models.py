@@ -13,7 +13,7 @@ from torch import Tensor
 from dustmap.gp import GridPrior, Prediction
 from dustmap.gp.families import AbstractGaussian, BlockFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, Features, HIPFeatures
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     PrecisionOperator,
@@ -235,8 +235,3 @@ def median_residual(source: RowSource) -> float:
     """Median Var r over the data."""
     parts: list[Tensor] = [rows.residual_variance for _, rows in source.chunks()]
     return float(torch.cat(parts).median())
-
-
-def map_points(problem: Problem, n: int) -> PointValues:
-    """n × n places over the box, for maps."""
-    return PointValues(problem.grid(n).points())

@@ -76,6 +76,12 @@ class Problem:
         lower, upper = everything.amin(0).tolist(), everything.amax(0).tolist()
         return RegularGrid.from_bounds(lower, upper, (n, n))
 
+    def map_grid(self, n: int) -> RegularGrid:
+        """n × n nodes over the box of nearly all data, without the outlying ones."""
+        share = torch.tensor([0.002, 0.998], dtype=torch.float64)
+        lower, upper = torch.quantile(self.x, share, dim=0).tolist()
+        return RegularGrid.from_bounds(lower, upper, (n, n))
+
     def subset(self, train: int, test: int) -> "Problem":
         """The first data of each part; they are in random order."""
         return replace(
