@@ -2,7 +2,7 @@
 
 from typing import final
 
-from pipelines.reproduce import derivatives, dust, preconditioner, spatial
+from pipelines.reproduce import derivatives, dust, preconditioner, spatial, whitening
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -10,6 +10,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "preconditioner",
         "CG and PCG steps on Toeplitz systems (HIP-GP paper, 5.1 and C.1)",
         preconditioner.run,
+    ),
+    Experiment(
+        "whitening",
+        "seconds to whiten 200 observations, M = 10³ to 10⁶, beside Cholesky and CIQ (5.2, C.2)",
+        whitening.run,
     ),
     Experiment(
         "derivatives",
