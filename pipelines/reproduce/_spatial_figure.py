@@ -41,6 +41,7 @@ def draw(found: Map, rows: Sequence[Row], quantities: Mapping[str, str]) -> Figu
     _map(axes[0], found, found.mean, f"{found.name}: mean", found.quantity, "cividis")
     _map(axes[1], found, found.std, "Posterior standard deviation, and data", "std", "viridis")
     axes[1].plot(found.x[:, 0], found.x[:, 1], ",", color="white", alpha=0.3)
+    axes[1].axis(found.extent)
     for panel, (name, unit) in zip(axes[2:4], quantities.items(), strict=True):
         _errors(panel, name, unit, [row for row in rows if row["data"] == name])
     _times(axes[4], found.name, [row for row in rows if row["data"] == found.name])
