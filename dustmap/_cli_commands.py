@@ -43,7 +43,7 @@ def checking_input() -> Iterator[None]:
     """Inside, a value or a file that cannot be used is the user's to correct."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         raise BadInput(error) from error
 
 
@@ -58,7 +58,10 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         _tell(prepared.plan().as_dict(), options.json)
         return DONE
-    report = execute_run(prepared, output, config, options.overwrite)
+    try:
+        report = execute_run(prepared, output, config, options.overwrite)
+    except MemoryError as error:
+        raise BadInput(error) from error
     _tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED
 

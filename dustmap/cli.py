@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; every error is one line on stderr and an exit code."""
     options = parser().parse_args(arguments)

@@ -1,5 +1,6 @@
 """From data.kind to the run that it names."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,16 @@ def _kind(config: Config) -> Kind:
 
 
 def execute_run(run: AbstractRun, path: Path, config: Config, overwrite: bool) -> Report:
-    """Executes into a new directory and writes report.json and report.md last."""
+    """Executes into a new directory and writes report.json and report.md last.
+
+    What turns out not to fit in memory leaves no directory behind.
+    """
     directory = RunDirectory.create(path, config, overwrite)
-    report = run.execute(directory)
+    try:
+        report = run.execute(directory)
+    except MemoryError:
+        shutil.rmtree(path)
+        raise
     directory.write_text("report.md", report.as_markdown())
     directory.write_json(REPORT, report.as_dict())
     return report

@@ -27,7 +27,8 @@ class Plan:
         if self.bytes_needed > self.bytes_allowed:
             raise ValueError(
                 f"the run needs {self.bytes_needed:,} bytes and compute.memory allows "
-                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data"
+                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data or a "
+                f"coarser grid"
             )
 
     def as_dict(self) -> dict[str, Any]:

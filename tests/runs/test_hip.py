@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dustmap._cli_exit import BAD_INPUT
+from dustmap.cli import main
 from dustmap.config import Config, load
 from dustmap.runs import execute_run, open_run, prepare
 from dustmap.sky import SkyModel, read_map, simulate, write_stars
@@ -95,3 +97,14 @@ def test_epochs_of_natural_gradients_approach_the_closed_form(sky: Path) -> None
     assert stepped["fit"]["steps"] == 60 * 4
     assert stepped["fit"]["elbo"] <= closed["fit"]["elbo"]
     assert stepped["fit"]["elbo"] == pytest.approx(closed["fit"]["elbo"], abs=5.0)
+
+
+def test_what_does_not_fit_in_memory_leaves_no_directory(
+    sky: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["fit.engine=hip", "fit.family=full", "fit.whitening=hip", "compute.memory=64MiB"]
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    output = sky / "too-large"
+    assert main(["run", str(sky / "run.toml"), "--output", str(output), *overrides]) == BAD_INPUT
+    assert "needs" in capsys.readouterr().err
+    assert not output.exists()
