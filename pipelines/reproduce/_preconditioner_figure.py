@@ -25,8 +25,8 @@ class Curve:
 _METHODS = {
     "cg": ("CG", style.BLACK),
     "pcg": ("PCG, padded torus", style.BLUE),
-    "floored": ("PCG, minimal, floored", style.GOLD),
-    "published": ("PCG, minimal, clamped (published)", style.ORANGE),
+    "minimal": ("PCG, minimal embedding", style.GOLD),
+    "published": ("PCG, as published", style.ORANGE),
 }
 
 
