@@ -252,6 +252,33 @@ def test_engine_is_chosen_by_size_and_columns() -> None:
     assert given.grid_.shape == (40,)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_automatic_grid_is_as_good_as_exact(dim: int) -> None:
+    X, truth, noise = wave(300, min(dim, 3))
+    if dim == 4:  # a smooth fourth column, whose length scale is far beyond the box
+        X = np.column_stack([X, np.random.default_rng(1).uniform(size=len(X))])
+    y = truth + 3.0 * noise
+    exact = HIPGPRegressor(n_learn=200).fit(X[:250], y[:250])
+    hip = HIPGPRegressor(engine="hip", n_learn=200).fit(X[:250], y[:250])
+    assert hip.report_["advice"] == []
+    mean, std = exact.predict(X[250:], return_std=True)
+    grid_mean, grid_std = hip.predict(X[250:], return_std=True)
+    assert np.sqrt(np.mean((grid_mean - mean) ** 2)) < 0.3 * std.mean()
+    assert 0.95 < np.mean(grid_std / std) < 1.3
+
+
+def test_rows_beyond_the_memory_are_streamed() -> None:
+    X, truth, noise = wave(2000, 1)
+    kept, streamed = (
+        HIPGPRegressor(
+            wave_kernel(1), grid=(300,), whitening="torus", noise=1.0, learn=False, max_memory=size
+        ).fit(X, truth + noise)
+        for size in (2**30, 2**23)
+    )
+    assert 2 * streamed.report_["bytes_rows"] > 2**23
+    np.testing.assert_allclose(streamed.predict(X), kept.predict(X), rtol=1e-8)
+
+
 def test_users_grid_is_kept() -> None:
     X, truth, noise = wave(200, 2)
     grid = RegularGrid((49.0, 40.0), (0.1, 1.0), (31, 31))

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
-from dustmap.gp._prior import torus_for
-from dustmap.gp.covariances import wrapped_lags
 from dustmap.gp.features import CholeskyFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
@@ -21,8 +19,10 @@ from dustmap.gp.kernels import AbstractKernel
 NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
 #: Nodes per length scale, from coarse to fine.
-_DENSITIES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)
-_STENCIL = {1: 8, 2: 6, 3: 4, 4: 4}
+# Each about a quarter finer than the one before: a kernel may be far longer than the box.
+_DENSITIES = tuple(2.0 ** (step / 3) for step in range(31))
+_STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
+_DIRECTIONS = 64
 _MIN_NODES = 4
 
 
@@ -54,15 +54,14 @@ def automatic_grid(
     """
     lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
     _refuse_flat(lower, upper)
-    per_volume = typical_density(x, shortest_lengths(kernel))
+    density_of_data = typical_density(x, shortest_lengths(kernel))
+    expected = expected_variance(kernel, density_of_data, noise_variance)
     chosen: GridChoice | None = None
     for density in _DENSITIES:
         grid = _covering(lower, upper, (shortest_lengths(kernel) / density).tolist())
         if chosen is not None and n_features(grid) > max_features:
             break
         unexplained = float(unexplained_variance(kernel, grid.spacing).median())
-        per_node = per_volume * math.prod(grid.spacing)
-        expected = expected_variance(kernel, grid, per_node, noise_variance)
         chosen = GridChoice(grid, unexplained / noise_variance, unexplained / expected)
         if chosen.fine_enough:
             break
@@ -102,18 +101,24 @@ def unexplained_variance(kernel: AbstractKernel, spacing: Sequence[float]) -> Te
         return features.rows(points).residual_variance.clamp_min(0.0)
 
 
-def expected_variance(
-    kernel: AbstractKernel, grid: RegularGrid, per_node: float, noise_variance: float
-) -> float:
-    """Posterior variance of f where ν = per_node data with noise σ² fall on each node.
+def expected_variance(kernel: AbstractKernel, density: float, noise_variance: float) -> float:
+    """Posterior variance of f from data with noise σ² spread evenly, ρ = `density` per volume.
 
-    mean_k λ_k σ² / (σ² + ν λ_k), λ_k the eigenvalues of the kernel on a torus
+    (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density: along rays ω = s n / ℓ in
+    seeded random directions n, ℓ the shortest length scale of each axis.
     """
-    torus = torus_for(kernel, grid, padding=1.0)
+    dim, lengths = kernel.dim, shortest_lengths(kernel)
+    generator = torch.Generator().manual_seed(0)
+    n = torch.randn((_DIRECTIONS if dim > 1 else 1, dim), generator=generator, dtype=torch.float64)
+    log_s = torch.linspace(-9.0, 12.0, 2001, dtype=torch.float64)
+    s = log_s.exp()
+    omega = s[:, None, None] * n / n.norm(dim=1, keepdim=True) / lengths
     with torch.no_grad():
-        eigenvalues = torch.fft.fftn(wrapped_lags(kernel, grid.spacing, torus)).real.clamp_min(0.0)
-    posterior = eigenvalues * noise_variance / (noise_variance + per_node * eigenvalues)
-    return float(posterior.mean())
+        S = kernel.spectral_density(omega)
+    posterior = (S * noise_variance / (noise_variance + density * S)).mean(1)
+    sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
+    integral = torch.trapezoid(sphere * s**dim * posterior, log_s)
+    return float(integral / lengths.prod()) / (2.0 * math.pi) ** dim
 
 
 def typical_density(x: Tensor, lengths: Tensor) -> float:

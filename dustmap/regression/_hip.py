@@ -26,12 +26,8 @@ from dustmap.regression._plan import HipPlan
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
-# Of the solves behind the rows: on a wrapped spectrum some tens are the rule.
-_MAX_STEPS = 500
-#: Data whose residual variance stands for that of all.
-_SAMPLE = 2000
-# Of the solves behind the rows: on a wrapped spectrum some tens are the rule.
-_MAX_STEPS = 500
+# Of the solves behind the rows and of the one for the mean: tens to hundreds are the rule.
+_MAX_STEPS = 3000
 # Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
 _NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -57,7 +53,7 @@ def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> Hip
     """The direct solution; rows are kept where half of the memory holds them."""
     source = RowSource(model.features, batch.functional, max_memory // 2)
     rtol = 1e-6 if model.features.dtype == torch.float64 else 1e-4
-    solution = solve_direct(model, batch, source, rtol=rtol)
+    solution = solve_direct(model, batch, source, rtol=rtol, max_steps=_MAX_STEPS)
     with torch.no_grad():
         noise = model.likelihood.noise_variance(batch)
         # Of the median datum: a part of the data is enough.

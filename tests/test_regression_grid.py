@@ -1,0 +1,89 @@
+"""What decides an automatic grid: the variance it leaves, and the one that data leave."""
+
+import math
+
+import pytest
+import torch
+
+from dustmap.gp import ExactGP, RegularGrid
+from dustmap.gp._means import ConstantMean
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, SquaredExponential
+from dustmap.regression._grid import (
+    automatic_grid,
+    expected_variance,
+    typical_density,
+    unexplained_variance,
+)
+
+KERNELS = [
+    Matern32(0.3, 2.0, dim=1),
+    Matern32([0.5, 0.8], 2.0),
+    Matern12(0.4, 1.5, dim=2) + Matern32(1.5, 0.5, dim=2),
+    SquaredExponential([0.6, 0.5, 0.9]),
+]
+
+
+@pytest.mark.parametrize(
+    "kernel", KERNELS, ids=lambda kernel: f"{kernel.dim}-{len(kernel.terms())}"
+)
+def test_expected_variance_is_that_of_evenly_spread_data(kernel: AbstractKernel) -> None:
+    side = {1: 400, 2: 24, 3: 8}[kernel.dim]
+    spacing = {1: 0.02, 2: 0.12, 3: 0.3}[kernel.dim]
+    grid = RegularGrid((0.0,) * kernel.dim, (spacing,) * kernel.dim, (side,) * kernel.dim)
+    points = PointValues(grid.points())
+    noise = torch.full((grid.size,), 0.5, dtype=torch.float64)
+    gp = ExactGP(kernel, ConstantMean(learn=False))
+    posterior = gp.condition(points, torch.zeros_like(noise), noise)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.rand((64, kernel.dim), generator=generator, dtype=torch.float64)
+    inside = PointValues(spacing * (side // 2 + offsets))
+    exact = float(posterior.predict(inside).variance.mean())
+    expected = expected_variance(kernel, 1.0 / spacing**kernel.dim, 0.5)
+    # Data on nodes are not quite data spread evenly.
+    assert expected == pytest.approx(exact, rel=0.1)
+    assert expected_variance(kernel, 0.0, 0.5) == pytest.approx(
+        float(kernel.variance().detach()), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    "kernel", KERNELS, ids=lambda kernel: f"{kernel.dim}-{len(kernel.terms())}"
+)
+def test_unexplained_variance_needs_the_nearest_nodes_only(kernel: AbstractKernel) -> None:
+    spacing = 0.25
+    side = {1: 60, 2: 20, 3: 9}[kernel.dim]
+    grid = RegularGrid((0.0,) * kernel.dim, (spacing,) * kernel.dim, (side,) * kernel.dim)
+    noise = torch.full((grid.size,), 1e-9, dtype=torch.float64)
+    gp = ExactGP(kernel, ConstantMean(learn=False))
+    known = PointValues(grid.points())
+    posterior = gp.condition(known, torch.zeros_like(noise), noise)
+    generator = torch.Generator().manual_seed(0)
+    offsets = torch.rand((64, kernel.dim), generator=generator, dtype=torch.float64)
+    inside = PointValues(spacing * (side // 2 + offsets))
+    exact = posterior.predict(inside).variance
+    found = unexplained_variance(kernel, grid.spacing)
+    assert float(found.median()) == pytest.approx(float(exact.median()), rel=0.05, abs=1e-5)
+
+
+def test_typical_density_is_that_of_the_clusters() -> None:
+    generator = torch.Generator().manual_seed(0)
+    even = torch.rand((4000, 2), generator=generator, dtype=torch.float64)
+    lengths = torch.tensor([0.25, 0.25], dtype=torch.float64)
+    assert typical_density(even, lengths) == pytest.approx(4000.0, rel=0.1)
+    clustered = torch.cat([even[:400], 0.1 * even[400:]])
+    assert typical_density(clustered, lengths) > 5 * 4000.0
+
+
+def test_a_grid_within_its_budget_is_the_coarsest_that_is_fine_enough() -> None:
+    x = torch.rand((500, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = Matern32([0.2, 0.4])
+    fine = automatic_grid(kernel, x, 0.1, lambda grid: grid.size, 10_000)
+    assert fine.fine_enough
+    assert fine.grid.spacing[1] == pytest.approx(2.0 * fine.grid.spacing[0])
+    assert bool(fine.grid.contains(x).all())
+    coarse = automatic_grid(kernel, x, 0.1, lambda grid: grid.size, 100)
+    assert not coarse.fine_enough
+    assert coarse.grid.size <= 100
+    assert coarse.noise_share > fine.noise_share
+    assert math.isfinite(coarse.posterior_share)
