@@ -71,7 +71,8 @@ def _pairs(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_yscale("log")
     axes.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=7.5)
+    axes.set_ylim(0.8, 8 * axes.get_ylim()[1])
+    axes.legend(frameon=False, fontsize=7, ncols=2)
 
 
 def _errors(axes: Axes, rows: Sequence[Row]) -> None:

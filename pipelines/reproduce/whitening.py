@@ -76,6 +76,7 @@ def run(request: Request) -> Outcome:
         "padding": methods.PADDING,
         "rtol": {"float32": 1e-6, "float64": 1e-10},
         "ciq": {"Q": methods.QUADRATURE_POINTS, "minres_tolerance": methods.MINRES_TOLERANCE},
+        "included": "hip, torus: all from the kernel and the points; cholesky, ciq: no covariances",
         "judged_observations": JUDGED,
         "seed": SEED,
         "scaled_to": "all observations: rows with fewer in `timed` are extrapolated in proportion",
