@@ -337,6 +337,23 @@ def test_saved_models_keep_kernel_and_grid_arguments(tmp_path: Path) -> None:
     np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("whitening", ["torus", "cholesky"])
+def test_float32_gives_way_to_float64_where_it_would_lose_the_data(whitening: str) -> None:
+    X = np.random.default_rng(0).uniform(size=(60, 1))
+    y = np.sin(5.0 * X[:, 0])
+    model = HIPGPRegressor(grid=(60,), whitening=whitening, dtype="float32").fit(X, y)
+    assert model.report_["dtype"] == "float64"
+    assert "fitted in float64: rounding in float32" in model.report_["advice"][0]
+    np.testing.assert_allclose(model.predict(X), y, atol=1e-2)
+    noisy = y + 0.1 * np.random.default_rng(1).standard_normal(60)
+    assert HIPGPRegressor(grid=(60,), dtype="float32").fit(X, noisy).report_["dtype"] == "float32"
+
+
+def test_targets_beyond_float64_are_refused() -> None:
+    with pytest.raises(ValueError, match="y is too large for its square to be a number"):
+        HIPGPRegressor().fit(LINE, 1e200 * LINE[:, 0])
+
+
 def bad(**arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arguments of the estimator, and of fit."""
     given = [name for name in ("X", "y", "noise_std") if name in arguments]
@@ -386,6 +403,7 @@ LINE = np.linspace(0.0, 1.0, 20)[:, None]
         (bad(engine="exact", grid=(10,)), 'engine="exact" has no grid'),
         (bad(engine="hip", X=np.zeros((20, 1))), "column 0 of X has one value only"),
         (bad(engine="hip", X=np.random.default_rng(0).uniform(size=(20, 5))), "4 axes at most"),
+        (bad(engine="hip", noise_std=np.full(20, 1e-8)), 'use noise="jitter" to learn more noise'),
         (bad(noise_std=np.ones(19)), r"noise_std must have one value per row of X, \(20,\)"),
         (bad(noise_std=-np.ones(20)), "20 of 20 values are not, the first is noise_std.0. = -1"),
         (bad(noise_std=np.full(20, np.nan)), "noise_std must be positive and finite"),

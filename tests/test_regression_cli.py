@@ -297,6 +297,7 @@ def test_the_shipped_example_runs_on_a_few_houses(tmp_path: Path) -> None:
     table = Table({"price": price, "lat": lat, "long": long})
     table.write(tmp_path / "houses.csv", format="ascii.csv")
     arguments = ["--output", str(tmp_path / "run"), "--set", "fit.learn_rows=100"]
+    arguments += ["--memory", "40MiB"]  # a small grid, soon done
     arguments += ["--set", f"data.catalog={tmp_path / 'houses.csv'}"]
     code = main(["run", str(ROOT / "pipelines" / "house_prices.toml"), *arguments])
     assert code in (DONE, CHECK_FAILED)

@@ -1,11 +1,12 @@
 """From checked data to a posterior, with the engine that suits them."""
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -23,6 +24,13 @@ from dustmap.regression._arguments import noise_std_of
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
 from dustmap.regression._scaling import Array, Standardisation
+
+log = logging.getLogger(__name__)
+
+# Largest part of the noise variance that rounding to float32 may add.
+_ROUNDING_SHARE = 0.1
+# Least noise variance over the prior variance.
+_LEAST_NOISE = 1e-13
 
 
 @final
@@ -162,13 +170,48 @@ def _fit_exact(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
 
 
 def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    _refuse_negligible_noise(prior, batch)
     plan, expected = _plan_for(prior, batch, settings)
     plan.check()
+    plan, told = _precise_enough(prior, plan, batch)
     model = _hip.build_model(prior, plan)
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
     report = _hip_report(plan, fitted) | {"expected": expected}
+    report["advice"] = told + report["advice"]
     posterior = VariationalPosterior(model, fitted.solution.state)
     return HipState(posterior, plan), fitted.solution.elbo, report
+
+
+@torch.no_grad()
+def _refuse_negligible_noise(prior: Prior, batch: Batch) -> None:
+    """The precision I + Φᵀ Σ⁻¹ Φ loses its identity beside 1/σ² ≫ 10¹³ / k(0)."""
+    least = float(prior.likelihood.noise_variance(batch).min() / prior.kernel.variance())
+    if least < _LEAST_NOISE:
+        raise ValueError(
+            f"noise_std is as small as {least**0.5:.1e} of the prior standard deviation, too small "
+            f'for the gridded engine in float64: use noise="jitter" to learn more noise on top, or '
+            f'engine="exact"'
+        )
+
+
+def _precise_enough(prior: Prior, plan: HipPlan, batch: Batch) -> tuple[HipPlan, list[str]]:
+    """The plan, in float64 where float32 would lose the data in rounding errors; and why."""
+    if plan.dtype == torch.float64:
+        return plan, []
+    try:
+        share = _hip.rounding_share(prior, plan, batch)
+    except ValueError:  # the features of a nearly singular prior explain more than there is
+        share = math.inf
+    if share <= _ROUNDING_SHARE:
+        return plan, []
+    plan = replace(plan, dtype=torch.float64)
+    plan.check()
+    told = (
+        f"fitted in float64: rounding in float32 would add {share:.2g} times the noise variance; "
+        f'pass dtype="float64"'
+    )
+    log.warning("%s", told)
+    return plan, [told]
 
 
 def _plan_for(prior: Prior, batch: Batch, settings: FitSettings) -> tuple[HipPlan, dict[str, Any]]:
@@ -218,6 +261,7 @@ def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
         "grid_shape": list(plan.grid.shape),
         "torus_shape": list(plan.torus_shape),
         "n_features": plan.n_features,
+        "dtype": str(plan.dtype).removeprefix("torch."),
         "whitening": plan.whitening,
         "family": plan.family,
         "block": None if plan.block is None else list(plan.block),

@@ -26,6 +26,8 @@ from dustmap.regression._plan import HipPlan
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
+# Data on which the rounding of rows is measured.
+_ROUNDED = 64
 # Of the solves behind the rows and of the one for the mean: tens to hundreds are the rule.
 _MAX_STEPS = 3000
 # Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
@@ -47,6 +49,21 @@ def build_model(prior: Prior, plan: HipPlan) -> VariationalModel:
     """Features and family of the plan, at the present hyperparameters."""
     features = make_features(prior.kernel, plan)
     return VariationalModel(features, prior.mean, prior.likelihood, make_family(plan))
+
+
+def rounding_share(prior: Prior, plan: HipPlan, batch: Batch) -> float:
+    """Variance that rounding to the plan's precision adds to f, over the noise variance.
+
+    Var δφᵀε = ‖δφ‖² for the error δφ of a row: the median of some rows, beside float64.
+    """
+    some = batch[slice(0, len(batch), max(1, len(batch) // _ROUNDED))]
+    with torch.no_grad():
+        noise = prior.likelihood.noise_variance(some)
+        exact, rounded = (
+            make_features(prior.kernel, replace(plan, dtype=dtype)).rows(some.functional).phi
+            for dtype in (torch.float64, plan.dtype)
+        )
+        return float(((rounded - exact).square().sum(-1) / noise).median())
 
 
 def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> HipFit:

@@ -31,7 +31,7 @@ class Standardisation:
 
         unit_scales: centre only, for a kernel whose parameters are in the units of X and y.
         """
-        x_scale = np.ones(X.shape[1]) if unit_scales else spread(X)
+        x_scale = np.ones(X.shape[1]) if unit_scales else spread(X, "X")
         y_scale = 1.0 if unit_scales else float(spread(y))
         center = tuple(X.mean(axis=0).tolist())
         return cls(center, tuple(x_scale.tolist()), float(y.mean()), y_scale)
@@ -91,7 +91,10 @@ def kernel_of_terms(terms: list[KernelTerm]) -> AbstractKernel:
     return kernels[0] if len(kernels) == 1 else SumKernel(kernels)
 
 
-def spread(values: Array) -> Array:
-    """Standard deviation along the first axis, 1 where it is zero or not a number of float64."""
-    spread = np.std(values, axis=0)
-    return np.where((spread > 0) & np.isfinite(spread), spread, 1.0)
+def spread(values: Array, name: str = "y") -> Array:
+    """Standard deviation along the first axis; 1 for a constant."""
+    with np.errstate(over="ignore"):
+        found = np.std(values, axis=0)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} is too large for its square to be a number: give it other units")
+    return np.where(found > 0, found, 1.0)
