@@ -118,7 +118,6 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
         (["--set", "data.catalog=none.fits"], "none.fits: there is no such catalog"),
         (["--set", "data.truth=none.zarr"], "none.zarr: expected a run directory"),
         (["--set", "grid.outside=error"], "rays leave the box"),
-        (["--set", "fit.engine=hip"], 'fit.engine = "hip"'),
         (["--set", "data.holdout=0.999"], "leaves none of 40 stars to fit"),
         (["--set", "data.system=A_G"], "correct the one that is wrong"),
     ],
