@@ -231,6 +231,7 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
         ("grid.spacing=0.1", "grid.center = [0.0, 0.0, 0.0]: expected 1 numbers"),
         ("compute.device=cuda", "regression runs on the CPU"),
         ("compute.memory=1KiB", "the run needs"),
+        ("fit.block=[4, 4]", "fit.block = [4, 4]: expected 1 whole numbers"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
@@ -279,6 +280,16 @@ def test_the_box_needs_two_nodes_along_every_input(
     box = {"center": [0.5, 5.0], "size": [1.0, 10.0], "spacing": 5.0}
     assert run(write(tmp_path, 2, grid=box)) == BAD_INPUT
     assert "at least two points on every axis, got (1, 3)" in error(capsys)
+
+
+def test_a_grid_beyond_the_memory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = {"center": [0.5], "size": [1.0], "spacing": 1e-5}
+    folder = write(tmp_path, 1, grid=box, fit={"engine": "hip", "family": "full"})
+    assert run(folder) == BAD_INPUT
+    assert re.search(r"the run needs [\d,]{10,} bytes and compute.memory allows", error(capsys))
+    assert not (folder / "run").exists()
 
 
 def test_fixed_length_and_std(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.inference import Scores, scores
-from dustmap.regression import HIPGPRegressor
+from dustmap.regression import HIPGPRegressor, HipSettings, plan_fit
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._exact import KERNELS, MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
@@ -53,7 +53,7 @@ class RegressionRun(AbstractRun):
         if self.config.fit.engine == "exact":
             needed = 8 * 3 * n**2
         elif self.grid is not None:
-            needed += 64 * self.grid.size
+            needed += grid_bytes(self.config, self.grid, n)
         counts = {"engine": self.config.fit.engine, "device": "cpu", "inputs": dim}
         return Plan(counts | self.counts(), needed, self.config.compute.memory_bytes)
 
@@ -117,6 +117,21 @@ class RegressionRun(AbstractRun):
         return outputs
 
 
+def grid_bytes(config: Config, grid: RegularGrid, n: int) -> int:
+    """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
+    fit = config.fit
+    shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
+    settings = HipSettings(
+        family=fit.family,
+        block=fit.block or None,
+        whitening=fit.whitening,
+        padding=1.0,
+        dtype=torch.float64,
+        max_memory=config.compute.memory_bytes,
+    )
+    return plan_fit(shortest, grid, n, settings).bytes_needed
+
+
 def prepare_regression(config: Config) -> RegressionRun:
     """Reads and checks all that the run needs; writes nothing."""
     if config.compute.device == "cuda":
@@ -127,6 +142,7 @@ def prepare_regression(config: Config) -> RegressionRun:
     train, holdout = _split(config, len(rows))
     run = RegressionRun(config, rows[train], rows[holdout], len(found) - len(rows), grid)
     _check_engine(config, len(train), grid)
+    _check_block(config)
     estimator_of(config, run.train, grid)
     return run
 
@@ -158,6 +174,15 @@ def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
         )
     if grid is not None:
         log.info('fit.engine = "exact" needs no grid: [grid] says where the maps are made')
+
+
+def _check_block(config: Config) -> None:
+    dim = len(config.data.inputs)
+    if config.fit.block and len(config.fit.block) != dim:
+        raise ValueError(
+            f"fit.block = {list(config.fit.block)}: expected {dim} whole numbers, one for each of "
+            f"data.inputs, or none"
+        )
 
 
 def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPRegressor:
