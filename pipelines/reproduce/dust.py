@@ -4,11 +4,12 @@ Three questions. How fast is an epoch? Is inference finite and convergent at eve
 where the published code diverged? And how much wider than exact are the standard deviations of the
 structured families, and why?
 
-On the last: data that are spread evenly over the M_w whitened variables, N of them with noise σ,
-leave each variable a variance near 1/(1 + Σ_n φ_ni²/σ_n²). A family that ignores correlations then
-gives Σ_n Var f_n / σ_n² ≈ the number of *variables* that the data determine one by one, where the
-exact posterior gives the number of *parameters* they determine jointly (the sum of leverages). So
-std_family / std_exact ≈ √(leverage_family / leverage_exact), and it grows with padding and M_w.
+On the last: the exact posterior gives Σ_n Var f_n / σ_n² = the number of parameters that the data
+determine jointly (the sum of leverages). A structured q sets S_i = Λ_i⁻¹, the variance of a block
+when all other variables are known; it leaves out the off-diagonal rest of Λ, through which smooth
+data determine many variables together. What it gives instead is the sum of φ_i² / Λ_ii over all M_w
+variables, so its leverage, and with it (std / exact std)², counts far more of them. The rest of Λ
+grows with ℓ / h: so does the width. It shrinks with the block, and hardly depends on the padding.
 """
 
 import logging
