@@ -1,7 +1,6 @@
 """Regression of a column on one to three others: the run of data.kind = "regression"."""
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,7 +19,7 @@ from dustmap.runs._exact import KERNELS, MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
-from dustmap.runs._report import Check, Report, Stopwatch
+from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs._tables import read_tables
 from dustmap.sky import Provenance, save_figure
@@ -302,12 +301,8 @@ def _checks(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]
         ratio = report["residual_ratio"]
         found.append(Check("unexplained variance over noise", ratio, 0.0, 1.0, told))
     if held_out is not None:
-        # Three standard deviations of a binomial, and 0.1 for what the model idealises.
-        expected = math.erf(1 / math.sqrt(2))
-        slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
-        low, high = max(0.0, expected - slack), min(1.0, expected + slack)
         advice = "the noise or the kernel does not describe the data; see chi2"
-        found.append(Check("coverage68 of held-out rows", held_out.coverage68, low, high, advice))
+        found.append(coverage_check("held-out rows", held_out, advice))
     return tuple(found)
 
 

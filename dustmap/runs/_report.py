@@ -1,5 +1,6 @@
 """What a run says of itself: report.json for programs, report.md for people."""
 
+import math
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from importlib import metadata
 from typing import Any, final
 
 from dustmap import __version__
+from dustmap.inference import Scores
 
 PACKAGES = ("torch", "numpy", "scipy", "astropy", "xarray", "zarr")
 
@@ -30,6 +32,15 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"passed": self.passed}
+
+
+def coverage_check(of: str, held_out: Scores, advice: str) -> Check:
+    """±1σ must hold the share of a normal distribution, within what chance and idealising allow."""
+    expected = math.erf(1 / math.sqrt(2))
+    # Three standard deviations of a binomial, and 0.1 for what the model idealises.
+    slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
+    low, high = max(0.0, expected - slack), min(1.0, expected + slack)
+    return Check(f"coverage68 of {of}", held_out.coverage68, low, high, advice)
 
 
 @final

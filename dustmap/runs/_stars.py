@@ -1,7 +1,6 @@
 """From a star catalog to a map of the dust: the run of data.kind = "stars"."""
 
 import logging
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -15,7 +14,7 @@ from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._engines import engine_of
-from dustmap.runs._report import Check, Report, Stopwatch
+from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._star_fit import StarFit
 from dustmap.sky import (
@@ -238,12 +237,8 @@ def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
         if key in fit.summary:
             found.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
     if held_out is not None:
-        # Three standard deviations of a binomial, and 0.1 for what the model idealises.
-        expected = math.erf(1 / math.sqrt(2))
-        slack = 0.1 + 3 * math.sqrt(expected * (1 - expected) / held_out.n)
-        low, high = max(0.0, expected - slack), min(1.0, expected + slack)
         advice = "the errors of the catalog or the prior do not describe the data; see chi2"
-        found.append(Check("coverage68 of held-out stars", held_out.coverage68, low, high, advice))
+        found.append(coverage_check("held-out stars", held_out, advice))
     return tuple(found)
 
 
