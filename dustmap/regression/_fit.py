@@ -14,8 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
-from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp import AbstractPosterior, Batch, ExactGP, HyperparameterFit, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import VariationalPosterior

@@ -9,8 +9,15 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp import AbstractMean, Batch, ConstantMean, ExactGP, LinearMean
-from dustmap.gp._hyperparameters import HyperparameterFit, fit_hyperparameters
+from dustmap.gp import (
+    AbstractMean,
+    Batch,
+    ConstantMean,
+    ExactGP,
+    HyperparameterFit,
+    LinearMean,
+    fit_hyperparameters,
+)
 from dustmap.gp.kernels import (
     AbstractKernel,
     Matern12,

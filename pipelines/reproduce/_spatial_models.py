@@ -21,10 +21,10 @@ from dustmap.inference import (
     SVISettings,
     SVIState,
     VariationalModel,
+    scores,
     solve_direct,
     svi,
 )
-from dustmap.inference._diagnostics import scores
 from dustmap.linalg import (
     AbstractOperator,
     SolveResult,

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, RegularGrid
-from dustmap.gp._hyperparameters import fit_hyperparameters
+from dustmap.gp import Batch, ConstantMean, ExactGP, RegularGrid, fit_hyperparameters
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32, Matern52, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
