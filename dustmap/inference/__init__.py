@@ -12,6 +12,7 @@ from dustmap.inference._diagnostics import scores as scores
 from dustmap.inference._direct import DirectSolution as DirectSolution
 from dustmap.inference._direct import full_elbo as full_elbo
 from dustmap.inference._direct import solve_direct as solve_direct
+from dustmap.inference._grid_model import GridModel as GridModel
 from dustmap.inference._model import VariationalModel as VariationalModel
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability

@@ -138,12 +138,39 @@ class AbstractFeatureMap(ABC):
         """Φ (N, M_w) as an operator that never holds a row; carries no graph."""
 
     @abstractmethod
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        """Φ ε for eps (k, M_w): (k, N), differentiable in the kernel's parameters and in eps.
+
+        At the map's present values; for gradients take those of `rebuilt()`.
+        """
+
+    @abstractmethod
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        """Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
+
+    @abstractmethod
     def parameters(self) -> Iterator[nn.Parameter]:
         """Hyperparameters of the kernel."""
 
     @abstractmethod
     def rebuilt(self) -> Self:
         """The same map at the kernel's present parameters (same M_w)."""
+
+
+def products_by_rows(
+    features: AbstractFeatureMap, functional: AbstractFunctional, eps: Tensor
+) -> Tensor:
+    """Φ ε (k, N) through stored rows, a chunk at a time."""
+    parts = chunks(len(functional), features.chunk)
+    return torch.cat([eps @ features.rows(functional[part]).phi.mT for part in parts], dim=-1)
+
+
+def residual_variance_by_rows(
+    features: AbstractFeatureMap, functional: AbstractFunctional
+) -> Tensor:
+    """Var r (N,) of stored rows, a chunk at a time."""
+    parts = chunks(len(functional), features.chunk)
+    return torch.cat([features.rows(functional[part]).residual_variance for part in parts])
 
 
 def refuse_outside(

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.features._base import AbstractFeatureMap, Features, chunks, rows_within
+from dustmap.gp.features._base import (
+    AbstractFeatureMap,
+    Features,
+    chunks,
+    products_by_rows,
+    residual_variance_by_rows,
+    rows_within,
+)
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel
@@ -73,6 +80,12 @@ class CholeskyFeatures(AbstractFeatureMap):
                 self._cross_without_graph, functional, self.n_features, factor, self.memory
             )
             return ProductOperator(cross, _InverseTriangle(factor))
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.kernel.parameters()

@@ -14,7 +14,9 @@ from dustmap.gp.features._base import (
     Features,
     SolveSummary,
     chunks,
+    products_by_rows,
     refuse_outside,
+    residual_variance_by_rows,
     rows_within,
 )
 from dustmap.gp.features._groups import gathered, rows_together
@@ -109,6 +111,12 @@ class HIPFeatures(AbstractFeatureMap):
             return ProductOperator(
                 self._matrix(functional, self._cross), ProductOperator(inverse, double.root())
             )
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()

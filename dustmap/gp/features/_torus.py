@@ -13,7 +13,9 @@ from dustmap.gp.features._base import (
     AbstractFeatureMap,
     Features,
     chunks,
+    products_by_rows,
     refuse_outside,
+    residual_variance_by_rows,
     rows_within,
 )
 from dustmap.gp.features._groups import gathered, rows_together
@@ -80,6 +82,12 @@ class TorusFeatures(AbstractFeatureMap):
                 self.memory,
             )
             return ProductOperator(cross, self.prior.torus_root(-0.5))
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()
