@@ -16,6 +16,8 @@ from dustmap.gp.features import (
     HIPFeatures,
     SolveSummary,
     TorusFeatures,
+    products_by_rows,
+    residual_variance_by_rows,
 )
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
@@ -168,6 +170,12 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
         if not bool(self._inside(functional).all()):
             raise ValueError("functional has points outside the grid, which only rows can serve")
         return self.inner.operator(functional)
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.inner.parameters()

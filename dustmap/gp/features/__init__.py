@@ -10,6 +10,8 @@ from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
 from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import chunks as chunks
+from dustmap.gp.features._base import products_by_rows as products_by_rows
+from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovarianceOperator
