@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dustmap import config as configuration
 from dustmap.config import Config
 
@@ -57,6 +60,24 @@ class RunDirectory:
             raise FileNotFoundError(f"{path} is missing: the run did not finish; run it again")
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return content
+
+    def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Writes an npz file whole or not at all; none where there are no arrays."""
+        if not arrays:
+            return
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".partial-{path.name}")
+        np.savez(partial, allow_pickle=False, **arrays)
+        partial.replace(path)
+
+    def read_arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
+        """What `write_arrays` kept under this name; nothing where it kept nothing."""
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
 
     def write_text(self, name: str, content: str) -> None:
         path = self.path / name

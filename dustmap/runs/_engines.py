@@ -7,28 +7,28 @@ from typing import final
 from dustmap.config import Config
 from dustmap.gp import Batch
 from dustmap.runs import _exact, _hip
-from dustmap.runs._exact import condition_exact, exact_bytes, fit_exact
-from dustmap.runs._hip import condition_hip, fit_hip, hip_bytes
-from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs._exact import exact_bytes, fit_exact, reopen_exact
+from dustmap.runs._hip import fit_hip, hip_bytes, reopen_hip
+from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit
 
 
 @final
 @dataclass(frozen=True)
 class Engine:
-    """fit learns and conditions; condition brings the posterior back at what fit has learned.
+    """fit learns and conditions; reopen brings the posterior back from what fit has found.
 
     bytes_needed (rows, nodes): of the largest stage; most_rows: data beyond are refused.
     """
 
     fit: Callable[[Config, Batch], StarFit]
-    condition: Callable[[Config, Batch, Hyperparameters], StarFit]
+    reopen: Callable[[Config, Batch, Hyperparameters, Arrays], StarFit]
     bytes_needed: Callable[[int, int], int]
     most_rows: int
 
 
 ENGINES = {
-    "exact": Engine(fit_exact, condition_exact, exact_bytes, _exact.MOST_ROWS),
-    "hip": Engine(fit_hip, condition_hip, hip_bytes, _hip.MOST_ROWS),
+    "exact": Engine(fit_exact, reopen_exact, exact_bytes, _exact.MOST_ROWS),
+    "hip": Engine(fit_hip, reopen_hip, hip_bytes, _hip.MOST_ROWS),
 }
 
 

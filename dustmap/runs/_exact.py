@@ -19,7 +19,7 @@ from dustmap.gp.kernels import (
     StationaryKernel,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 KERNELS = {
     "matern12": Matern12,
@@ -59,8 +59,9 @@ def learn_exact(
     return gp, likelihood, learning
 
 
-def condition_exact(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+def reopen_exact(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior at hyperparameters that an earlier fit has learned."""
+    del arrays  # the dense solve takes seconds
     gp, likelihood = _model(config, at, data.y.device, estimator_of(config))
     return _conditioned(gp, likelihood, data, None)
 
@@ -109,7 +110,7 @@ def _conditioned(
         posterior=gp.condition(data.functional, data.y, noise_variance),
         hyperparameters=hyperparameters_of(gp, likelihood),
         summary={"log_evidence": float(gp.log_evidence(data.functional, data.y, noise_variance))},
-        learning=learning,
+        learning=Learning.of_evidence(learning),
     )
 
 

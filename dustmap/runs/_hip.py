@@ -24,7 +24,7 @@ from dustmap.inference import (
 )
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, learn_exact
-from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,17 @@ def fit_hip(config: Config, data: Batch) -> StarFit:
     # All estimators have the same covariances in mind, and the table is the quickest.
     gp, likelihood, learning = learn_exact(config, data, ClosedForm())
     at = hyperparameters_of(gp, likelihood)
-    fit = condition_hip(config, data, at)
-    return StarFit(fit.posterior, at, fit.summary, learning)
+    fit = _conditioned(config, data, at)
+    return StarFit(fit.posterior, at, fit.summary, Learning.of_evidence(learning))
 
 
-def condition_hip(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+def reopen_hip(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
+    """The posterior at hyperparameters that an earlier fit has learned, computed again."""
+    del arrays
+    return _conditioned(config, data, at)
+
+
+def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     kernel = kernel_of(config.model, at)
     grid = inducing_grid(config, at.length)

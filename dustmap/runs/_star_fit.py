@@ -1,23 +1,65 @@
 """What every engine gives for stars: a posterior of the density, and how it was found."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-from dustmap.gp import AbstractPosterior, HyperparameterFit
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit
+
+Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @final
 @dataclass(frozen=True)
 class Hyperparameters:
-    """length in pc, std and mean in mag/pc; noise: factor on the errors of the data."""
+    """length in pc; noise: factor on the errors of the data.
+
+    std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
+    mean the median density in mag/pc. nu: degrees of freedom of Student-t noise, None for Gaussian.
+    """
 
     length: float
     std: float
     mean: float
     noise: float
+    nu: float | None = None
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@final
+@dataclass(frozen=True)
+class Learning:
+    """How hyperparameters were found.
+
+    remedy: what to do where it has not converged; n_data: stars that took part; trace: what was
+    seen at every step; summary: more about the end, for the report.
+    """
+
+    status: str
+    converged: bool
+    remedy: str
+    n_data: int
+    trace: tuple[Mapping[str, float], ...]
+    summary: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of_evidence(fit: HyperparameterFit | None) -> "Learning | None":
+        """Of the dense evidence's maximisation."""
+        if fit is None:
+            return None
+        return Learning(
+            status=fit.status.value,
+            converged=fit.status is FitStatus.CONVERGED,
+            remedy=fit.status.remedy,
+            n_data=fit.n_data,
+            trace=tuple({"objective_per_star": value} for value in fit.objective),
+            summary={"learning_largest_gradient": fit.largest_gradient},
+        )
 
 
 @final
@@ -26,10 +68,12 @@ class StarFit:
     """The posterior of the density, and how it was found.
 
     summary: what the engine says of its solution, for the report; a residual of iterations is
-    `cg_residual`. learning: how the hyperparameters were found, if they were.
+    `cg_residual`. learning: how the hyperparameters were found, if they were. arrays: what brings
+    the posterior back beside hyperparameters and data; empty where it is quickly computed again.
     """
 
     posterior: AbstractPosterior
     hyperparameters: Hyperparameters
     summary: dict[str, Any]
-    learning: HyperparameterFit | None
+    learning: Learning | None
+    arrays: Arrays = field(default_factory=dict)

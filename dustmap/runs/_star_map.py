@@ -20,6 +20,7 @@ from dustmap.runs._star_fit import Hyperparameters, StarFit
 from dustmap.runs._stars import (
     ARCHIVE,
     HYPERPARAMETERS,
+    POSTERIOR,
     WRITERS,
     StarRun,
     assemble,
@@ -130,8 +131,9 @@ class StarMap(AbstractFinishedRun):
 
 
 def open_star_map(directory: RunDirectory) -> StarMap:
-    """Conditions on the stars of the run again, at its hyperparameters; seconds, not minutes."""
+    """The posterior of the run, brought back from its checkpoint; seconds, not minutes."""
     config = directory.config()
     run = assemble(config, read_archive(directory.path / ARCHIVE), None)
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
-    return StarMap(run, engine_of(config).condition(config, run.data(run.train), at))
+    arrays = directory.read_arrays(POSTERIOR)
+    return StarMap(run, engine_of(config).reopen(config, run.data(run.train), at, arrays))

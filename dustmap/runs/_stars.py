@@ -9,14 +9,14 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config, GridConfig
-from dustmap.gp import AbstractPosterior, Batch, HyperparameterFit, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._engines import engine_of
 from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs._star_fit import StarFit
+from dustmap.runs._star_fit import Learning, StarFit
 from dustmap.sky import (
     DensityMap,
     Observations,
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 ARCHIVE = "stars.zarr"
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
+POSTERIOR = "checkpoint/posterior.npz"
 NODES_AT_ONCE = 4096
 #: What an engine may report -> the most that is sound, and what to do beyond.
 LIMITS = {
@@ -211,28 +212,28 @@ def truth_scores(density: DensityMap, truth: DensityMap) -> dict[str, Any]:
 
 def _record_fit(directory: RunDirectory, fit: StarFit) -> None:
     directory.write_json(HYPERPARAMETERS, fit.hyperparameters.as_dict())
-    for step, value in enumerate(() if fit.learning is None else fit.learning.objective):
-        directory.record(stage="learn", step=step, objective_per_star=value)
+    directory.write_arrays(POSTERIOR, fit.arrays)
+    for step, values in enumerate(() if fit.learning is None else fit.learning.trace):
+        directory.record(stage="learn", step=step, **values)
     directory.record(stage="fit", **fit.summary, **fit.hyperparameters.as_dict())
 
 
-def _learning(learning: HyperparameterFit | None) -> dict[str, Any]:
+def _learning(learning: Learning | None) -> dict[str, Any]:
     if learning is None:
         return {"learning": "none"}
     return {
-        "learning": learning.status.value,
-        "learning_evaluations": len(learning.objective),
+        "learning": learning.status,
+        "learning_evaluations": len(learning.trace),
         "learning_stars": learning.n_data,
-        "learning_largest_gradient": learning.largest_gradient,
+        **learning.summary,
     }
 
 
 def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
     found = []
     if fit.learning is not None:
-        status = fit.learning.status
-        converged = float(status.value == "converged")
-        found.append(Check("learning converged", converged, 1.0, 1.0, status.remedy))
+        converged = float(fit.learning.converged)
+        found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
     for key, (most, advice) in LIMITS.items():
         if key in fit.summary:
             found.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
