@@ -24,6 +24,7 @@ from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._readers import read_map as read_map
 from dustmap.sky._simulate import SkyModel as SkyModel
+from dustmap.sky._simulate import column_density as column_density
 from dustmap.sky._simulate import simulate as simulate
 from dustmap.sky._writers import write_fits as write_fits
 from dustmap.sky._writers import write_zarr as write_zarr
