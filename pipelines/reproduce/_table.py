@@ -2,7 +2,7 @@
 
 from typing import final
 
-from pipelines.reproduce import derivatives, dust, preconditioner, spatial, whitening
+from pipelines.reproduce import ananke, derivatives, dust, preconditioner, spatial, whitening
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -30,6 +30,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "dust",
         "the interstellar dust map against SVGP and the exact GP (5.5)",
         dust.run,
+    ),
+    Experiment(
+        "ananke",
+        "the global engine on 4,000 stars, learning included, against the dense exact GP",
+        ananke.run,
     ),
 )
 
