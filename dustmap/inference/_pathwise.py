@@ -1,0 +1,163 @@
+"""The posterior of any functional through draws of ε: no row of Φ, no solve per query."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import AbstractPosterior, GridPrior, Prediction
+from dustmap.gp.features import chunks
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.inference._grid_model import GridModel
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PathwisePosterior(AbstractPosterior):
+    """f_* = H_* β + φ_*ᵀ ε + r_* with ε = ε̂ + δ, δ ~ N(0, Λ⁻¹) known by S draws δ_s.
+
+        E f = H β + Φ ε̂          Var f = mean_s (Φ δ_s)² + Var r
+
+    The mean of δ is known to be 0, so the sum over s is divided by S. Its relative standard error
+    is `monte_carlo_error` for the standard deviation, twice that for the variance; the mean has
+    none. Residuals r of different functionals are taken as independent: an approximation for
+    functionals closer together than the grid's spacing (stars of one beam, say).
+
+    model: features and mean at the kernel's value of the solve; do not change it while this is in
+        use. coefficients (P,): β. eps_mean (M_w,): ε̂. deviations (S, M_w): δ_s.
+    antithetic: whether the draws are pairs δ, −δ, of which only one counts as independent.
+    memory: bytes that the fields seen by one chunk of functionals may take.
+    """
+
+    model: GridModel
+    coefficients: Tensor
+    eps_mean: Tensor
+    deviations: Tensor
+    antithetic: bool = False
+    memory: int = 2**28
+
+    @property
+    def monte_carlo_error(self) -> float:
+        """Relative standard error 1/√(2S) of a standard deviation, S the independent draws."""
+        return 1.0 / math.sqrt(2.0 * len(self.independent))
+
+    @property
+    def independent(self) -> Tensor:
+        """The draws δ_s that count: all, or one of each antithetic pair."""
+        return self.deviations[::2] if self.antithetic else self.deviations
+
+    @torch.no_grad()
+    def predict(self, functional: AbstractFunctional) -> Prediction:
+        """Mean (N,) and variance (N,) of f."""
+        fields = torch.cat([self.eps_mean[None], self.independent])
+        means, variances = [], []
+        for part, seen in self._products(functional, fields):
+            means.append(self._mean(part) + seen[0])
+            variances.append(seen[1:].square().mean(0) + self._residual_variance(part))
+        return Prediction(torch.cat(means), torch.cat(variances))
+
+    @torch.no_grad()
+    def covariance(self, functional: AbstractFunctional) -> Tensor:
+        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + diag(Var r), of rank S but for the diagonal."""
+        seen = torch.cat([seen for _, seen in self._products(functional, self.independent)], dim=-1)
+        covariance = seen.mT @ seen / len(seen)
+        covariance.diagonal().add_(self._residual_variance(functional))
+        return covariance
+
+    @torch.no_grad()
+    def sample(
+        self, functional: AbstractFunctional, count: int, generator: torch.Generator
+    ) -> Tensor:
+        """The first `count` ≤ S stored draws (count, N), the same ε for every functional.
+
+        Only the residuals r are drawn from `generator`, independent per functional.
+        """
+        self._refuse_more(count)
+        eps = self.eps_mean + self.deviations[:count]
+        parts, spreads = [], []
+        for part, seen in self._products(functional, eps):
+            parts.append(self._mean(part) + seen)
+            spreads.append(self._residual_variance(part).sqrt())
+        field = torch.cat(parts, dim=-1)
+        white = torch.randn(
+            field.shape, dtype=field.dtype, device=field.device, generator=generator
+        )
+        return field + torch.cat(spreads) * white
+
+    def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
+        """Quantiles of f (K, N) at probabilities q (K,) in (0, 1).
+
+        f is Gaussian, so they are mean + std · √2 erf⁻¹(2q − 1): far less noisy than the order
+        statistics of S draws.
+        """
+        if q.ndim != 1 or not bool(((q > 0) & (q < 1)).all()):
+            raise ValueError(
+                f"q must be a vector of probabilities in (0, 1), e.g. 0.16, 0.5, 0.84, got {q}"
+            )
+        prediction = self.predict(functional)
+        z = math.sqrt(2.0) * torch.erfinv(2.0 * q.double() - 1.0)
+        return prediction.mean + z.to(prediction.std)[:, None] * prediction.std
+
+    @torch.no_grad()
+    def at_nodes(self) -> Prediction:
+        """Mean (M,) and variance (M,) of the field at the nodes of the grid, by FFT alone.
+
+        There f_i = H_i β + (R ε)_i: the grid explains its nodes, Var r = 0 but for a nugget.
+        """
+        prior = _prior_of(self.model)
+        size = max(1, self.memory // (4 * prior.n_white * prior.dtype.itemsize))
+        total = prior.lags.new_zeros(prior.grid.size, dtype=prior.dtype)
+        for part in chunks(len(self.independent), size):
+            total += field_at_nodes(prior, self.independent[part]).square().sum(0)
+        nodes = PointValues(prior.grid.points(device=total.device))
+        mean = self._mean(nodes) + field_at_nodes(prior, self.eps_mean[None])[0]
+        return Prediction(mean, total / len(self.independent))
+
+    def _products(
+        self, functional: AbstractFunctional, eps: Tensor
+    ) -> Iterator[tuple[AbstractFunctional, Tensor]]:
+        """Chunks of the functionals with Φ ε (k, n) for eps (k, M_w)."""
+        size = max(1, self.memory // (4 * max(1, len(eps)) * eps.dtype.itemsize))
+        for part in chunks(len(functional), size):
+            chunk = functional if len(functional) <= size else functional[part]
+            yield chunk, self.model.features.operator(chunk).matmul(eps)
+
+    def _mean(self, functional: AbstractFunctional) -> Tensor:
+        values = self.model.mean.basis(functional) @ self.coefficients
+        return values.to(self.eps_mean.dtype)
+
+    def _residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return self.model.features.residual_variance(functional).to(self.eps_mean.dtype)
+
+    def _refuse_more(self, count: int) -> None:
+        if not 1 <= count <= len(self.deviations):
+            raise ValueError(
+                f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
+                f"got {count}: raise `samples` of the solve settings and solve again"
+            )
+
+
+@torch.no_grad()
+def field_at_nodes(prior: GridPrior, eps: Tensor) -> Tensor:
+    """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field."""
+    return prior.root().matmul(eps)
+
+
+@runtime_checkable
+class _OnGrid(Protocol):
+    """Features of a prior on a grid, at whose nodes u = R ε."""
+
+    @property
+    def prior(self) -> GridPrior: ...
+
+
+def _prior_of(model: GridModel) -> GridPrior:
+    if not isinstance(model.features, _OnGrid):
+        raise TypeError(
+            f"at_nodes needs features of a GridPrior, got {type(model.features).__name__}: predict "
+            "PointValues instead"
+        )
+    return model.features.prior
