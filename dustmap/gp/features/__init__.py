@@ -14,8 +14,13 @@ from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
+from dustmap.gp.features._local import LocalFeatures as LocalFeatures
+from dustmap.gp.features._nodes import Nodes as Nodes
+from dustmap.gp.features._nodes import nodes_of as nodes_of
+from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator
 from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovarianceOperator
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
+from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._torus import TorusFeatures as TorusFeatures

@@ -1,7 +1,7 @@
 """Φ as a chain of operators: cross-covariances, inverses and roots, never a stored row."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -47,6 +47,49 @@ class ProductOperator(AbstractOperator):
     def rmatmul(self, y: Tensor) -> Tensor:
         between = self._left.rmatmul(y).to(self._right.dtype)
         return self._right.rmatmul(between).to(self._left.dtype)
+
+
+@final
+class ArrangedOperator(AbstractOperator):
+    """Rows of several operators with n columns each, row i the order_i-th of their concatenation.
+
+    order (m,): a permutation of the m rows of all, as in `Stacked`.
+    """
+
+    def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
+        rows = sum(part.shape[0] for part in parts)
+        if len({part.shape[1] for part in parts}) != 1 or len(order) != rows:
+            raise ValueError(
+                f"cannot arrange operators of shapes {[part.shape for part in parts]} "
+                f"in {len(order)} rows"
+            )
+        self._parts, self._order = tuple(parts), order
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self._order), self._parts[0].shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parts[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._parts[0].device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        found = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
+        return found.index_select(-1, self._order)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        natural = torch.empty_like(y).index_copy_(-1, self._order, y)
+        pieces = torch.split(natural, [part.shape[0] for part in self._parts], dim=-1)
+        total = self._parts[0].rmatmul(pieces[0])
+        for part, piece in zip(self._parts[1:], pieces[1:], strict=True):
+            total = total + part.rmatmul(piece)
+        return total
 
 
 @final

@@ -1,0 +1,205 @@
+"""Features of local kriging weights: sparse rows, two FFTs, whatever the number of data."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp._prior import GridPrior
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.features._base import (
+    AbstractFeatureMap,
+    Features,
+    chunks,
+    refuse_outside,
+    rows_within,
+)
+from dustmap.gp.features._local_products import Piece
+from dustmap.gp.features._local_sites import Layout, Observed
+from dustmap.gp.features._local_weights import (
+    RecomputedOperator,
+    Sites,
+    Taps,
+    TapSource,
+    planned_bytes,
+    stored,
+)
+from dustmap.gp.features._nodes import PER_CELL
+from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
+from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, Stacked
+from dustmap.linalg import AbstractOperator, CirculantOperator
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LocalFeatures(AbstractFeatureMap):
+    """Φ = W C^{1/2}: u = C^{1/2} ε on the torus, and kriging weights W on p^D nodes around data.
+
+    prior: the wrapped kernel on box + padding, `GridPrior.padded`.
+    estimator: how k_ff is computed, and K_fu where the residual variance needs it.
+    order: p, nodes per axis of the stencil; 4 is within a few percent of conditioning on the
+        whole grid, 2 is cheaper and rougher.
+    memory: bytes that W and its transpose may take; beyond, rows are recomputed in every product.
+    per_cell: steps of a ray per cell (`nodes_of`).
+
+    The weights of a point or derivative are exact; a ray sums rows of one table over its steps.
+    """
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+    order: int = 4
+    memory: int = 2**31
+    per_cell: float = PER_CELL
+
+    def __post_init__(self) -> None:
+        if self.prior.wrapping is None:
+            raise ValueError(
+                "LocalFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
+                "may have no root on its torus"
+            )
+        if not self.per_cell > 0:
+            raise ValueError(f"per_cell must be positive, got {self.per_cell}")
+        Stencil.of(self.prior, self.order)
+
+    @property
+    def n_features(self) -> int:
+        return self.prior.n_white
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.prior.dtype
+
+    @property
+    def prefers_products(self) -> bool:
+        return True
+
+    @property
+    def chunk(self) -> int:
+        return rows_within(self.memory, 6 * self.n_features * self.dtype.itemsize)
+
+    @property
+    def stencil(self) -> Stencil:
+        """The stencil at the kernel's present parameters."""
+        return Stencil.of(self.prior, self.order)
+
+    @property
+    def layout(self) -> Layout:
+        """The stencil on the prior's torus."""
+        return Layout(self.stencil, self.prior.grid, self.prior.torus_shape, self.per_cell)
+
+    def rows(self, functional: AbstractFunctional) -> Features:
+        self._check(functional)
+        weights = self._arranged(functional, lambda p: p.dense(self.n_features, self.dtype))
+        phi = self.prior.torus_root(0.5).matmul(weights)
+        return Features(phi, self.residual_variance(functional))
+
+    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+        with torch.no_grad():
+            return ProductOperator(self.weights(functional), self.prior.torus_root(0.5))
+
+    @torch.no_grad()
+    def weights(self, functional: AbstractFunctional) -> AbstractOperator:
+        """W (N, M_w), stored where it fits the memory; carries no graph."""
+        self._check(functional)
+        planned = self.plan_bytes(functional)
+        keep = planned <= self.memory
+        how = "stored" if keep else "recomputed in every product"
+        log.info("W of %d data needs %d bytes: %s", len(functional), planned, how)
+        if isinstance(functional, Stacked):
+            parts = [self._part_weights(part, keep) for part in functional.parts]
+            return ArrangedOperator(parts, functional.order)
+        return self._part_weights(functional, keep)
+
+    @torch.no_grad()
+    def plan_bytes(self, functional: AbstractFunctional) -> int:
+        """Bytes of W and its transpose, known before anything is built."""
+        if isinstance(functional, Stacked):
+            return sum(self.plan_bytes(part) for part in functional.parts)
+        source = self._source(self.estimator.observed(functional))
+        return planned_bytes(source, (len(functional), self.n_features), self._like)
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        self._check(functional)
+        u = self.prior.torus_root(0.5).matmul(eps)
+        return self._arranged(functional, lambda piece: piece.product(u).mT).mT
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return _exact_residual_variance(self, functional)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.prior.kernel.parameters()
+
+    def rebuilt(self) -> "LocalFeatures":
+        return replace(self, prior=self.prior.rebuilt())
+
+    @property
+    def _like(self) -> Tensor:
+        return self.prior.lags.new_empty(0, dtype=self.dtype)
+
+    def _check(self, functional: AbstractFunctional) -> None:
+        refuse_outside(functional, self.prior.grid, self.prior.wrapping)
+
+    def _arranged(
+        self, functional: AbstractFunctional, evaluate: Callable[[Piece], Tensor]
+    ) -> Tensor:
+        """Results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
+        if isinstance(functional, Stacked):
+            return functional.arrange([self._arranged(f, evaluate) for f in functional.parts])
+        return torch.cat([evaluate(piece) for piece in self._pieces(functional)])
+
+    def _pieces(self, functional: AbstractFunctional) -> Iterator[Piece]:
+        """Rays share one table; points bring their own, a chunk at a time."""
+        observed, layout = self.estimator.observed(functional), self.layout
+        size = layout.rows_at_once(observed)
+        if isinstance(observed, LineIntegrals):
+            yield Piece(layout.stencil.table(), _ray_sites(layout, observed), len(observed), size)
+            return
+        for part in chunks(max(1, len(observed)), size):
+            sites, table = layout.measure_sites(observed[part])
+            yield Piece(table, _fixed(sites), sites.count, sites.count)
+
+    def _source(self, observed: Observed) -> TapSource:
+        """Taps of slices of the data, without a graph."""
+        layout = self.layout
+        if isinstance(observed, LineIntegrals):
+            table, sites = layout.stencil.table().to(self.dtype), _ray_sites(layout, observed)
+            return lambda part: sites(part).taps(table)
+        return lambda part: _measure_taps(layout, observed[part], self.dtype)
+
+    def _part_weights(self, functional: AbstractFunctional, keep: bool) -> AbstractOperator:
+        observed = self.estimator.observed(functional)
+        build = stored if keep else RecomputedOperator
+        shape = (len(functional), self.n_features)
+        return build(self._source(observed), shape, self.layout.rows_at_once(observed), self._like)
+
+
+def _ray_sites(layout: Layout, rays: LineIntegrals) -> Callable[[slice], Sites]:
+    return lambda part: layout.ray_sites(rays[part])
+
+
+def _fixed(sites: Sites) -> Callable[[slice], Sites]:
+    """The sites of all rows of a piece, which is never cut."""
+    return lambda part: sites
+
+
+def _measure_taps(layout: Layout, measure: PointMeasure, dtype: torch.dtype) -> Taps:
+    sites, table = layout.measure_sites(measure)
+    return sites.taps(table.to(dtype))
+
+
+def _exact_residual_variance(features: LocalFeatures, functional: AbstractFunctional) -> Tensor:
+    """k_ff − 2 wᵀ k_fu + wᵀ K w over the whole torus: for few data."""
+    prior = features.prior
+    arguments = (prior.wrapping, torch.float64)
+    k_ff = features.estimator.variance(prior.kernel, functional, *arguments)
+    k_fu = features.estimator.cross(prior.kernel, functional, prior.torus_grid(), *arguments)
+    w = features._arranged(functional, lambda p: p.dense(features.n_features, torch.float64))
+    K = CirculantOperator(prior.spectrum, prior.torus_shape)
+    residual = k_ff - 2.0 * (w * k_fu).sum(-1) + (w * K.matmul(w)).sum(-1)
+    return residual.clamp_min(0.0).to(features.dtype)

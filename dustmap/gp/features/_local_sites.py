@@ -1,0 +1,54 @@
+"""Where data meet the grid: nodes in cells, entries of tables of kriging weights."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.features._local_weights import CHUNK_ENTRIES, Sites, sites_of
+from dustmap.gp.features._nodes import nodes_of, step_counts
+from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.functionals import LineIntegrals, PointMeasure
+
+Observed = PointMeasure | LineIntegrals
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A stencil on a grid's torus, and how finely rays are cut."""
+
+    stencil: Stencil
+    grid: RegularGrid
+    torus_shape: tuple[int, ...]
+    per_cell: float
+
+    def ray_sites(self, rays: LineIntegrals) -> Sites:
+        """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
+        nodes = nodes_of(rays, self.grid, self.torus_shape, self.per_cell)
+        cell, entry = self.stencil.nearest(nodes.cell, nodes.offset, self.torus_shape)
+        return self._sites(nodes.row, cell, entry, nodes.weight, len(rays))
+
+    def measure_sites(self, measure: PointMeasure) -> tuple[Sites, Tensor]:
+        """Sites of points with a table of their own, exact weights (Q, P) of every point."""
+        values = PointMeasure(measure.points, measure.weights)
+        nodes = nodes_of(values, self.grid, self.torus_shape, self.per_cell)
+        direction = None if measure.direction is None else measure.direction[nodes.row]
+        table = self.stencil.weights(nodes.offset, direction)
+        entry = torch.arange(len(nodes), device=measure.device)
+        return self._sites(nodes.row, nodes.cell, entry, nodes.weight, len(measure)), table
+
+    def rows_at_once(self, observed: Observed) -> int:
+        """Rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
+        if isinstance(observed, LineIntegrals):
+            nodes = int(step_counts(observed, self.grid, self.per_cell).sum())
+        else:
+            nodes = observed.weights.numel()
+        per_row = max(1, nodes // max(1, len(observed)))
+        return max(1, CHUNK_ENTRIES // (per_row * self.stencil.size))
+
+    def _sites(self, row: Tensor, cell: Tensor, entry: Tensor, weight: Tensor, count: int) -> Sites:
+        shifts = self.stencil.axis_shifts(row.device)
+        return sites_of(row, cell, entry, weight, count, shifts, self.torus_shape)

@@ -1,0 +1,222 @@
+"""W, the sparse rows that local weights make of data, stored or recomputed by chunks."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp.features._base import chunks
+from dustmap.linalg import AbstractOperator, SparseOperator, check_vectors
+
+#: Entries of a chunk: its arrays of 8-byte numbers stay below 32 MB, where memory is reused.
+CHUNK_ENTRIES = 2**19
+#: Numbers gathered at once in products with several vectors.
+_GATHERED = 2**21
+#: Rows whose entries are counted to plan the bytes of all.
+_SAMPLED_ROWS = 512
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """Rows W_n = Σ over the taps c of row n of value_c on the nodes column_c, P of them each.
+
+    row (C,) int64; column (C, P) int64, flat indices of the torus or grid; value (C, P);
+    count: number of rows. One node may be met by several taps of a row.
+    """
+
+    row: Tensor
+    column: Tensor
+    value: Tensor
+    count: int
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """W x for x (M, k): (count, k)."""
+        out = x.new_zeros(self.count, x.shape[1])
+        for part in self._parts(x.shape[1]):
+            met = _gathered(x, self.column[part])
+            seen = torch.bmm(self.value[part].unsqueeze(1), met).squeeze(1)
+            out.index_add_(0, self.row[part], seen)
+        return out
+
+    def add_adjoint(self, y: Tensor, out: Tensor) -> None:
+        """out += Wᵀ y for y (count, k), out (M, k)."""
+        for part in self._parts(y.shape[1]):
+            spread = self.value[part].unsqueeze(-1) * y[self.row[part]].unsqueeze(1)
+            out.index_add_(0, self.column[part].flatten(), spread.flatten(0, 1))
+
+    def correlations(self, y: Tensor, x: Tensor) -> Tensor:
+        """Σ_k y[row_c, k] x[column_cs, k], the derivative of yᵀ W x to value: (C, P)."""
+        out = torch.empty_like(self.value)
+        for part in self._parts(x.shape[1]):
+            met = _gathered(x, self.column[part])
+            out[part] = torch.bmm(met, y[self.row[part]].unsqueeze(-1)).squeeze(-1)
+        return out
+
+    def compressed(self, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """W in compressed rows, entries at one place added: starts, columns and values."""
+        narrow = self.count * columns < 2**31
+        index = torch.int32 if narrow else torch.int64
+        place = self.column.to(index) + (self.row * columns).to(index).unsqueeze(-1)
+        place, order = torch.sort(place.flatten())
+        fresh = torch.ones_like(place, dtype=torch.bool)
+        fresh[1:] = place[1:] != place[:-1]
+        target = fresh.cumsum(0, dtype=torch.int32) - 1
+        place = place[fresh]
+        values = self.value.new_zeros(len(place))
+        values.index_add_(0, target, self.value.flatten()[order])
+        first = torch.arange(self.count + 1, dtype=torch.int64, device=place.device) * columns
+        starts = torch.searchsorted(place.to(torch.int64), first)
+        return starts, place.remainder(columns).to(torch.int32), values
+
+    def _parts(self, k: int) -> Iterator[slice]:
+        return chunks(len(self.row), max(1, _GATHERED // max(1, k * self.column.shape[1])))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """Weighted entries of a table on the stencils of cells: the structure of a row of W.
+
+    row (C,), column (C, P): the taps, one for consecutive nodes in one cell; visit (Q,): the tap
+    of every node; entry (Q,): its row of the table; weight (Q,); count: number of rows.
+    """
+
+    row: Tensor
+    column: Tensor
+    visit: Tensor
+    entry: Tensor
+    weight: Tensor
+    count: int
+
+    def taps(self, table: Tensor) -> Taps:
+        """value_c = Σ over the nodes q of tap c of weight_q table[entry_q], for table (T, P)."""
+        scaled = self.weight.to(table.dtype).unsqueeze(-1) * table.index_select(0, self.entry)
+        value = scaled.new_zeros(self.column.shape).index_add(0, self.visit, scaled)
+        return Taps(self.row, self.column, value, self.count)
+
+    def add_table_gradient(self, value_gradient: Tensor, out: Tensor) -> None:
+        """Accumulate into out (T, P) what a gradient of the taps' values (C, P) does to a table."""
+        passed = value_gradient.index_select(0, self.visit).to(out.dtype)
+        out.index_add_(0, self.entry, self.weight.to(out.dtype).unsqueeze(-1) * passed)
+
+
+def sites_of(
+    row: Tensor,
+    cell: Tensor,
+    entry: Tensor,
+    weight: Tensor,
+    count: int,
+    axis_shifts: Tensor,
+    shape: tuple[int, ...],
+) -> Sites:
+    """Sites of nodes in cells (Q, D) whose stencil lies at axis_shifts (p,) on every axis.
+
+    shape: of the torus, around which the stencils wrap.
+    """
+    fresh = torch.ones_like(row, dtype=torch.bool)
+    fresh[1:] = (row[1:] != row[:-1]) | (cell[1:] != cell[:-1]).any(-1)
+    column = _columns(cell[fresh], axis_shifts, shape)
+    return Sites(row[fresh], column, fresh.cumsum(0) - 1, entry, weight, count)
+
+
+def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Flat indices of the p^D nodes around cells (C, D), wrapped: (C, p^D) in C order."""
+    flat = cell.new_zeros(len(cell), 1)
+    for d, length in enumerate(shape):
+        along = (cell[:, d : d + 1] + axis_shifts).remainder(length)
+        flat = (flat.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
+    return flat
+
+
+def _gathered(x: Tensor, column: Tensor) -> Tensor:
+    """x (M, k) at columns (C, P): (C, P, k)."""
+    return x.index_select(0, column.flatten()).reshape(*column.shape, x.shape[1])
+
+
+#: The taps of a slice of the data.
+TapSource = Callable[[slice], Taps]
+
+
+@final
+class RecomputedOperator(AbstractOperator):
+    """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
+
+    def __init__(
+        self, source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
+    ) -> None:
+        self._source, self._shape = source, shape
+        self._rows_at_once, self._like = rows_at_once, like
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._like.device
+
+    @torch.no_grad()
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        flat = x.reshape(-1, self.shape[1]).mT.contiguous()
+        out = x.new_empty(self.shape[0], flat.shape[1])
+        for part in chunks(self.shape[0], self._rows_at_once):
+            out[part] = self._source(part).matmul(flat)
+        return out.mT.reshape(*x.shape[:-1], self.shape[0])
+
+    @torch.no_grad()
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        flat = y.reshape(-1, self.shape[0]).mT.contiguous()
+        out = y.new_zeros(self.shape[1], flat.shape[1])
+        for part in chunks(self.shape[0], self._rows_at_once):
+            self._source(part).add_adjoint(flat[part], out)
+        return out.mT.reshape(*y.shape[:-1], self.shape[1])
+
+
+@torch.no_grad()
+def planned_bytes(source: TapSource, shape: tuple[int, int], like: Tensor) -> int:
+    """Bytes of W (N, M) and its transpose in compressed rows, from the entries of some rows."""
+    count = min(shape[0], _SAMPLED_ROWS)
+    if count == 0:
+        return 0
+    entries = 0
+    for i in range(count):
+        first = i * shape[0] // count
+        entries += source(slice(first, first + 1)).compressed(shape[1])[2].numel()
+    entries = entries * shape[0] // count
+    return 2 * entries * (4 + like.element_size()) + 4 * (sum(shape) + 2)
+
+
+@torch.no_grad()
+def stored(
+    source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
+) -> SparseOperator:
+    """W (N, M) in compressed rows."""
+    starts, columns, values = [torch.zeros(1, dtype=torch.int64, device=like.device)], [], []
+    total = 0
+    for part in chunks(shape[0], rows_at_once):
+        first, column, value = source(part).compressed(shape[1])
+        starts.append(first[1:] + total)
+        columns.append(column)
+        values.append(value)
+        total += len(value)
+    with warnings.catch_warnings():
+        # torch announces once per process that CSR is in beta; nothing for the user to act on.
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        matrix = torch.sparse_csr_tensor(
+            torch.cat(starts),
+            torch.cat(columns).long(),
+            torch.cat(values),
+            shape,
+            check_invariants=True,
+        )
+    return SparseOperator(matrix)

@@ -1,0 +1,191 @@
+"""Data as weighted sums over points of the grid's torus: the common form behind local weights."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances import Wrapping
+from dustmap.gp.features._base import refuse_outside
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    GaussLegendre,
+    LineIntegrals,
+    PointMeasure,
+    Stacked,
+)
+
+#: Steps per cell of a ray, see `nodes_of`.
+PER_CELL = 2.0
+#: Points this close to a node of the grid, in cells, are taken for it.
+_SNAP = 1e-9
+#: Steps that hold less than this fraction of a ray's weight hold round-off.
+_WEIGHTLESS = 1e-15
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """f_n ≈ Σ_{q: row_q = n} weight_q ρ(lower + (cell_q + offset_q) · spacing).
+
+    row (Q,) int64, ascending; cell (Q, D) int64: lower corner of the node's cell in indices of the
+    torus; offset (Q, D) float64 in [0, 1): position in the cell; weight (Q,) float64;
+    count: number of rows N, some of which may have no node.
+    """
+
+    row: Tensor
+    cell: Tensor
+    offset: Tensor
+    weight: Tensor
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def nodes_of(
+    functional: AbstractFunctional,
+    grid: RegularGrid,
+    torus_shape: tuple[int, ...],
+    per_cell: float = PER_CELL,
+) -> Nodes:
+    """The functionals as sums over nodes; points of a measure as they are, rays by steps.
+
+    A ray is cut into ⌈per_cell · its length in cells⌉ equal steps; the weight of a step is
+    ∫ w ds over it, exactly, and its node the centroid of that weight, so that the field's
+    constants and gradients are integrated without error. Steps without weight are left out.
+
+    Data outside the box are allowed up to half of the torus' padding. Functionals that
+    differentiate are refused: they are no sums of values.
+    """
+    periods = tuple(length * h for length, h in zip(torus_shape, grid.spacing, strict=True))
+    refuse_outside(functional, grid, Wrapping(periods))
+    if isinstance(functional, Stacked):
+        return _stacked_nodes(functional, grid, torus_shape, per_cell)
+    if isinstance(functional, LineIntegrals):
+        row, points, weight = _steps(functional, grid, per_cell)
+    else:
+        row, points, weight = _points(functional)
+    cell, offset = _located(points, grid, torus_shape)
+    return Nodes(row, cell, offset, weight, len(functional))
+
+
+def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
+    """Number of steps of every ray, at least one: (N,) int64."""
+    spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
+    cells = (rays.edges[:, -1] - rays.edges[:, 0]) * (rays.direction / spacing).norm(dim=-1)
+    steps: Tensor = (per_cell * cells - _SNAP).ceil().clamp_min(1).to(torch.int64)
+    return steps
+
+
+def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, points and weights of values at points."""
+    measure = functional.measure(GaussLegendre(1))
+    if isinstance(functional, Derivatives) or measure.direction is not None:
+        raise ValueError(
+            f"{type(functional).__name__} with a direction differentiates the field: it is no sum "
+            "of values over nodes; use the stencil's derivative weights, or drop these data"
+        )
+    return measure_points(measure)
+
+
+def measure_points(measure: PointMeasure) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (Q,), points (Q, D) and weights (Q,) of a measure without its weightless points."""
+    count, per_row = measure.weights.shape
+    row = torch.arange(count, device=measure.device).repeat_interleave(per_row)
+    weight = measure.weights.flatten()
+    kept = weight != 0
+    return row[kept], measure.points.flatten(0, 1)[kept], weight[kept]
+
+
+def _steps(
+    rays: LineIntegrals, grid: RegularGrid, per_cell: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, centroids and weights of the steps of all rays."""
+    steps = step_counts(rays, grid, per_cell)
+    row = torch.arange(len(rays), device=rays.device).repeat_interleave(steps)
+    index = torch.arange(len(row), device=rays.device) - (steps.cumsum(0) - steps)[row]
+    width = (rays.edges[:, -1] - rays.edges[:, 0]) / steps
+    low = index * width[row]
+    if rays.weights.shape[1] == 1:
+        weight, middle = (width * rays.weights[:, 0])[row], low + 0.5 * width[row]
+    else:
+        weight, moment = _masses(rays, steps, width)
+        middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        middle = torch.minimum(torch.maximum(middle, low), low + width[row])
+    kept = weight > _WEIGHTLESS * (rays.weights * rays.edges.diff(dim=-1)).sum(-1)[row]
+    row, middle, weight = row[kept], middle[kept], weight[kept]
+    track = rays.edges[row, 0] + middle
+    return row, rays.origin[row] + track[:, None] * rays.direction[row], weight
+
+
+def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """∫ w ds and ∫ w (s − s_0) ds over every step, (Q,) each, from the cumulative weight.
+
+    Evaluated at the boundaries of the steps, whatever the number J of segments.
+    """
+    row = torch.arange(len(rays), device=rays.device).repeat_interleave(steps + 1)
+    first = (steps + 1).cumsum(0) - (steps + 1)
+    index = torch.arange(len(row), device=rays.device) - first[row]
+    t = index * width[row]
+    edges = rays.edges - rays.edges[:, :1]
+    segment = _segment(edges, row, index / steps[row])
+    density, begin = rays.weights[row, segment], edges[row, segment]
+    share = rays.weights * edges.diff(dim=-1)
+    middles = 0.5 * (edges[:, 1:] + edges[:, :-1])
+    mass = _before(share)[row, segment] + density * (t - begin)
+    moment = _before(share * middles)[row, segment] + 0.5 * density * (t - begin) * (t + begin)
+    inner = (index < steps[row])[:-1]
+    return mass.diff()[inner].clamp_min(0.0), moment.diff()[inner]
+
+
+def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
+    """Segment of each ray that holds a fraction of its length: all rays in one search.
+
+    Row n takes the keys [2n, 2n + 1]; a boundary within round-off of an edge may fall on either
+    side of it, where the cumulative weight is the same.
+    """
+    count, columns = edges.shape
+    length = edges[:, -1:].clamp_min(torch.finfo(edges.dtype).tiny)
+    base = 2.0 * torch.arange(count, dtype=edges.dtype, device=edges.device)
+    keys = (edges / length + base[:, None]).flatten()
+    found = torch.searchsorted(keys, base[row] + fraction, right=True) - 1
+    return (found - row * columns).clamp(0, columns - 2)
+
+
+def _before(share: Tensor) -> Tensor:
+    """Sum of all shares before each segment, (N, J)."""
+    return share.cumsum(-1) - share
+
+
+def _located(
+    points: Tensor, grid: RegularGrid, torus_shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Cells (Q, D), wrapped around the torus, and offsets (Q, D) of points (Q, D)."""
+    lower, spacing = (
+        torch.tensor(v, dtype=torch.float64, device=points.device)
+        for v in (grid.lower, grid.spacing)
+    )
+    position = (points - lower) / spacing
+    nearest = position.round()
+    position = torch.where((position - nearest).abs() < _SNAP, nearest, position)
+    corner = position.floor()
+    lengths = torch.tensor(torus_shape, dtype=torch.int64, device=points.device)
+    return corner.to(torch.int64).remainder(lengths), position - corner
+
+
+def _stacked_nodes(
+    functional: Stacked, grid: RegularGrid, torus_shape: tuple[int, ...], per_cell: float
+) -> Nodes:
+    parts = [nodes_of(part, grid, torus_shape, per_cell) for part in functional.parts]
+    starts = functional.offsets
+    entry = torch.cat([part.row + start for part, start in zip(parts, starts, strict=False)])
+    row, order = torch.sort(functional.order.argsort()[entry], stable=True)
+    cell, offset, weight = (
+        torch.cat(values)[order]
+        for values in zip(*((p.cell, p.offset, p.weight) for p in parts), strict=True)
+    )
+    return Nodes(row, cell, offset, weight, len(functional))

@@ -1,0 +1,147 @@
+"""Kriging weights of a point on the few grid nodes around it."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._prior import GridPrior
+from dustmap.gp.covariances import ClosedForm, Wrapping
+from dustmap.gp.functionals import PointMeasure
+from dustmap.gp.kernels import AbstractKernel
+
+ORDERS = (2, 4)
+#: Images of the kernel below this fraction of k(0) are left out, as in the prior's lags.
+_IMAGE_TOLERANCE = 1e-12
+#: A table holds at most this many offsets, and this many per axis.
+_TABLE_OFFSETS, _TABLE_STEPS = 2**15, 1024
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Stencil:
+    """w(δ) = K_SS⁻¹ k_S(δ) for a point at offset δ ∈ [0, 1)^D in a cell, S the p^D nodes around.
+
+    kernel, wrapping: the covariance, as the prior has it; spacing: of the grid; order: p, 2 or 4
+    nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell;
+    nugget: variance on the diagonal of K_SS, the prior's.
+
+    By stationarity the weights depend on the offset alone. They are the conditional expectation
+    given the stencil, so E(ρ − wᵀu_S)² = k(0) − wᵀk_S. All in float64, differentiable in the
+    kernel's parameters.
+    """
+
+    kernel: AbstractKernel
+    spacing: tuple[float, ...]
+    order: int = 4
+    wrapping: Wrapping | None = None
+    nugget: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(
+                f"order is the number of stencil nodes per axis: expected 2 or 4, got {self.order}"
+            )
+        if len(self.spacing) != self.kernel.dim:
+            raise ValueError(
+                f"spacing must have {self.kernel.dim} entries like the kernel, "
+                f"got {len(self.spacing)}"
+            )
+
+    @staticmethod
+    def of(prior: GridPrior, order: int) -> "Stencil":
+        """The stencil of a prior: its wrapped kernel and its nugget."""
+        wrapping = prior.wrapping and Wrapping(prior.wrapping.periods, _IMAGE_TOLERANCE)
+        relative = prior.nugget / (1.0 + prior.nugget)  # the spectrum includes it already
+        nugget = relative * prior.spectrum.max() if prior.nugget > 0 else None
+        if any(length < order for length in prior.torus_shape):
+            raise ValueError(
+                f"a stencil of {order} nodes per axis does not fit the torus {prior.torus_shape}: "
+                "use order=2 or a grid with more points"
+            )
+        return Stencil(prior.kernel, prior.grid.spacing, order, wrapping, nugget)
+
+    @property
+    def dim(self) -> int:
+        """Input dimension D."""
+        return len(self.spacing)
+
+    @property
+    def size(self) -> int:
+        """P = p^D nodes."""
+        return math.prod([self.order] * self.dim)
+
+    @property
+    def steps(self) -> int:
+        """T, offsets per axis of a table: 1024, 128, 32 in 1, 2, 3 dimensions."""
+        return min(_TABLE_STEPS, int(math.pow(_TABLE_OFFSETS, 1.0 / self.dim) + 1e-9))
+
+    def axis_shifts(self, device: torch.device | None = None) -> Tensor:
+        """−(p/2 − 1), .., p/2: the stencil's cells along one axis, (p,) int64."""
+        return torch.arange(self.order, device=device) - (self.order // 2 - 1)
+
+    def shifts(self) -> Tensor:
+        """Cells of the stencil's nodes from the lower corner, (P, D) int64 in C order."""
+        axis = self.axis_shifts(self._device)
+        return torch.cartesian_prod(*([axis] * self.dim)).reshape(self.size, self.dim)
+
+    def K_SS(self) -> Tensor:
+        """Prior covariance of the stencil's nodes with the nugget, (P, P)."""
+        K_SS = self.covariances(self.shifts().double())
+        if self.nugget is None:
+            return K_SS
+        return K_SS + self.nugget * torch.eye(self.size, dtype=K_SS.dtype, device=K_SS.device)
+
+    def covariances(self, offsets: Tensor, direction: Tensor | None = None) -> Tensor:
+        """k_S of points at offsets (T, D), or of ∂_v ρ there, v = direction (T, D): (T, P)."""
+        spacing = torch.tensor(self.spacing, dtype=torch.float64, device=self._device)
+        points = (offsets.double() * spacing)[:, None]
+        measure = PointMeasure(points, torch.ones_like(points[..., 0]), direction)
+        nodes = self.shifts() * spacing
+        return ClosedForm().cross(self.kernel, measure, nodes, self.wrapping)
+
+    def weights(self, offsets: Tensor, direction: Tensor | None = None) -> Tensor:
+        """w = K_SS⁻¹ k_S at offsets (T, D), of values or of derivatives along direction: (T, P)."""
+        k_S = self.covariances(offsets, direction)
+        return torch.cholesky_solve(k_S.mT, self.factor()).mT
+
+    def table(self) -> Tensor:
+        """Weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
+        axis = torch.arange(self.steps, dtype=torch.float64, device=self._device) / self.steps
+        offsets = torch.cartesian_prod(*([axis] * self.dim)).reshape(-1, self.dim)
+        return self.weights(offsets)
+
+    def nearest(
+        self, cell: Tensor, offset: Tensor, torus_shape: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Cells (Q, D) and rows (Q,) of the table nearest to nodes at (cell + offset).
+
+        An offset that rounds up to 1 belongs to the next cell of the torus.
+        """
+        lengths = torch.tensor(torus_shape, dtype=torch.int64, device=cell.device)
+        place = (offset * self.steps).round().to(torch.int64)
+        carried = place == self.steps
+        cell = (cell + carried.to(torch.int64)).remainder(lengths)
+        place = torch.where(carried, 0, place)
+        entry = place[:, 0]
+        for d in range(1, self.dim):
+            entry = entry * self.steps + place[:, d]
+        return cell, entry
+
+    def factor(self) -> Tensor:
+        """Lower Cholesky factor of K_SS, (P, P)."""
+        factor, info = torch.linalg.cholesky_ex(self.K_SS())
+        if int(info) != 0:
+            raise ValueError(
+                f"the covariance of a {self.order}^{self.dim} stencil is not numerically positive "
+                f"definite (pivot {int(info)}): the field is too smooth for the grid; pass a "
+                "nugget to the prior, e.g. nugget=1e-8, use order=2 or a coarser grid"
+            )
+        lower: Tensor = factor
+        return lower
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.kernel.parameters()).device
