@@ -109,9 +109,10 @@ def _scores(axes: Axes, rows: Sequence[Row]) -> None:
         )
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     style.label(
         axes,
-        "simulated skies: noise-free held-out extinctions",
+        "simulated skies: noise-free extinctions",
         "seconds (HIP: hyperparameters given)",
         "mean log-likelihood",
     )

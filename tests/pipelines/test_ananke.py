@@ -23,8 +23,8 @@ def catalog(tmp_path: Path) -> Catalog:
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (200, 3)) * (0.25, 0.25, 0.05)
     distance = np.linalg.norm(x, axis=1)
-    error = generator.uniform(0.0025, 0.0075, 200)
-    extinction = 0.06 * distance + error * generator.normal(size=200)
+    error = generator.uniform(0.0005, 0.0015, 200)
+    extinction = 0.02 * np.sin(20.0 * x[:, 0]) * distance + error * generator.normal(size=200)
     table = np.column_stack([np.arange(200), x, distance, extinction, error, error])
     np.savetxt(tmp_path / "ananke_train.csv", table, delimiter=",", header=COLUMNS, comments="")
     return load(Request(quick=True, data=tmp_path))
@@ -57,10 +57,10 @@ def test_the_reference_is_the_exact_process_at_the_largest_evidence(catalog: Cat
     assert batch.noise_variance is not None
     with torch.no_grad():
         evidence = gp.log_evidence(batch.functional, batch.y, batch.noise_variance)
-    assert exact.log_evidence == pytest.approx(float(evidence), abs=1e-6)
+    assert exact.log_evidence == pytest.approx(float(evidence), abs=1e-4)
     found = gp.condition(batch.functional, batch.y, batch.noise_variance).predict(sky.held_out)
-    torch.testing.assert_close(exact.prediction.mean, found.mean, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(exact.prediction.variance, found.variance, rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(exact.prediction.mean, found.mean, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(exact.prediction.variance, found.variance, rtol=1e-3, atol=1e-12)
     K = correlations.at(exact.length)[sky.train][:, sky.train]
     for factor in (0.5, 2.0):
         assert log_evidence(sky, K, factor * exact.variance) < exact.log_evidence
