@@ -19,6 +19,7 @@ from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
 from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
+from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
 from dustmap.linalg._result import SolveResult as SolveResult
 from dustmap.linalg._result import SolveStatus as SolveStatus

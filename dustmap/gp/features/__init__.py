@@ -14,6 +14,7 @@ from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
+from dustmap.gp.features._interpolation import interpolation as interpolation
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of

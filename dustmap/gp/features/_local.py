@@ -25,6 +25,7 @@ from dustmap.gp.features._local_weights import (
     Taps,
     TapSource,
     planned_bytes,
+    spread_rows,
     stored,
 )
 from dustmap.gp.features._nodes import PER_CELL
@@ -121,8 +122,9 @@ class LocalFeatures(AbstractFeatureMap):
         """Bytes of W and its transpose, known before anything is built."""
         if isinstance(functional, Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
-        source = self._source(self.estimator.observed(functional))
-        return planned_bytes(source, (len(functional), self.n_features), self._like)
+        sample = functional[spread_rows(len(functional), functional.device)]
+        taps = self._source(self.estimator.observed(sample))(slice(0, len(sample)))
+        return planned_bytes(taps, (len(functional), self.n_features))
 
     def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
         self._check(functional)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.features._base import chunks
-from dustmap.linalg import AbstractOperator, SparseOperator, check_vectors
+from dustmap.linalg import AbstractOperator, SparseOperator, apply_linear, check_vectors
 
 #: Entries of a chunk: its arrays of 8-byte numbers stay below 32 MB, where memory is reused.
 CHUNK_ENTRIES = 2**19
@@ -32,6 +32,10 @@ class Taps:
     column: Tensor
     value: Tensor
     count: int
+
+    def to(self, dtype: torch.dtype) -> "Taps":
+        """The same rows with their values rounded to `dtype`."""
+        return Taps(self.row, self.column, self.value.to(dtype), self.count)
 
     def matmul(self, x: Tensor) -> Tensor:
         """W x for x (M, k): (count, k)."""
@@ -163,9 +167,16 @@ class RecomputedOperator(AbstractOperator):
     def device(self) -> torch.device:
         return self._like.device
 
-    @torch.no_grad()
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return apply_linear(x, self._product, self.rmatmul)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        return apply_linear(y, self._adjoint, self.matmul)
+
+    @torch.no_grad()
+    def _product(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.shape[1]).mT.contiguous()
         out = x.new_empty(self.shape[0], flat.shape[1])
         for part in chunks(self.shape[0], self._rows_at_once):
@@ -173,8 +184,7 @@ class RecomputedOperator(AbstractOperator):
         return out.mT.reshape(*x.shape[:-1], self.shape[0])
 
     @torch.no_grad()
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+    def _adjoint(self, y: Tensor) -> Tensor:
         flat = y.reshape(-1, self.shape[0]).mT.contiguous()
         out = y.new_zeros(self.shape[1], flat.shape[1])
         for part in chunks(self.shape[0], self._rows_at_once):
@@ -182,18 +192,17 @@ class RecomputedOperator(AbstractOperator):
         return out.mT.reshape(*y.shape[:-1], self.shape[1])
 
 
-@torch.no_grad()
-def planned_bytes(source: TapSource, shape: tuple[int, int], like: Tensor) -> int:
-    """Bytes of W (N, M) and its transpose in compressed rows, from the entries of some rows."""
-    count = min(shape[0], _SAMPLED_ROWS)
-    if count == 0:
-        return 0
-    entries = 0
-    for i in range(count):
-        first = i * shape[0] // count
-        entries += source(slice(first, first + 1)).compressed(shape[1])[2].numel()
-    entries = entries * shape[0] // count
-    return 2 * entries * (4 + like.element_size()) + 4 * (sum(shape) + 2)
+def spread_rows(count: int, device: torch.device) -> Tensor:
+    """Evenly spread rows that stand for all `count` when the bytes of W are planned."""
+    picked = min(count, _SAMPLED_ROWS)
+    return torch.arange(picked, device=device) * count // max(1, picked)
+
+
+def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
+    """Bytes of W (N, M) and its transpose in compressed rows, from the taps of `spread_rows`."""
+    found = sample.compressed(shape[1])[2]
+    entries = len(found) * shape[0] // max(1, sample.count)
+    return 2 * entries * (4 + found.element_size()) + 4 * (sum(shape) + 2)
 
 
 @torch.no_grad()

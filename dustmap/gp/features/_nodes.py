@@ -54,7 +54,7 @@ def nodes_of(
 ) -> Nodes:
     """The functionals as sums over nodes; points of a measure as they are, rays by steps.
 
-    A ray is cut into ⌈per_cell · its length in cells⌉ equal steps; the weight of a step is
+    A ray is cut into ⌈per_cell · its length in cells⌉ ≥ 2 equal steps; the weight of a step is
     ∫ w ds over it, exactly, and its node the centroid of that weight, so that the field's
     constants and gradients are integrated without error. Steps without weight are left out.
 
@@ -74,10 +74,10 @@ def nodes_of(
 
 
 def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
-    """Number of steps of every ray, at least one: (N,) int64."""
+    """Number of steps of every ray, at least two: (N,) int64."""
     spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
     cells = (rays.edges[:, -1] - rays.edges[:, 0]) * (rays.direction / spacing).norm(dim=-1)
-    steps: Tensor = (per_cell * cells - _SNAP).ceil().clamp_min(1).to(torch.int64)
+    steps: Tensor = (per_cell * cells - _SNAP).ceil().clamp_min(2).to(torch.int64)
     return steps
 
 

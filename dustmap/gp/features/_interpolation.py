@@ -1,0 +1,116 @@
+"""Multilinear interpolation of data on the grid's box, for fields that must stay positive."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.features._base import support
+from dustmap.gp.features._local_weights import (
+    CHUNK_ENTRIES,
+    RecomputedOperator,
+    Taps,
+    planned_bytes,
+    sites_of,
+    spread_rows,
+    stored,
+)
+from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    PointMeasure,
+    Stacked,
+)
+from dustmap.linalg import AbstractOperator
+
+log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def interpolation(
+    functional: AbstractFunctional,
+    grid: RegularGrid,
+    memory: int = 2**31,
+    dtype: torch.dtype = torch.float32,
+    per_cell: float = PER_CELL,
+) -> AbstractOperator:
+    """L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
+
+    All entries are ≥ 0 where the functionals' weights are, and row n sums to L_n applied to the
+    constant 1 (∫w for rays), so a positive ρ gives positive data and a constant one is
+    integrated exactly. The data must lie in the box. Rays are cut as in `nodes_of`.
+
+    memory: bytes that L and its transpose may take; beyond, the same rows are computed anew in
+    every product.
+    """
+    _refuse_derivatives(functional)
+    _refuse_beyond_box(functional, grid)
+    like = torch.empty(0, dtype=dtype, device=functional.device)
+    shape = (len(functional), grid.size)
+
+    def source(part: slice) -> Taps:
+        return _taps(functional[part], grid, per_cell, dtype)
+
+    sample = functional[spread_rows(len(functional), functional.device)]
+    taps = _taps(sample, grid, per_cell, dtype)
+    planned = planned_bytes(taps, shape)
+    keep = planned <= memory
+    how = "stored" if keep else "recomputed in every product"
+    log.info("L of %d data needs %d bytes: %s", shape[0], planned, how)
+    per_row = max(1, taps.column.numel() // max(1, taps.count))
+    build = stored if keep else RecomputedOperator
+    return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
+
+
+def _taps(
+    functional: AbstractFunctional, grid: RegularGrid, per_cell: float, dtype: torch.dtype
+) -> Taps:
+    # one cell of padding, so that round-off beyond a face is told from the opposite face
+    around = tuple(m + 1 for m in grid.shape)
+    cell, offset = _within_box(nodes := nodes_of(functional, grid, around, per_cell), grid)
+    entry = torch.arange(len(nodes), device=cell.device)
+    shifts = torch.arange(2, device=cell.device)
+    sites = sites_of(nodes.row, cell, entry, nodes.weight, nodes.count, shifts, grid.shape)
+    return sites.taps(_corner_weights(offset)).to(dtype)
+
+
+def _within_box(nodes: Nodes, grid: RegularGrid) -> tuple[Tensor, Tensor]:
+    """Cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
+    shape = torch.tensor(grid.shape, dtype=torch.int64, device=nodes.cell.device)
+    corner = torch.where(nodes.cell == shape, -1, nodes.cell)
+    position = torch.minimum((corner + nodes.offset).clamp_min(0.0), shape - 1.0)
+    cell = torch.minimum(position.floor().to(torch.int64), shape - 2)
+    return cell, position - cell
+
+
+def _corner_weights(offset: Tensor) -> Tensor:
+    """Π_d (1 − δ_d or δ_d) on the 2^D corners of a cell in C order, offset δ (Q, D): (Q, 2^D)."""
+    weights = offset.new_ones(len(offset), 1)
+    for along in offset.unbind(-1):
+        pair = torch.stack([1.0 - along, along], dim=-1)
+        weights = (weights.unsqueeze(-1) * pair.unsqueeze(1)).flatten(1)
+    return weights
+
+
+def _refuse_derivatives(functional: AbstractFunctional) -> None:
+    for part in functional.parts if isinstance(functional, Stacked) else (functional,):
+        measured = isinstance(part, PointMeasure) and part.direction is not None
+        if measured or isinstance(part, Derivatives):
+            raise ValueError(
+                "Derivatives cannot be interpolated: the slope of a multilinear field jumps at "
+                "the nodes; drop these data or use a Gaussian link"
+            )
+
+
+def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> None:
+    points = support(functional)
+    inside = grid.contains(points)
+    if not bool(inside.all()):
+        first = int((~inside).nonzero()[0])
+        raise ValueError(
+            f"{int((~inside).sum())} of {len(points)} points of the data lie outside the box "
+            f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
+            "grid, or clip or drop these data"
+        )
