@@ -5,12 +5,15 @@ Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperato
 circulant given by its spectrum: covariances, roots and preconditioners on a torus.
 `ToeplitzOperator` is a stationary covariance given by its lags, exact for any lags.
 
-`pcg` solves A x = b for many right-hand sides and reports on each in a `SolveResult`.
+`pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
+Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
+Both report on every column in a `SolveResult`.
 `toeplitz_solve` is the same for a Toeplitz matrix, differentiable in its lags and in b.
 
 `TilePartition` cuts grid vectors into blocks of neighbouring points and back.
 """
 
+from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
 from dustmap.linalg._fft import fast_length as fast_length

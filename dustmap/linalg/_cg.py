@@ -1,24 +1,29 @@
 """Batched preconditioned conjugate gradients."""
 
 import math
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.linalg._circulant import CirculantOperator
+from dustmap.linalg._columns import (
+    GO_ON,
+    Outcome,
+    StepRule,
+    check_system,
+    in_precision,
+    is_stuck,
+    norms,
+    safe_norms,
+    take_rows,
+    with_rows,
+)
 from dustmap.linalg._fft import CACHE_BYTES, PLANNED_ROWS
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractOperator
 from dustmap.linalg._result import SolveResult, SolveStatus
 from dustmap.linalg._toeplitz import ToeplitzOperator
 
-# A recursive residual this many times below the true one has lost touch with it.
-_LIE_FACTOR = 4.0
-# A restart that does not shrink the true residual by this factor is at the rounding level.
-_PROGRESS_FACTOR = 0.5
-# Status of a column that is still being worked on.
-_GO_ON = -1
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
 _TRANSFORMS = 3
@@ -55,15 +60,15 @@ def pcg(
 
     Reference: Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
-    rule = _Rule(rtol, max_steps, refresh)
-    _check_system(A, b, preconditioner, x0, rule)
-    A = _in_precision(A, b.dtype)
+    rule = StepRule(rtol, max_steps, refresh)
+    check_system(A, b, preconditioner, x0, rule)
+    A = in_precision(A, b.dtype)
     if preconditioner is not None:
-        preconditioner = _in_precision(preconditioner, b.dtype)
+        preconditioner = in_precision(preconditioner, b.dtype)
     with torch.no_grad():
         flat = b.reshape(-1, b.shape[-1])
         start = None if x0 is None else x0.reshape(flat.shape)
-        outcome = _Outcome.empty_like(flat)
+        outcome = Outcome.empty_like(flat)
         size = _columns_together(A, preconditioner, flat)
         for first in range(0, flat.shape[0], size):
             columns = slice(first, first + size)
@@ -71,45 +76,6 @@ def pcg(
             group = _Columns(A, preconditioner, flat[columns], group_start, first, rule)
             group.solve_into(outcome)
     return outcome.result(b.shape, rtol)
-
-
-@final
-@dataclass(frozen=True)
-class _Rule:
-    rtol: float
-    max_steps: int
-    refresh: int
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Outcome:
-    """The flattened result, filled in as columns finish."""
-
-    x: Tensor
-    status: Tensor
-    steps: Tensor
-    residuals: Tensor
-
-    @staticmethod
-    def empty_like(b: Tensor) -> "_Outcome":
-        count, device = b.shape[0], b.device
-        return _Outcome(
-            torch.zeros_like(b),
-            torch.zeros(count, dtype=torch.int8, device=device),
-            torch.zeros(count, dtype=torch.int64, device=device),
-            torch.zeros(count, dtype=torch.float64, device=device),
-        )
-
-    def result(self, shape: torch.Size, rtol: float) -> SolveResult:
-        batch = shape[:-1]
-        return SolveResult(
-            self.x.reshape(shape),
-            self.status.reshape(batch),
-            self.steps.reshape(batch),
-            self.residuals.reshape(batch),
-            rtol,
-        )
 
 
 @final
@@ -128,29 +94,29 @@ class _Columns:
         b: Tensor,
         x0: Tensor | None,
         first: int,
-        rule: _Rule,
+        rule: StepRule,
     ) -> None:
         self.A, self.preconditioner, self.rule = A, preconditioner, rule
-        scale = _safe_norms(b)
+        scale = safe_norms(b)
         nonzero = scale.nonzero().squeeze(1)
         self.index, self.scale = first + nonzero, scale[nonzero]
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.b = self.r = self.p = _take(b, nonzero) / self.scale[:, None]
+        self.b = self.r = self.p = take_rows(b, nonzero) / self.scale[:, None]
         self.x = torch.zeros_like(self.b)
         self.is_warm = x0 is not None
         if x0 is not None:
-            self.x = _take(x0, nonzero) / self.scale[:, None]
+            self.x = take_rows(x0, nonzero) / self.scale[:, None]
             self.r = self.b - self.A.matmul(self.x)
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
         self.lie = torch.full_like(self.scale, math.inf)
 
-    def solve_into(self, outcome: _Outcome) -> None:
+    def solve_into(self, outcome: Outcome) -> None:
         """Iterate until every column has left."""
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
-            trouble = torch.full_like(everyone, _GO_ON)
-            self._settle(outcome, everyone, _norms(self.r), trouble, 0)
+            trouble = torch.full_like(everyone, GO_ON)
+            self._settle(outcome, everyone, norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -165,7 +131,7 @@ class _Columns:
         q = self.A.matmul(self.p)
         curvature = _dots(self.p, q)
         alpha = self.rz / curvature
-        trouble = torch.full_like(self.index, _GO_ON)
+        trouble = torch.full_like(self.index, GO_ON)
         healthy = (self.rz > 0) & (alpha > 0) & alpha.isfinite()
         if not bool(healthy.all()):
             finite = curvature.isfinite() & self.rz.isfinite()
@@ -185,48 +151,41 @@ class _Columns:
         self.p = torch.addcmul(z, self.p, (self.keep * rz / self.rz)[:, None])
         self.rz, self.keep = rz, torch.ones_like(self.keep)
 
-    def _examine(self, outcome: _Outcome, trouble: Tensor, step: int) -> None:
+    def _examine(self, outcome: Outcome, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
-        claimed = _norms(self.r)
-        doubtful = (trouble != _GO_ON) | ~(claimed > self.rule.rtol)
-        if step % self.rule.refresh == 0 or step >= self.rule.max_steps:
+        claimed = norms(self.r)
+        doubtful = (trouble != GO_ON) | ~(claimed > self.rule.rtol)
+        if self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
         which = doubtful.nonzero().squeeze(1)
         if which.numel() == 0:
             return
         claimed = claimed[which]
         residual = claimed if step == 1 and not self.is_warm else self._replace_residual(which)
-        lied = (claimed <= self.rule.rtol) | (residual > _LIE_FACTOR * claimed)
-        stuck = lied & (residual > _PROGRESS_FACTOR * self.lie[which])
-        trouble[which[stuck & (trouble[which] == _GO_ON)]] = SolveStatus.STAGNATED.value
+        lied = self.rule.has_lied(claimed, residual)
+        stuck = lied & is_stuck(residual, self.lie[which])
+        trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
         self._settle(outcome, which, residual, trouble[which], step)
 
     def _replace_residual(self, which: Tensor) -> Tensor:
         """r ← b − A x in columns `which`; its norms."""
-        true_r = _take(self.b, which) - self.A.matmul(_take(self.x, which))
-        self.r = _with_rows(self.r, which, true_r)
-        return _norms(true_r)
+        true_r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
+        self.r = with_rows(self.r, which, true_r)
+        return norms(true_r)
 
     def _settle(
-        self, outcome: _Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
+        self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
-        status = trouble
-        if step >= self.rule.max_steps:
-            status = torch.where(status == _GO_ON, SolveStatus.MAX_STEPS.value, status)
-        status = torch.where(residual <= self.rule.rtol, SolveStatus.CONVERGED.value, status)
-        status = torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
-        known = status != _GO_ON
+        status = self.rule.verdict(residual, trouble, step)
+        known = status != GO_ON
         done = which[known]
         if done.numel() == 0:
             return
-        place = self.index[done]
-        _write(outcome.x, place, _take(self.x, done) * self.scale[done, None])
-        outcome.status[place] = status[known].to(torch.int8)
-        outcome.steps[place] = step
-        outcome.residuals[place] = residual[known].to(torch.float64)
+        x = take_rows(self.x, done) * self.scale[done, None]
+        outcome.write(self.index[done], x, status[known], residual[known], step)
         self._drop(done)
 
     def _drop(self, done: Tensor) -> None:
@@ -248,42 +207,9 @@ class _Columns:
         self.b, self.x, self.r, self.p = (packed(v) for v in (self.b, self.x, self.r, self.p))
 
 
-def _take(x: Tensor, which: Tensor) -> Tensor:
-    """Rows `which`, ascending, of x (R, n): x itself if they are all."""
-    return x if len(which) == len(x) else x.index_select(0, which)
-
-
-def _with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
-    """x (R, n) with x[which] = rows."""
-    return rows if len(which) == len(x) else x.index_copy(0, which, rows)
-
-
-def _write(x: Tensor, which: Tensor, rows: Tensor) -> None:
-    """x[which] = rows in place; neighbours as a slice, which is several times as fast."""
-    if bool((which.diff() == 1).all()):
-        x[int(which[0]) : int(which[-1]) + 1] = rows
-    else:
-        x[which] = rows
-
-
-def _safe_norms(x: Tensor) -> Tensor:
-    """‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
-    norms = _norms(x)
-    if bool(((norms > 1e-15) & (norms < 1e15)).all()):
-        return norms
-    peak = torch.maximum(x.amax(-1), -x.amin(-1))
-    unit = torch.where(peak > 0, peak, 1.0)
-    return peak * _norms(x / unit[:, None])
-
-
 def _dots(x: Tensor, y: Tensor) -> Tensor:
     """Column-wise x · y. torch sums pairwise; a batched matrix product would not, and is slower."""
     return (x * y).sum(-1)
-
-
-def _norms(x: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return norms
 
 
 def _columns_together(
@@ -302,51 +228,7 @@ def _columns_together(
     return max(PLANNED_ROWS, CACHE_BYTES // bytes_per_column)
 
 
-def _in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
-    """FFT operators compute in the precision of the vector: round their spectrum only once."""
-    if isinstance(A, ToeplitzOperator | CirculantOperator) and A.dtype != dtype:
-        return A.to(dtype)
-    return A
-
-
 def _torus_size(A: AbstractOperator) -> int | None:
     if isinstance(A, ToeplitzOperator):
         return math.prod(A.circulant.torus_shape)
     return math.prod(A.torus_shape) if isinstance(A, CirculantOperator) else None
-
-
-def _check_system(
-    A: AbstractOperator,
-    b: Tensor,
-    preconditioner: AbstractOperator | None,
-    x0: Tensor | None,
-    rule: _Rule,
-) -> None:
-    n = A.shape[0]
-    if A.shape != (n, n):
-        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
-    if preconditioner is not None and preconditioner.shape != A.shape:
-        raise ValueError(
-            f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
-        )
-    check_vectors("b", b, n, b.dtype, A.device)
-    _check_finite("b", b)
-    if x0 is not None:
-        if x0.shape != b.shape:
-            raise ValueError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
-        check_vectors("x0", x0, n, b.dtype, b.device)
-        _check_finite("x0", x0)
-    if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
-        raise ValueError(
-            "pcg: expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
-            f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
-        )
-
-
-def _check_finite(name: str, x: Tensor) -> None:
-    if not bool(x.sum().isfinite()):
-        bad = int((~x.isfinite()).sum())
-        if bad:
-            raise ValueError(
-                f"{name}: {bad} of {x.numel()} entries are NaN or infinite; remove or mend them"
-            )

@@ -1,0 +1,267 @@
+"""Block conjugate gradients: many right-hand sides that share one Krylov space."""
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.linalg._columns import (
+    GO_ON,
+    Outcome,
+    StepRule,
+    check_system,
+    in_precision,
+    is_stuck,
+    norms,
+    safe_norms,
+    take_rows,
+    with_rows,
+)
+from dustmap.linalg._gram import gram, row_factor, symmetric
+from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._result import SolveResult, SolveStatus
+
+# Rounding errors of a Gram matrix of vectors, in units of their precision.
+_ROUNDING = 100.0
+# A recursive residual off by this fraction of the true one has lost touch with it.
+_DRIFT_FACTOR = 0.5
+# Restarts without progress after which a column is at the rounding level.
+_PATIENCE = 2
+# Directions of a block this many rounding errors long are noise; squares of float64 end at 1e-16.
+_NOISE = 10.0
+_LEAST_FLOOR = 1e-14
+
+
+def block_pcg(
+    A: AbstractOperator,
+    b: Tensor,
+    *,
+    preconditioner: AbstractOperator | None = None,
+    x0: Tensor | None = None,
+    rtol: float = 1e-6,
+    max_steps: int = 1000,
+    refresh: int = 50,
+) -> SolveResult:
+    """Solve A x = b for symmetric positive definite A (n, n), all columns in one Krylov space.
+
+    Each step minimises the error of every column over the directions of all of them, so k
+    right-hand sides need fewer steps than one, at k products with A per step as in `pcg`. The
+    block of residuals is kept as R = K Q with Q T Qᵀ = I, T the preconditioner: however
+    different the residuals' lengths and however parallel they become, the directions that A
+    is applied to stay independent (Dubrulle's BCGrQ, in the inner product of T):
+
+        P ← T Q − (T Q · A P) (P A Pᵀ)⁻¹ P      P: the new directions, conjugate to the last
+        α = (Q · P) (P A Pᵀ)⁻¹                  all of k × k, in float64
+        X ← X + K α P,   S Q ← Q − α A P,   K ← K S
+
+    Directions that are dependent, because right-hand sides are, or because their residual
+    has converged, are left out of the block by a rank-revealing factorisation.
+
+    A column stops when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖, by the rules of
+    `pcg`: the recursion is replaced by b − A x every `refresh` steps, is not believed when it
+    claims convergence, and a column is STAGNATED when restarts bring no progress. Zero columns
+    are solved at step 0. Curvature that is not positive ends all columns: they share it.
+
+    b: (..., n), right-hand sides.
+    preconditioner: approximation T of A⁻¹, symmetric positive definite.
+    x0: (..., n), where to start; 0 by default.
+
+    Reference: O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate
+    gradients"; van der Vorst & Ye (2000) on residual replacement.
+    """
+    rule = StepRule(rtol, max_steps, refresh)
+    check_system(A, b, preconditioner, x0, rule)
+    A = in_precision(A, b.dtype)
+    if preconditioner is not None:
+        preconditioner = in_precision(preconditioner, b.dtype)
+    with torch.no_grad():
+        flat = b.reshape(-1, b.shape[-1])
+        outcome = Outcome.empty_like(flat)
+        start = None if x0 is None else x0.reshape(flat.shape)
+        block = _Block(A, preconditioner, flat, start, rule)
+        block.solve_into(outcome)
+    return outcome.result(b.shape, rtol)
+
+
+@final
+class _Block:
+    """The right-hand sides still being worked on, scaled to unit norm, and their directions.
+
+    Columns, stored as rows: b, x (a, n); per column (a,): `index` in the outcome, `scale` ‖b‖ and
+    `lie`, the true residual when the recursion was last caught lying.
+    Directions: q, z = T q (w, n) and `weights` K (a, w) with residuals K q; the last p, Ap (v, n)
+    and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
+    """
+
+    def __init__(
+        self,
+        A: AbstractOperator,
+        preconditioner: AbstractOperator | None,
+        b: Tensor,
+        x0: Tensor | None,
+        rule: StepRule,
+    ) -> None:
+        self.A, self.preconditioner, self.rule = A, preconditioner, rule
+        self.rounding = _ROUNDING * torch.finfo(b.dtype).eps
+        self.floor = max((_NOISE * torch.finfo(b.dtype).eps) ** 2, _LEAST_FLOOR)
+        scale = safe_norms(b)
+        self.index = scale.nonzero().squeeze(1)
+        self.scale = scale[self.index]
+        self.b = take_rows(b, self.index) / self.scale[:, None]
+        self.lie = torch.full_like(self.scale, math.inf)
+        self.stalls = torch.zeros_like(self.index)
+        self.trouble = GO_ON
+        self.is_warm = x0 is not None
+        self.x = torch.zeros_like(self.b)
+        if x0 is not None:
+            self.x = take_rows(x0, self.index) / self.scale[:, None]
+        self.p: Tensor | None = None
+        self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
+
+    def solve_into(self, outcome: Outcome) -> None:
+        """Iterate until every column has left."""
+        r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
+        if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
+            r = r[self._settle(outcome, self._everyone(), norms(r), 0)]
+        step = 0
+        if len(self.index) > 0:
+            self._restart(r)
+        while len(self.index) > 0:
+            step += 1
+            self._turn()
+            self._advance()
+            self._examine(outcome, step)
+
+    def _everyone(self) -> Tensor:
+        return torch.arange(len(self.index), device=self.b.device)
+
+    def _restart(self, r: Tensor) -> None:
+        """K q = r (a, n): a new block of directions from residuals."""
+        lengths = norms(r).clamp_min(torch.finfo(r.dtype).tiny)
+        self._factor(r / lengths[:, None], 0.0)
+        self._refuse_if(len(self.q) == 0, SolveStatus.NOT_POSITIVE_DEFINITE)
+        self.weights = lengths.double()[:, None] * self.expand
+
+    def _factor(self, block: Tensor, scale: float) -> None:
+        """S q = block (k, n) with q T qᵀ = 1; z = T q, `overlap` q qᵀ and `expand` S."""
+        z = block if self.preconditioner is None else self.preconditioner.matmul(block)
+        G = gram(block, z)
+        if self._refuse_if(not bool(G.isfinite().all()), SolveStatus.NON_FINITE):
+            G = torch.zeros_like(G)
+        factor = row_factor(G, self.floor, scale)
+        self._refuse_if(
+            factor.lowest < -self.rounding * max(factor.highest, scale),
+            SolveStatus.NOT_POSITIVE_DEFINITE,
+        )
+        self.expand = factor.expand
+        reduce = factor.reduce.to(block.dtype)
+        self.q = self.z = reduce @ block
+        if self.preconditioner is not None:
+            self.z = reduce @ z
+
+    def _refuse_if(self, condition: bool, status: SolveStatus) -> bool:
+        if condition and self.trouble == GO_ON:
+            self.trouble = status.value
+        return condition
+
+    def _turn(self) -> None:
+        """p ← z − (z · Ap) (p A pᵀ)⁺ p."""
+        if self.p is None:
+            self.p = self.z
+            return
+        beta = gram(self.z, self.Ap) @ self.inverse
+        self.p = torch.addmm(self.z, beta.to(self.z.dtype), self.p, alpha=-1.0)
+
+    def _advance(self) -> None:
+        """x ← x + K α p and S q ← q − α A p with α = (q · p) (p A pᵀ)⁺."""
+        if self.trouble != GO_ON or self.p is None:
+            return
+        self.Ap = self.A.matmul(self.p)
+        D = gram(self.p, self.Ap)
+        if self._refuse_if(not bool(D.isfinite().all()), SolveStatus.NON_FINITE):
+            return
+        self.inverse, lowest = _curvature_inverse(D, self.rounding)
+        if self._refuse_if(lowest < -self.rounding, SolveStatus.NOT_POSITIVE_DEFINITE):
+            return
+        alpha = gram(self.q, self.p) @ self.inverse
+        dtype = self.x.dtype
+        self.x.addmm_((self.weights @ alpha).to(dtype), self.p)
+        self._factor(torch.addmm(self.q, alpha.to(dtype), self.Ap, alpha=-1.0), 1.0)
+        self.weights = self.weights @ self.expand
+
+    def _claimed(self) -> Tensor:
+        """Norms (a,) of the residuals K q that the recursion believes in."""
+        if self.preconditioner is None:
+            return norms(self.weights)
+        return ((self.weights @ gram(self.q, self.q)) * self.weights).sum(1).clamp_min(0).sqrt()
+
+    def _examine(self, outcome: Outcome, step: int) -> None:
+        """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
+        claimed = self._claimed()
+        doubtful = ~(claimed > self.rule.rtol)
+        if self.trouble != GO_ON or self.rule.is_due(step):
+            doubtful = torch.ones_like(doubtful)
+        which = doubtful.nonzero().squeeze(1)
+        if which.numel() == 0:
+            return
+        r = self.weights.to(self.q.dtype) @ self.q
+        true_r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
+        residual = norms(true_r)
+        drift = norms(true_r - take_rows(r, which))
+        lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
+        stuck = self._count_stalls(which, residual, lied)
+        stays = self._settle(outcome, which, residual, step, stuck)
+        remain = torch.isin(which, stays)
+        if bool(remain.any()):
+            self._restart(with_rows(r, which, true_r)[stays])
+            if bool(lied[remain].any()):
+                self.p = None
+
+    def _count_stalls(self, which: Tensor, residual: Tensor, lied: Tensor) -> Tensor:
+        """Lies without progress in columns `which`; which of these have had too many."""
+        stalled = lied & is_stuck(residual, self.lie[which])
+        fresh = lied & ~stalled
+        self.stalls[which] = torch.where(stalled, self.stalls[which] + 1, self.stalls[which])
+        self.stalls[which] = torch.where(fresh, 0, self.stalls[which])
+        self.lie[which] = torch.where(fresh, residual, self.lie[which])
+        return self.stalls[which] >= _PATIENCE
+
+    def _settle(
+        self,
+        outcome: Outcome,
+        which: Tensor,
+        residual: Tensor,
+        step: int,
+        stuck: Tensor | None = None,
+    ) -> Tensor:
+        """Columns `which` with true residuals (W,) leave if their status is known; who stays."""
+        trouble = torch.full_like(which, self.trouble)
+        if stuck is not None and self.trouble == GO_ON:
+            trouble[stuck] = SolveStatus.STAGNATED.value
+        status = self.rule.verdict(residual, trouble, step)
+        known = status != GO_ON
+        done = which[known]
+        everyone = self._everyone()
+        if done.numel() == 0:
+            return everyone
+        x = take_rows(self.x, done) * self.scale[done, None]
+        outcome.write(self.index[done], x, status[known], residual[known], step)
+        stays = everyone[~torch.isin(everyone, done)]
+        self.index, self.scale = self.index[stays], self.scale[stays]
+        self.lie, self.stalls = self.lie[stays], self.stalls[stays]
+        self.b, self.x = self.b[stays], self.x[stays]
+        self.weights = self.weights[stays]
+        return stays
+
+
+def _curvature_inverse(D: Tensor, rounding: float) -> tuple[Tensor, float]:
+    """D⁺ (w, w) without directions lost in rounding, and the lowest eigenvalue of D scaled to
+    unit diagonal, negative where curvature is."""
+    roots = D.diagonal().clamp_min(torch.finfo(D.dtype).tiny).sqrt()
+    if bool((D.diagonal() <= 0).any()):
+        return D, -math.inf
+    eigenvalues, vectors = torch.linalg.eigh(symmetric(D) / roots / roots[:, None])
+    kept = eigenvalues > 0.01 * rounding * eigenvalues[-1]
+    vectors = vectors[:, kept] / roots[:, None]
+    return (vectors / eigenvalues[kept]) @ vectors.mT, float(eigenvalues[0])

@@ -1,0 +1,169 @@
+"""What the iterative solvers share: checks, rules to stop by, and columns (k, n) of vectors."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.linalg._circulant import CirculantOperator
+from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._result import SolveResult, SolveStatus
+from dustmap.linalg._toeplitz import ToeplitzOperator
+
+# A recursive residual this many times below the true one has lost touch with it.
+_LIE_FACTOR = 4.0
+# A restart that does not shrink the true residual by this factor is at the rounding level.
+_PROGRESS_FACTOR = 0.5
+# Status of a column that is still being worked on.
+GO_ON = -1
+
+
+@final
+@dataclass(frozen=True)
+class StepRule:
+    """When to stop (rtol, max_steps) and how often to recompute b − A x (refresh)."""
+
+    rtol: float
+    max_steps: int
+    refresh: int
+
+    def is_due(self, step: int) -> bool:
+        """Whether all residuals are recomputed at this step."""
+        return step % self.refresh == 0 or step >= self.max_steps
+
+    def verdict(self, residual: Tensor, trouble: Tensor, step: int) -> Tensor:
+        """Statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
+        status = trouble
+        if step >= self.max_steps:
+            status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
+        status = torch.where(residual <= self.rtol, SolveStatus.CONVERGED.value, status)
+        return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
+
+    def has_lied(self, claimed: Tensor, residual: Tensor) -> Tensor:
+        """Where the residual of the recursion, `claimed`, is not the true one."""
+        return (claimed <= self.rtol) | (residual > _LIE_FACTOR * claimed)
+
+
+def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
+    """Where the true residual has not shrunk since the recursion was last caught lying."""
+    return residual > _PROGRESS_FACTOR * last_lie
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The flattened result, filled in as columns finish."""
+
+    x: Tensor
+    status: Tensor
+    steps: Tensor
+    residuals: Tensor
+
+    @staticmethod
+    def empty_like(b: Tensor) -> "Outcome":
+        """For right-hand sides b (k, n); zero right-hand sides are solved already."""
+        count, device = b.shape[0], b.device
+        return Outcome(
+            torch.zeros_like(b),
+            torch.zeros(count, dtype=torch.int8, device=device),
+            torch.zeros(count, dtype=torch.int64, device=device),
+            torch.zeros(count, dtype=torch.float64, device=device),
+        )
+
+    def write(self, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int) -> None:
+        """Columns `place` are finished."""
+        write_rows(self.x, place, x)
+        self.status[place] = status.to(torch.int8)
+        self.steps[place] = step
+        self.residuals[place] = residual.to(torch.float64)
+
+    def result(self, shape: torch.Size, rtol: float) -> SolveResult:
+        """The same in the batch shape of the right-hand sides."""
+        batch = shape[:-1]
+        return SolveResult(
+            self.x.reshape(shape),
+            self.status.reshape(batch),
+            self.steps.reshape(batch),
+            self.residuals.reshape(batch),
+            rtol,
+        )
+
+
+def take_rows(x: Tensor, which: Tensor) -> Tensor:
+    """Rows `which`, ascending, of x (R, n): x itself if they are all."""
+    return x if len(which) == len(x) else x.index_select(0, which)
+
+
+def with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
+    """x (R, n) with x[which] = rows."""
+    return rows if len(which) == len(x) else x.index_copy(0, which, rows)
+
+
+def write_rows(x: Tensor, which: Tensor, rows: Tensor) -> None:
+    """x[which] = rows in place; neighbours as a slice, which is several times as fast."""
+    if bool((which.diff() == 1).all()):
+        x[int(which[0]) : int(which[-1]) + 1] = rows
+    else:
+        x[which] = rows
+
+
+def norms(x: Tensor) -> Tensor:
+    """‖x‖ per column."""
+    result: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return result
+
+
+def safe_norms(x: Tensor) -> Tensor:
+    """‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
+    plain = norms(x)
+    if bool(((plain > 1e-15) & (plain < 1e15)).all()):
+        return plain
+    peak = torch.maximum(x.amax(-1), -x.amin(-1))
+    unit = torch.where(peak > 0, peak, 1.0)
+    return peak * norms(x / unit[:, None])
+
+
+def in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
+    """FFT operators compute in the precision of the vector: round their spectrum only once."""
+    if isinstance(A, ToeplitzOperator | CirculantOperator) and A.dtype != dtype:
+        return A.to(dtype)
+    return A
+
+
+def check_system(
+    A: AbstractOperator,
+    b: Tensor,
+    preconditioner: AbstractOperator | None,
+    x0: Tensor | None,
+    rule: StepRule,
+) -> None:
+    """Refuse what cannot be solved, saying what to do."""
+    n = A.shape[0]
+    if A.shape != (n, n):
+        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+    if preconditioner is not None and preconditioner.shape != A.shape:
+        raise ValueError(
+            f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
+        )
+    check_vectors("b", b, n, b.dtype, A.device)
+    _check_finite("b", b)
+    if x0 is not None:
+        if x0.shape != b.shape:
+            raise ValueError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
+        check_vectors("x0", x0, n, b.dtype, b.device)
+        _check_finite("x0", x0)
+    if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
+        raise ValueError(
+            "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
+            f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
+        )
+
+
+def _check_finite(name: str, x: Tensor) -> None:
+    if not bool(x.sum().isfinite()):
+        bad = int((~x.isfinite()).sum())
+        if bad:
+            raise ValueError(
+                f"{name}: {bad} of {x.numel()} entries are NaN or infinite; remove or mend them"
+            )
