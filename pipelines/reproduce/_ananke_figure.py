@@ -67,7 +67,7 @@ def _slice(
 def _means(axes: Axes, maps: Maps) -> None:
     """What the means of each method differ by, in units of the exact std, against the exact."""
     exact = maps.held_out["exact"]
-    for name, found in reversed(maps.held_out.items()):
+    for name, found in reversed(list(maps.held_out.items())):
         if name == "exact":
             continue
         offset = (found.mean.double() - exact.mean) / exact.std

@@ -2,7 +2,15 @@
 
 from typing import final
 
-from pipelines.reproduce import ananke, derivatives, dust, preconditioner, spatial, whitening
+from pipelines.reproduce import (
+    accuracy_per_second,
+    ananke,
+    derivatives,
+    dust,
+    preconditioner,
+    spatial,
+    whitening,
+)
 from pipelines.reproduce._experiment import Experiment
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -35,6 +43,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "ananke",
         "the global engine on 4,000 stars, learning included, against the dense exact GP",
         ananke.run,
+    ),
+    Experiment(
+        "accuracy_per_second",
+        "error against time: exact GP, HIP-GP, SVGP, KISS-GP and the global engine",
+        accuracy_per_second.run,
     ),
 )
 
