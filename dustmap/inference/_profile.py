@@ -1,0 +1,185 @@
+"""The posterior mean's equation, with the coefficients of the prior mean eliminated or given."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch
+from dustmap.inference._grid_model import GridModel
+from dustmap.linalg import AbstractOperator, SolveStatus, pcg
+
+#: Directions of H below this fraction of the largest are not determined by the data.
+_UNDETERMINED = 1e-10
+#: Corrections from a recomputed residual: float32 gains some three digits with each.
+_REFINEMENTS = 3
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MeanProfile:
+    """min over ε and β of ‖y − Hβ − Φε‖²_{Σ⁻¹} + ‖ε‖², as an equation for ε alone.
+
+        (I + ΦᵀΠΦ) ε = ΦᵀΠ y        Π = D(I − U Uᵀ)D,  D = Σ^{-1/2},  D H = U S Vᵀ
+
+    Its solution sees β at its generalised-least-squares value. With β given, U is empty and this
+    is Λ ε = ΦᵀΣ⁻¹(y − Hβ).
+
+    phi: Φ. D (N,), U (N, K), float64, K the directions of H that the data determine.
+    target (N,): D(y − Hβ₀), float64. coefficients (P,): β₀. directions (P, K): D H directions = U.
+    """
+
+    phi: AbstractOperator
+    D: Tensor
+    U: Tensor
+    target: Tensor
+    coefficients: Tensor
+    directions: Tensor
+
+    @staticmethod
+    def of(
+        model: GridModel, data: Batch, sigma: Tensor, phi: AbstractOperator, fit: bool
+    ) -> "MeanProfile":
+        """At the model's β, or with β free to fit."""
+        H = model.mean.basis(data.functional)
+        beta = model.mean.coefficients().detach()
+        D = sigma.double().rsqrt()
+        columns = slice(None) if fit else slice(0, 0)
+        U, directions = _orthogonal(D[:, None] * H[:, columns])
+        rows = torch.zeros(len(beta), U.shape[1], dtype=D.dtype, device=D.device)
+        rows[columns] = directions
+        return MeanProfile(phi, D, U, D * (data.y.double() - H @ beta), beta, rows)
+
+    def __len__(self) -> int:
+        return self.U.shape[1]
+
+    def misfit(self, x: Tensor) -> Tensor:
+        """D(y − Hβ̂ − Φx) (N,) at the best β̂ for x (M_w,), float64."""
+        z = self._misfit(x)
+        return z - self.U @ (self.U.mT @ z)
+
+    def residual(self, x: Tensor) -> Tensor:
+        """What x (M_w,) leaves of the equation: the misfit, not Φᵀy, is rounded to phi's dtype."""
+        return self.phi.rmatmul((self.D * self.misfit(x)).to(self.phi.dtype)) - x
+
+    def fitted_coefficients(self, x: Tensor) -> Tensor:
+        """β̂ (P,) at x (M_w,): weighted least squares of y − Φx."""
+        return self.coefficients + self.directions @ (self.U.mT @ self._misfit(x))
+
+    def quadratic_form(self, x: Tensor) -> float:
+        """The minimum, (y − Hβ̂)ᵀ(ΦΦᵀ + Σ)⁻¹(y − Hβ̂), exact to second order in the error of x."""
+        return float(self.misfit(x).square().sum() + x.double().square().sum())
+
+    def columns(self) -> Tensor:
+        """B = Φᵀ D U as rows (K, M_w): Λ − B Bᵀ is the operator of the equation."""
+        return self.phi.rmatmul((self.D[:, None] * self.U).mT.to(self.phi.dtype))
+
+    def correction(self, x: Tensor, X: Tensor) -> Tensor:
+        """(Λ − B Bᵀ)⁻¹ r from x = Λ⁻¹ r (M_w,) and X = Λ⁻¹ B (K, M_w), by Woodbury's formula.
+
+        I − BᵀX is summed as (U − DΦX)ᵀ(U − DΦX) + XᵀX: without cancellation.
+        """
+        if len(self) == 0:
+            return x
+        B, X64 = self.columns().double(), X.double()
+        Z = self.U.mT - self.D * self.phi.matmul(X).double()
+        G = Z @ Z.mT + X64 @ X64.mT
+        gamma: Tensor = torch.linalg.solve(G, B @ x.double())
+        return x + (gamma @ X64).to(x.dtype)
+
+    def slopes(self, X: Tensor) -> Tensor:
+        """∂ε̂/∂β (P, M_w) = −Λ⁻¹ΦᵀΣ⁻¹H from X = Λ⁻¹ B (K, M_w)."""
+        inverse: Tensor = torch.linalg.pinv(self.directions)
+        return -(inverse.mT @ X.double()).to(X.dtype)
+
+    def solutions(self, slopes: Tensor) -> Tensor:
+        """X (K, M_w) of the slopes of an earlier solve."""
+        return -(self.directions.mT @ slopes.double()).to(slopes.dtype)
+
+    def refined(
+        self,
+        x: Tensor,
+        tolerance: float,
+        preconditioner: AbstractOperator | None,
+        max_steps: int,
+    ) -> "MeanEstimate":
+        """x corrected by PCG until the residual's norm is within `tolerance`.
+
+        Every correction solves for a freshly computed residual, which takes float32 below the
+        rounding errors of Φᵀy.
+        """
+        operator, steps, status = _ProfiledPrecision(self), 0, SolveStatus.MAX_STEPS
+        r = self.residual(x)
+        norm = float(r.norm())
+        for _ in range(_REFINEMENTS):
+            if norm <= tolerance or steps >= max_steps:
+                break
+            rtol = 0.9 * tolerance / norm
+            result = pcg(
+                operator, r, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps - steps
+            )
+            steps, status = steps + int(result.steps), result.worst
+            r = self.residual(x + result.x)
+            if not float(r.norm()) < norm:
+                break
+            x, norm = x + result.x, float(r.norm())
+        if norm <= tolerance:
+            status = SolveStatus.CONVERGED
+        elif status is SolveStatus.CONVERGED:
+            status = SolveStatus.STAGNATED
+        return MeanEstimate(x, status, steps, norm)
+
+    def _misfit(self, x: Tensor) -> Tensor:
+        return self.target - self.D * self.phi.matmul(x).double()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MeanEstimate:
+    """ε̂ (M_w,), how its refinement ended and after how many steps, and its residual's norm."""
+
+    x: Tensor
+    status: SolveStatus
+    steps: int
+    residual: float
+
+
+@final
+class _ProfiledPrecision(AbstractOperator):
+    """I + ΦᵀΠΦ (M_w, M_w)."""
+
+    def __init__(self, profile: MeanProfile) -> None:
+        self._phi = profile.phi
+        self._D, self._U = profile.D.to(self.dtype), profile.U.to(self.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._phi.shape[1], self._phi.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._phi.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._phi.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        seen = self._D * self._phi.matmul(x)
+        seen = seen - (seen @ self._U) @ self._U.mT
+        return x + self._phi.rmatmul(self._D * seen)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+
+def _orthogonal(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """U (N, K) and T (P, K) with `scaled` T = U for scaled (N, P), dependent columns left out."""
+    if scaled.shape[1] == 0:
+        return scaled, scaled.new_zeros(0, 0)
+    norms = scaled.norm(dim=0)
+    unit = torch.where(norms > 0, norms, 1.0)
+    U, S, Vh = torch.linalg.svd(scaled / unit, full_matrices=False)
+    keep = _UNDETERMINED * max(1.0, float(S.max())) < S
+    return U[:, keep], (Vh[keep].mT / S[keep]) / unit[:, None]
