@@ -38,7 +38,17 @@ FOREIGN: dict[str, frozenset[str]] = {
 # Rows of Phi with any likelihood, and products of Phi. Neither half knows the other.
 HALVES = (
     frozenset({"_svi", "_direct", "_collapsed"}),
-    frozenset({"_global_solve", "_pathwise", "_evidence", "_mgvi"}),
+    frozenset(
+        {
+            "_global_solve",
+            "_pathwise",
+            "_evidence",
+            "_information",
+            "_learn_evidence",
+            "_robust",
+            "_mgvi",
+        }
+    ),
 )
 
 

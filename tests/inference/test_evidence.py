@@ -1,0 +1,140 @@
+"""Fisher's identity against the dense evidence: autograd, finite differences, the exact GP."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ExactGP
+from dustmap.gp.features import TorusFeatures
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import GridModel
+from dustmap.inference._evidence import evidence_gradient, gradient_values
+from dustmap.inference._information import differentiate, joined
+from tests.inference.gridded import (
+    KINDS,
+    dense_log_evidence,
+    dense_solution,
+    functionals,
+    model,
+    observed,
+    sampled_deviations,
+    torus_features,
+)
+
+
+def autograd_of_dense(grid_model: GridModel, batch: Batch) -> Tensor:
+    value = dense_log_evidence(grid_model, batch)
+    return joined(torch.autograd.grad(value, list(grid_model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("dim", "kind"), [*((d, k) for d in (1, 2) for k in KINDS), (2, "all"), (3, "all")]
+)
+def test_exact_moments_give_the_exact_gradient(dim: int, kind: str) -> None:
+    likelihood = GaussianLikelihood(scale=1.2, jitter=0.2)
+    grid_model = model(dim, likelihood=likelihood)
+    batch = observed(functionals(kind, dim, 9))
+    solution = dense_solution(grid_model, batch)
+    got = joined(gradient_values(grid_model, batch, solution.eps_mean, solution.deviations))
+    expected = autograd_of_dense(grid_model, batch)
+    assert len(got) == 5
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    grid_model = model(2)
+    batch = observed(functionals("rays", 2, 20))
+    solution = dense_solution(grid_model, batch)
+    got = gradient_values(grid_model, batch, solution.eps_mean, solution.deviations)
+    for parameter, gradient in zip(grid_model.parameters(), got, strict=True):
+        ends = []
+        for step in (1e-5, -2e-5):
+            parameter.data += step
+            ends.append(float(dense_log_evidence(grid_model, batch).detach()))
+        parameter.data += 1e-5
+        slope = (ends[0] - ends[1]) / 2e-5
+        assert float(gradient.sum()) == pytest.approx(slope, rel=1e-6, abs=1e-6)
+
+
+def test_samples_are_right_within_their_standard_errors() -> None:
+    grid_model = model(1, 0.3)
+    batch = observed(functionals("points", 1, 60))
+    solution = dense_solution(grid_model, batch)
+    exact = autograd_of_dense(grid_model, batch)
+    scores = []
+    for seed in range(8):
+        deviations = sampled_deviations(solution, 16, seed)
+        got = evidence_gradient(grid_model, batch, solution.eps_mean, deviations)
+        *kernel_errors, mean_error, noise_error = got.standard_errors
+        assert float(mean_error) == 0.0
+        errors = joined([*kernel_errors, noise_error])
+        wrong = joined(got.values) - exact
+        assert abs(float(wrong[2])) < 1e-8
+        scores.append(wrong[[0, 1, 3]] / errors)
+    rms = torch.stack(scores).square().mean(0).sqrt()
+    # 8 values of Student's t with 15 degrees of freedom.
+    assert bool((rms > 0.5).all())
+    assert bool((rms < 1.7).all())
+
+
+@pytest.mark.parametrize("kind", ["points", "rays"])
+def test_average_information_of_the_dense_model(kind: str) -> None:
+    grid_model = model(1, 0.3, shape=(30,))
+    batch = observed(functionals(kind, 1, 80))
+    solution = dense_solution(grid_model, batch)
+    derivatives = differentiate(
+        grid_model, batch, solution.eps_mean, sampled_deviations(solution, 4)
+    )
+    got = derivatives.average_information()
+
+    def covariance() -> Tensor:
+        present = grid_model.rebuilt()
+        phi = present.features.rows(batch.functional).phi
+        return (phi @ phi.mT + torch.diag(present.sigma(batch))).detach()
+
+    A = covariance()
+    alpha = torch.linalg.solve(A, grid_model.residual(batch))
+    columns = []
+    for p in grid_model.parameters():
+        p.data += 1e-5
+        columns.append((covariance() - A) @ alpha / 1e-5)
+        p.data -= 1e-5
+    q = torch.stack(columns, -1)
+    q[:, 2] = 0.0
+    expected = 0.5 * q.mT @ torch.linalg.solve(A, q)
+    torch.testing.assert_close(got, expected, rtol=5e-3, atol=5e-3 * float(expected.max()))
+
+
+@pytest.mark.parametrize("kind", ["points", "rays"])
+def test_close_to_the_exact_gaussian_process_on_a_fine_grid(kind: str) -> None:
+    grid_model = model(1, 0.3, shape=(60,))
+    batch = observed(functionals(kind, 1, 40))
+    solution = dense_solution(grid_model, batch)
+    got = joined(gradient_values(grid_model, batch, solution.eps_mean, solution.deviations))
+    prior = torus_features(grid_model).prior
+    exact = ExactGP(prior.kernel, grid_model.mean, wrapping=prior.wrapping)
+    noise = grid_model.likelihood.noise_variance(batch)
+    value = exact.log_evidence(batch.functional, batch.y, noise)
+    expected = joined(torch.autograd.grad(value, list(grid_model.parameters())))
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rows", [7])
+def test_chunks_of_the_data_add_up(rows: int) -> None:
+    likelihood = GaussianLikelihood(jitter=0.2)
+    whole = model(2, likelihood=likelihood)
+    width = whole.features.n_features
+    batch = observed(functionals("points", 2, 15))
+    solution = dense_solution(whole, batch)
+    small = GridModel(
+        TorusFeatures(torus_features(whole).prior, memory=6 * 8 * width * rows),
+        whole.mean,
+        likelihood,
+    )
+    assert small.features.chunk == rows
+    moments = (solution.eps_mean, sampled_deviations(solution, 5))
+    first, second = (evidence_gradient(m, batch, *moments) for m in (whole, small))
+    # The estimator interpolates far images over the range of the data that it is given together.
+    torch.testing.assert_close(joined(second.values), joined(first.values), rtol=1e-3, atol=1e-3)
+    got, expected = joined(second.standard_errors), joined(first.standard_errors)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-8)
