@@ -10,6 +10,7 @@ Krylov space, which takes fewer steps where products with A outweigh k² n opera
 Both report on every column in a `SolveResult`.
 `toeplitz_solve` is the same for a Toeplitz matrix, differentiable in its lags and in b.
 
+`KeyedNormal` makes normal numbers that depend on nothing but their address.
 `TilePartition` cuts grid vectors into blocks of neighbouring points and back.
 """
 
@@ -24,6 +25,7 @@ from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
+from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._result import SolveResult as SolveResult
 from dustmap.linalg._result import SolveStatus as SolveStatus
 from dustmap.linalg._result import UnconvergedWarning as UnconvergedWarning

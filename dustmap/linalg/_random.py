@@ -1,0 +1,95 @@
+"""Normal numbers that are addressed, not drawn in turn."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+# Constants of SplitMix64: the increment of its counter and the two multipliers of its mixer.
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST_SHIFT = 31
+_WORD = 2**64
+
+# Numbers are made in aligned blocks of this many, whole ones: the last bits of torch's log and
+# cos depend on where in a vector an element is. Below torch's threshold for several threads.
+_BLOCK = 2**14
+
+
+@final
+@dataclass(frozen=True)
+class KeyedNormal:
+    """Standard normal numbers z(seed, stream, sample, position), each a function of its key alone.
+
+        h_i = mix(k + i·γ),   k = mix(mix(mix(seed) + stream) + sample),   γ the golden ratio
+        z_2j + i z_2j+1 = √(−2 ln u_2j) exp(2π i u_2j+1),   u_i = (h_i / 2¹¹ + ½) / 2⁵³
+
+    SplitMix64 as a counter, then Box–Muller in float64. Whoever asks for positions in whatever
+    chunks, on however many processes, gets the same numbers; they are made on the CPU, so every
+    device gets the same too, and float32 numbers are rounded float64 ones.
+
+    seed: of the run. stream: of the purpose (each use of random numbers has its own).
+
+    Reference: Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators".
+    """
+
+    seed: int
+    stream: int
+
+    def draw(
+        self,
+        sample: int,
+        size: int,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+        start: int = 0,
+    ) -> Tensor:
+        """Positions start … start + size − 1 of a sample: (size,)."""
+        if size < 0 or start < 0 or sample < 0:
+            raise ValueError(
+                "KeyedNormal.draw: expected sample, size and start >= 0, got "
+                f"sample={sample}, size={size}, start={start}"
+            )
+        key = _mix(_mix(_mix(self.seed % _WORD) + self.stream) + sample)
+        result = torch.empty(size, dtype=dtype)
+        if size > 0:
+            counter = torch.arange(_BLOCK, dtype=torch.int64) * _signed(_GOLDEN)
+            for block in range(start // _BLOCK, (start + size - 1) // _BLOCK + 1):
+                first = block * _BLOCK
+                low, high = max(start, first), min(start + size, first + _BLOCK)
+                numbers = _normal(counter + _signed(key + first * _GOLDEN))
+                result[low - start : high - start] = numbers[low - first : high - first]
+        return result.to(device)
+
+
+def _normal(state: Tensor) -> Tensor:
+    """Standard normal numbers of states (K,) int64, K even, by Box–Muller over neighbours."""
+    for shift, factor in _MIXER:
+        state = (state ^ _shifted(state, shift)) * _signed(factor)
+    state = state ^ _shifted(state, _LAST_SHIFT)
+    uniform = (_shifted(state, 11).double() + 0.5) * 2.0**-53
+    radius = uniform[0::2].log().mul_(-2.0).sqrt_()
+    angle = uniform[1::2] * (2 * math.pi)
+    return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).flatten()
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    """word >> bits with zeros coming in: torch has signed integers only."""
+    shifted: Tensor = (word >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
+
+
+def _mix(word: int) -> int:
+    """SplitMix64's mixer on one word, after one step of its counter."""
+    word = (word + _GOLDEN) % _WORD
+    for shift, factor in _MIXER:
+        word = (word ^ (word >> shift)) * factor % _WORD
+    return word ^ (word >> _LAST_SHIFT)
+
+
+def _signed(word: int) -> int:
+    """The 64 bits of `word` as torch's int64."""
+    word %= _WORD
+    return word - _WORD if word >= _WORD // 2 else word
