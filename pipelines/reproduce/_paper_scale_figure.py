@@ -1,0 +1,72 @@
+"""The figure of `paper_scale`: the plane of the Sun, and how time and memory grow."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pipelines.reproduce import _figures as style
+from pipelines.reproduce._experiment import Row, number
+from pipelines.reproduce._paper_scale_measure import Maps
+from pipelines.reproduce._paper_scale_sky import LOWER, UPPER
+
+_EXTENT = (LOWER[0], UPPER[0], LOWER[1], UPPER[1])
+
+
+def draw(maps: Maps, rows: Sequence[Row]) -> Figure:
+    """Truth, mean and std at z = 0; seconds and peak memory against N and M."""
+    figure, axes = style.panels(2, 3, 4.4, 3.7)
+    density = Normalize(float(maps.truth.min()), float(maps.truth.max()))
+    spread = Normalize(0.0, float(maps.std.max()))
+    _plane(axes[0], maps.truth, "Truth, z = 0", "mag / kpc", "cividis", density)
+    _plane(axes[1], maps.mean, "Posterior mean", "mag / kpc", "cividis", density)
+    _plane(axes[2], maps.std, "Posterior standard deviation", "mag / kpc", "viridis", spread)
+    _growth(axes[3], rows, "growth in N", "N", "stars N")
+    _growth(axes[4], rows, "growth in M", "M", "grid points M")
+    _memory(axes[5], rows)
+    return figure
+
+
+def _plane(
+    axes: Axes, values: Tensor, title: str, unit: str, colours: str, norm: Normalize
+) -> None:
+    style.label(axes, title, "x / kpc", "y / kpc")
+    axes.grid(False)
+    image = axes.imshow(values.T.numpy(), origin="lower", extent=_EXTENT, cmap=colours, norm=norm)
+    axes.plot(0, 0, "*", color="white", markeredgecolor=style.BLACK, markersize=11)
+    axes.annotate("Sun", (0, 0), (6, 5), textcoords="offset points", color="white", fontsize=8)
+    assert axes.figure is not None
+    axes.figure.colorbar(image, ax=axes, label=unit, shrink=0.85)
+
+
+def _growth(axes: Axes, rows: Sequence[Row], part: str, key: str, name: str) -> None:
+    mine = sorted((row for row in rows if row["part"] == part), key=lambda row: number(row, key))
+    style.label(axes, f"Time, {mine[0]['steps_wanted']} block steps", name, "seconds")
+    xs = [number(row, key) for row in mine]
+    for column, colour, marker, label in (
+        ("seconds", style.BLUE, "o", "everything"),
+        ("solve_s", style.ORANGE, "s", "solve"),
+        ("build_s", style.GREEN, "^", "build"),
+    ):
+        ys = [number(row, column) for row in mine]
+        axes.loglog(xs, ys, color=colour, marker=marker, label=label)
+    linear = [number(mine[0], "seconds") * x / xs[0] for x in xs]
+    axes.loglog(xs, linear, ":", color=style.BLACK, linewidth=1, label="linear")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _memory(axes: Axes, rows: Sequence[Row]) -> None:
+    style.label(axes, "Peak memory of the process", "N, or M / 10", "GiB")
+    for part, key, scale, colour, marker in (
+        ("growth in N", "N", 1.0, style.BLUE, "o"),
+        ("growth in M", "M", 0.1, style.ORANGE, "s"),
+    ):
+        mine = [row for row in rows if row["part"] == part]
+        xs = [scale * number(row, key) for row in mine]
+        label = f"against {key}"
+        axes.loglog(
+            xs, [number(row, "peak_gib") for row in mine], color=colour, marker=marker, label=label
+        )
+    axes.legend(frameon=False, fontsize=8)
