@@ -8,6 +8,7 @@ circulant given by its spectrum: covariances, roots and preconditioners on a tor
 `pcg` solves A x = b for many right-hand sides, each on its own; `block_pcg` lets them share one
 Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
 Both report on every column in a `SolveResult`.
+`nystrom` makes a preconditioner for shift · I + G of a few products with it.
 `toeplitz_solve` is the same for a Toeplitz matrix, differentiable in its lags and in b.
 
 `KeyedNormal` makes normal numbers that depend on nothing but their address.
@@ -18,6 +19,8 @@ from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
 from dustmap.linalg._fft import fast_length as fast_length
+from dustmap.linalg._nystrom import NystromPreconditioner as NystromPreconditioner
+from dustmap.linalg._nystrom import nystrom as nystrom
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
 from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator

@@ -51,3 +51,15 @@ def row_factor(G: Tensor, floor: float, scale: float = 0.0) -> RowFactor:
     kept = eigenvalues > max(floor * max(highest, scale), torch.finfo(torch.float64).tiny)
     roots, vectors = eigenvalues[kept].sqrt(), vectors[:, kept]
     return RowFactor(vectors * roots, (vectors / roots).mT, float(eigenvalues[0]), highest)
+
+
+def orthonormal_rows(x: Tensor) -> Tensor:
+    """(x xᵀ)^{-1/2} x: the orthonormal rows nearest to x (k, n); dependent rows are left out."""
+    eigenvalues, vectors = torch.linalg.eigh(symmetric(gram(x, x)))
+    kept = eigenvalues > torch.finfo(x.dtype).eps ** 2 * eigenvalues[-1:]
+    kept &= eigenvalues > 1e-14 * eigenvalues[-1:]
+    inverse_root = vectors[:, kept] / eigenvalues[kept].sqrt()
+    if bool(kept.all()):
+        inverse_root = inverse_root @ vectors.mT
+    rows: Tensor = inverse_root.mT.to(x.dtype) @ x
+    return rows

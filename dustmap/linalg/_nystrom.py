@@ -1,0 +1,153 @@
+"""Randomised Nyström preconditioners."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.linalg._gram import gram, orthonormal_rows, row_factor, symmetric
+from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+
+# Eigenvalues below this many rounding errors of the largest are none, and below minus as many
+# negative.
+_NOISE = 10.0
+_NEGATIVE = 100.0
+# Products with A are taken of so many vectors at once, for their memory.
+_ROWS_TOGETHER = 32
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NystromPreconditioner(AbstractOperator):
+    """P⁻¹ ≈ A⁻¹ (up to a factor) for A = shift · I + G with G ≈ Uᵀ diag(s) U of low rank.
+
+        P⁻¹ = (s_r + shift) Uᵀ diag(1 / (s + shift)) U + (I − Uᵀ U)
+
+    symmetric and positive definite. On the span of U the eigenvalues of P⁻¹A become s_r + shift;
+    the rest of G is no larger than about s_r, so the condition number falls from
+    1 + s_1/shift to about 1 + s_r/shift.
+
+    vectors: U (r, n), orthonormal rows. values: s (r,) float64, descending, ≥ 0.
+    shift: > 0. tail: s_r, or 0 if G has no more eigenvalues.
+
+    Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
+    """
+
+    vectors: Tensor
+    values: Tensor
+    shift: float
+    tail: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.vectors.shape[1], self.vectors.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.vectors.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.vectors.device
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.vectors.shape[0]
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return self.vectors.numel() * self.dtype.itemsize
+
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return apply_linear(x, self._product, self._product)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+    def _product(self, x: Tensor) -> Tensor:
+        taken = (self.values - self.tail) / (self.values + self.shift)
+        return x - (x @ self.vectors.mT * taken.to(x.dtype)) @ self.vectors
+
+    def refreshed(self, A: AbstractOperator) -> "NystromPreconditioner":
+        """For an operator that has changed a little: one product with A on the basis U.
+
+        A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
+        A and its eigenvalues are those of the new A.
+        """
+        _check(A, self.shift)
+        if A.shape != self.shape:
+            raise ValueError(f"A: expected shape {self.shape} like before, got {A.shape}")
+        with torch.no_grad():
+            return _approximation(A, self.vectors, self.shift)
+
+
+def nystrom(
+    A: AbstractOperator, rank: int, *, shift: float = 1.0, seed: int = 0, power_steps: int = 0
+) -> NystromPreconditioner:
+    """Preconditioner of A = shift · I + G, G positive semi-definite, of `rank` products with A.
+
+        G ≈ Yᵀ (Ω Yᵀ)⁺ Y,   Y = Ω G,   Ω (rank, n) random with orthonormal rows
+
+    The small matrices are float64. Directions in which G is lost in the rounding errors of A are
+    left out: the result has the rank of G if that is smaller than `rank`.
+
+    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
+
+    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place
+    of their shift.
+    """
+    _check(A, shift)
+    if rank < 0 or power_steps < 0:
+        raise ValueError(
+            f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
+            f"power_steps={power_steps}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    n = A.shape[0]
+    omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
+    with torch.no_grad():
+        for _ in range(power_steps):
+            omega = _shifted_product(A, orthonormal_rows(omega), shift)
+        return _approximation(A, orthonormal_rows(omega), shift)
+
+
+def _approximation(A: AbstractOperator, omega: Tensor, shift: float) -> NystromPreconditioner:
+    """Nyström from an orthonormal basis `omega` (l, n)."""
+    if len(omega) == 0:
+        none = torch.zeros(0, dtype=torch.float64, device=omega.device)
+        return NystromPreconditioner(omega, none, shift, 0.0)
+    Y = _shifted_product(A, omega, shift)
+    core = gram(omega, Y)
+    if not bool(core.isfinite().all()):
+        raise ValueError("nystrom: products with A are not finite; check its entries and scale")
+    rounding = torch.finfo(Y.dtype).eps
+    factor = row_factor(core, _NOISE * rounding, shift)
+    if factor.lowest < -_NEGATIVE * rounding * max(factor.highest, shift):
+        raise ValueError(
+            f"nystrom: expected A - shift I positive semi-definite, got an eigenvalue below "
+            f"{factor.lowest:.3g} for shift={shift}; lower the shift"
+        )
+    # G ≈ Bᵀ B; of B's singular values the squares are kept.
+    B = factor.reduce.to(Y.dtype) @ Y
+    values, rotation = torch.linalg.eigh(symmetric(gram(B, B)))
+    values, rotation = values.flip(0), rotation.flip(1)
+    vectors = orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B)
+    is_all_of_G = len(values) < len(omega) or len(values) == 0
+    return NystromPreconditioner(vectors, values, shift, 0.0 if is_all_of_G else float(values[-1]))
+
+
+def _shifted_product(A: AbstractOperator, x: Tensor, shift: float) -> Tensor:
+    """x G = x A − shift x for rows x (l, n), a few at a time."""
+    parts = [x[i : i + _ROWS_TOGETHER] for i in range(0, len(x), _ROWS_TOGETHER)]
+    return torch.cat([A.matmul(part).sub(part, alpha=shift) for part in parts]) if parts else x
+
+
+def _check(A: AbstractOperator, shift: float) -> None:
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+    if not shift > 0:
+        raise ValueError(f"shift: expected > 0, got {shift}")
