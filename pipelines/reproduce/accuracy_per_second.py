@@ -34,14 +34,17 @@ CLOSE = 1.01
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of each method on one task; KISS-GP and gpytorch's SVGP by nodes per axis."""
+    """The sizes of each method on one task.
+
+    kiss: nodes per axis and Lanczos steps; svgp: nodes per axis of gpytorch's.
+    """
 
     exact: tuple[int, ...]
     hip: tuple[Shape, ...]
     cholesky: tuple[Shape, ...]
     engine: tuple[Shape, ...]
     samples: int = 32
-    kiss: tuple[int, ...] = ()
+    kiss: tuple[tuple[int, int], ...] = ()
     svgp: tuple[int, ...] = ()
     epochs: int = 0
 
@@ -51,7 +54,7 @@ POINTS = Sizes(
     hip=((25, 25), (50, 50), (75, 75)),
     cholesky=((15, 15), (25, 25), (35, 35), (50, 50)),
     engine=((25, 25), (50, 50), (75, 75), (100, 100), (150, 150), (200, 200)),
-    kiss=(25, 50, 100, 200),
+    kiss=((25, 100), (50, 100), (100, 100), (200, 100), (100, 400)),
     svgp=(15, 25),
     epochs=5,
 )
@@ -61,7 +64,9 @@ RAYS = Sizes(
     cholesky=((8, 8, 4), (12, 12, 5), (16, 16, 6)),
     engine=((8, 8, 4), (16, 16, 5), (24, 24, 6), (32, 32, 8), (48, 48, 10)),
 )
-QUICK_POINTS = Sizes((200, 400), ((10, 10),), ((10, 10),), ((10, 10), (20, 20)), 8, (20,), (10,), 1)
+QUICK_POINTS = Sizes(
+    (200, 400), ((10, 10),), ((10, 10),), ((10, 10), (20, 20)), 8, ((20, 50),), (10,), 1
+)
 QUICK_RAYS = Sizes((200, 400), ((6, 6, 3),), ((6, 6, 3),), ((6, 6, 3), (8, 8, 4)), 8)
 
 
@@ -97,7 +102,7 @@ def planned(task: Task, sizes: Sizes) -> Iterator[methods.Run]:
     yield from (methods.cholesky(task, shape) for shape in sizes.cholesky)
     yield from (methods.engine(task, shape, sizes.samples) for shape in sizes.engine)
     if peer.installed():
-        yield from (peer.kiss(task, n) for n in sizes.kiss)
+        yield from (peer.kiss(task, n, rank) for n, rank in sizes.kiss)
         if sizes.kiss:
             yield from (peer.product_exact(task, n) for n in sizes.exact)
 
@@ -109,7 +114,7 @@ def settings_of(tasks: Sequence[Task]) -> Row:
         "mean_rtol": methods.MEAN_RTOL,
         "cholesky_nugget": methods.CHOLESKY_NUGGET,
         "svgp": {"batch": peer.BATCH, "natural_gradient_step": peer.STEP},
-        "kiss": {"cg_rtol": peer.CG_RTOL, "lanczos": peer.LANCZOS},
+        "kiss": {"cg_rtol": peer.CG_RTOL},
         "repeats": f"median of {methods.REPEATS} below {methods.BRIEF:g} s, else one",
         "data": {task.name: task.as_row() for task in tasks},
     }
