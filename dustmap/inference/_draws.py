@@ -7,8 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._keyed_noise import KeyedNormal
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, KeyedNormal
 
 #: Streams of keyed noise: ε₀ by position in the whitened field, ξ by position in the data.
 GRID_STREAM, DATA_STREAM = 0, 1

@@ -13,10 +13,15 @@ from dustmap.inference._grid_model import GridModel
 from dustmap.inference._pathwise import PathwisePosterior
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference._profile import MeanEstimate, MeanProfile
-from dustmap.linalg import AbstractOperator, SolveResult, pcg
+from dustmap.linalg import AbstractOperator, SolveResult, block_pcg, nystrom
 
 #: Vectors over the whitened field, and over the data, that one right-hand side needs.
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
+#: Rank of the preconditioner, where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least
+#: such a trace.
+_RANK, _TINY, _EASY = 100, 2000, 1e3
+#: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
+_WIDEST = 64
 #: Rounding errors above this part of the tolerance can keep a solve from it.
 _ROUNDING_SHARE = 0.1
 
@@ -161,7 +166,7 @@ def solve_global(
     A = PrecisionOperator(phi, sigma.reciprocal())
     draws = Draws(phi, sigma, settings.seed, settings.solved_samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
-    T = _preconditioner(A, settings, start)
+    T = _preconditioner(A, draws, settings, start)
     x = torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
     x = x if start is None else start.eps_mean
     mean = profile.refined(x, draws.length, T, settings.max_steps)
@@ -189,10 +194,10 @@ class _System:
         return 1 + len(self.profile) + self.draws.count
 
     def together(self, memory: int) -> int:
-        """Columns whose vectors fit the memory; at least one."""
+        """Columns of one block: those whose vectors fit the memory, at least one."""
         n, width = self.draws.phi.shape
         numbers = _FIELD_VECTORS * width + _DATA_VECTORS * n
-        return max(1, memory // (numbers * self.r.dtype.itemsize))
+        return max(1, min(_WIDEST, memory // (numbers * self.r.dtype.itemsize)))
 
     def right_hand_sides(self, first: int, last: int) -> Tensor:
         """Columns first..last − 1, (k, M_w)."""
@@ -230,7 +235,7 @@ def _solved(
     parts = []
     for first in range(0, count, size):
         last = min(first + size, count)
-        part = pcg(
+        part = block_pcg(
             A,
             system.right_hand_sides(first, last),
             preconditioner=preconditioner,
@@ -300,11 +305,18 @@ def _rounding(profile: MeanProfile, draws: Draws) -> float:
 
 
 def _preconditioner(
-    A: AbstractOperator, settings: SolveSettings, start: GlobalSolution | None
+    A: AbstractOperator, draws: Draws, settings: SolveSettings, start: GlobalSolution | None
 ) -> AbstractOperator | None:
-    if settings.rank == 0 or start is None:
+    """That of the earlier solve, else a new one of the rank asked for."""
+    rank = settings.rank
+    if rank is None:
+        # CG takes fewer than √(tr Λ) steps by itself, or, in blocks, M_w over their width.
+        rank = _RANK if A.shape[0] >= _TINY and draws.length**2 > A.shape[0] + _EASY else 0
+    if rank == 0:
         return None
-    return start.preconditioner
+    if start is not None and start.preconditioner is not None:
+        return start.preconditioner
+    return nystrom(A, rank, seed=settings.seed)
 
 
 def _paired(draws: Tensor, antithetic: bool) -> Tensor:

@@ -1,17 +1,22 @@
-"""Small gridded models, data drawn from them, and dense exact solves of their posterior."""
+"""Small gridded problems with their dense solution, shared by the tests of the global engine."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
-from dustmap.gp.features import AbstractFeatureMap, TorusFeatures
+from dustmap.gp import AbstractMean, Batch, GridPrior, LinearMean, RegularGrid
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CholeskyFeatures,
+    HIPFeatures,
+    LocalFeatures,
+    TorusFeatures,
+)
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
-    GaussLegendre,
     LineIntegrals,
     PointValues,
     Stacked,
@@ -20,115 +25,86 @@ from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
 
-#: Points per axis of the unit box.
-SHAPES = {1: (12,), 2: (6, 5), 3: (4, 4, 3)}
+SHAPES = [(12,), (5, 4), (4, 3, 3)]
+MAPS = ["torus", "hip", "cholesky", "local"]
+#: Every map on every shape; the weight tables of three dimensions take seconds.
+CASES = [
+    pytest.param(s, m, marks=[pytest.mark.slow] if m == "local" and len(s) == 3 else [])
+    for s in SHAPES
+    for m in MAPS
+]
 
 
-def functionals(kind: str, dim: int, n: int, seed: int = 0) -> AbstractFunctional:
-    """n functionals inside the unit box; "all" stacks the three kinds."""
+def some_functionals(dim: int, n: int, seed: int) -> AbstractFunctional:
+    """n point values, n derivatives and n rays in the unit cube."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand((n, dim), generator=generator, dtype=torch.float64)
-    if kind == "points":
-        return PointValues(x)
-    if kind == "derivatives":
-        direction = torch.randn((n, dim), generator=generator, dtype=torch.float64)
-        return Derivatives(x, direction / direction.norm(dim=-1, keepdim=True))
-    if kind == "rays":
-        return LineIntegrals.from_observer(x, observer=torch.full((dim,), 0.5).double())
-    return Stacked(tuple(functionals(k, dim, n // 3, seed) for k in KINDS))
 
+    def draw() -> Tensor:
+        return torch.rand(n, dim, dtype=torch.float64, generator=generator)
 
-KINDS = ("points", "derivatives", "rays")
-
-
-def model(
-    dim: int,
-    lengthscale: float = 0.5,
-    variance: float = 1.0,
-    *,
-    shape: tuple[int, ...] | None = None,
-    mean: ConstantMean | None = None,
-    likelihood: GaussianLikelihood | None = None,
-    features: Callable[[GridPrior], AbstractFeatureMap] = TorusFeatures,
-    padding: float = 1.0,
-) -> GridModel:
-    """A Matérn-3/2 field on a grid of the unit box; ConstantMean and scale learned by default."""
-    grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape or SHAPES[dim])
-    prior = GridPrior.padded(Matern32(lengthscale, variance, dim=dim), grid, padding=padding)
-    return GridModel(
-        features(prior),
-        ConstantMean(0.3) if mean is None else mean,
-        GaussianLikelihood(scale=1.2) if likelihood is None else likelihood,
+    direction = draw() + 0.1
+    direction = direction / direction.norm(dim=-1, keepdim=True)
+    return Stacked(
+        (PointValues(draw()), Derivatives(draw(), direction), LineIntegrals.segment(draw(), draw()))
     )
 
 
-def torus_features(grid_model: GridModel) -> TorusFeatures:
-    """The features of a `model` as what they are."""
-    assert isinstance(grid_model.features, TorusFeatures)
-    return grid_model.features
-
-
-def observed(functional: AbstractFunctional, noise: float = 0.1, seed: int = 1) -> Batch:
-    """Noisy functionals of the field sin 3x₁ + cos 5x₂ ..., with noise variances that differ."""
-    generator = torch.Generator().manual_seed(seed)
-    n = len(functional)
-    values = _smooth(functional)
-    sigma = noise * (0.5 + torch.rand(n, generator=generator, dtype=torch.float64))
-    white = torch.randn(n, generator=generator, dtype=torch.float64)
-    return Batch(functional, values + sigma * white, sigma.square())
-
-
-def _smooth(functional: AbstractFunctional) -> Tensor:
-    """The functionals of Σ_d sin (2d + 1) x_d, (N,)."""
-    if isinstance(functional, Stacked):
-        return functional.arrange([_smooth(part) for part in functional.parts])
-    measure = functional.measure(GaussLegendre(24))
-    frequency = 2.0 * torch.arange(1, functional.dim + 1, dtype=torch.float64) + 1.0
-    phase = measure.points * frequency
-    values = phase.sin().sum(-1)
-    if measure.direction is not None:
-        values = (phase.cos() * frequency * measure.direction[:, None]).sum(-1)
-    return (measure.weights * values).sum(-1)
+def feature_map(
+    shape: tuple[int, ...], name: str, dtype: torch.dtype = torch.float64
+) -> AbstractFeatureMap:
+    """Features of a grid on the unit cube; Matérn-3/2, ℓ = 0.4, variance 1.2."""
+    dim = len(shape)
+    grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape)
+    kernel = Matern32(0.4, 1.2, dim=dim)
+    if name == "cholesky":
+        return CholeskyFeatures(kernel, grid, rows_dtype=dtype)
+    prior = GridPrior.padded(kernel, grid, dtype=dtype)
+    maps: dict[str, AbstractFeatureMap] = {"torus": TorusFeatures(prior), "hip": HIPFeatures(prior)}
+    return maps[name] if name in maps else LocalFeatures(prior)
 
 
 @dataclass(frozen=True, eq=False)
 class DenseSolution:
-    """Posterior mean of ε (M_w,), a factor Q (M_w, M_w) with Q Qᵀ = Λ⁻¹, and deviations."""
+    """The posterior of ε by matrices, with Λ and V = ΦΦᵀ + Σ; float64."""
 
+    phi: Tensor
+    sigma: Tensor
+    residual: Tensor
     eps_mean: Tensor
-    factor: Tensor
-    deviations: Tensor
+    precision: Tensor
+
+    @staticmethod
+    def of(model: GridModel, data: Batch) -> "DenseSolution":
+        with torch.no_grad():
+            phi = model.features.operator(data.functional).to_dense().double()
+            sigma = model.sigma(data).double()
+            residual = data.y.double() - model.mean.values(data.functional)
+        V = phi @ phi.mT + torch.diag(sigma)
+        precision = torch.eye(phi.shape[1], dtype=phi.dtype) + phi.mT @ (phi / sigma[:, None])
+        eps_mean = phi.mT @ torch.linalg.solve(V, residual)
+        return DenseSolution(phi, sigma, residual, eps_mean, precision)
+
+    @property
+    def V(self) -> Tensor:
+        return self.phi @ self.phi.mT + torch.diag(self.sigma)
 
 
-def dense_solution(
-    grid_model: GridModel, batch: Batch, sigma: Tensor | None = None
-) -> DenseSolution:
-    """Moments from the Cholesky factor of Λ; the deviations average to Λ⁻¹ exactly."""
-    with torch.no_grad():
-        present = grid_model.rebuilt()
-        variance = present.sigma(batch) if sigma is None else sigma
-        phi = present.features.rows(batch.functional).phi.double()
-        weighted = phi / variance[:, None]
-        L = torch.linalg.cholesky(torch.eye(phi.shape[1]) + phi.mT @ weighted)
-        right = weighted.mT @ present.residual(batch).double()
-        mean = torch.cholesky_solve(right[:, None], L).squeeze(-1)
-        factor = torch.linalg.inv(L).mT
-    return DenseSolution(mean, factor, len(L) ** 0.5 * factor.mT)
-
-
-def sampled_deviations(solution: DenseSolution, count: int, seed: int = 0) -> Tensor:
-    """(count, M_w) independent draws of N(0, Λ⁻¹)."""
+def some_data(functional: AbstractFunctional, noise: float = 0.05, seed: int = 7) -> Batch:
+    """Numbers around 2 of the magnitude of the prior, with unequal noise."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (count, len(solution.eps_mean))
-    return torch.randn(shape, generator=generator, dtype=torch.float64) @ solution.factor.mT
+    y = 2.0 + torch.randn(len(functional), dtype=torch.float64, generator=generator)
+    spread = 0.5 + torch.rand(len(functional), dtype=torch.float64, generator=generator)
+    return Batch(functional, y, noise * spread)
 
 
-def dense_log_evidence(grid_model: GridModel, batch: Batch) -> Tensor:
-    """ln N(y; m, ΦΦᵀ + Σ) with the graph of all parameters."""
-    present = grid_model.rebuilt()
-    rows = present.features.rows(batch.functional)
-    noise = present.likelihood.noise_variance(batch)
-    A = rows.phi @ rows.phi.mT + torch.diag(noise + rows.residual_variance)
-    normal = torch.distributions.MultivariateNormal(present.mean.values(batch.functional), A)
-    value: Tensor = normal.log_prob(batch.y)  # type: ignore[no-untyped-call]
-    return value
+def some_model(
+    shape: tuple[int, ...],
+    name: str = "torus",
+    dtype: torch.dtype = torch.float64,
+    mean: AbstractMean | None = None,
+) -> GridModel:
+    return GridModel(
+        feature_map(shape, name, dtype),
+        LinearMean([0.1] * len(shape), 0.5) if mean is None else mean,
+        GaussianLikelihood(),
+    )
