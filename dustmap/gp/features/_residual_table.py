@@ -1,0 +1,217 @@
+"""What local weights leave unexplained of the field, tabulated on a lattice of offsets.
+
+The residual r(x) = ρ(x) − w(x)ᵀu of kriging weights w on the stencil S of x's cell has
+
+    c_r(x, x') = k(x − x') − w(x)ᵀ k_S(x') − w(x')ᵀ k_S'(x) + w(x)ᵀ K_SS' w(x'),
+
+which dies out within two cells, so that a small table on offsets j / T serves every pair of points.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp._grid import RegularGrid
+from dustmap.gp.covariances import ClosedForm
+from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.functionals import PointMeasure, PointValues
+
+#: Cells on each axis beyond which residuals are taken for uncorrelated.
+BAND = 2
+#: T, offsets per axis at which pairs are tabulated, by dimension.
+_STEPS = {1: 64, 2: 16, 3: 8}
+#: In higher dimensions.
+_FEWEST_STEPS = 3
+#: The variance of one point alone is tabulated this many times finer.
+_FINER = 3
+
+
+@final
+@dataclass(frozen=True)
+class PairLattice:
+    """Pairs of points on the lattice h / T, at most `BAND` cells apart on each axis.
+
+    On one axis a pair is its first point's offset j in 0..T−1 and the displacement m in −B..B, both
+    in lattice steps. A stencil is symmetric about its cell, so (j, m) and (−j mod T, −m) are one
+    entry: of the T (2B + 1) pairs of an axis, `entries` remain.
+    """
+
+    dim: int
+    steps: int
+
+    @staticmethod
+    def of(dim: int) -> "PairLattice":
+        """The lattice for fields on R^dim."""
+        return PairLattice(dim, _STEPS.get(dim, _FEWEST_STEPS))
+
+    @property
+    def reach(self) -> int:
+        """B, the largest displacement in lattice steps."""
+        return BAND * self.steps
+
+    @property
+    def entries(self) -> int:
+        """Distinct pairs on one axis."""
+        return len(self.representatives()[0])
+
+    def representatives(self) -> tuple[Tensor, Tensor]:
+        """Offset j and displacement m ≥ 0 of every entry of an axis."""
+        j = torch.arange(self.steps)
+        m = torch.arange(1, self.reach + 1)
+        still = torch.arange(self.steps // 2 + 1)
+        offsets = torch.cat([still, j.repeat_interleave(len(m))])
+        return offsets, torch.cat([torch.zeros_like(still), m.repeat(len(j))])
+
+    def entry_of(self) -> Tensor:
+        """Entry of the pair (j, m) at position j (2B + 1) + m + B: (T (2B + 1),)."""
+        T, B = self.steps, self.reach
+        j, m = torch.meshgrid(torch.arange(T), torch.arange(-B, B + 1), indexing="ij")
+        mirrored = (-j).remainder(T)
+        first = torch.where(m < 0, mirrored, j)
+        apart = T // 2 + 1 + first * B + m.abs() - 1
+        return torch.where(m == 0, torch.minimum(j, mirrored), apart).flatten()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ResidualTable:
+    """c_r at lattice points, float64, with the graph of the kernel.
+
+    values: first Var r(x) at offsets on the finer lattice, `fine`^D entries, then the entries of
+    pairs, `lattice.entries`^D, both in C order.
+    """
+
+    values: Tensor
+    lattice: PairLattice
+    fine: int
+
+    @staticmethod
+    def of(stencil: Stencil) -> "ResidualTable":
+        """The table of a stencil: a few products of matrices, differentiable in the kernel."""
+        lattice = PairLattice.of(stencil.dim)
+        fine = _FINER * lattice.steps
+        single = point_variance(stencil, _offsets(stencil.dim, fine, stencil.shifts().device))
+        return ResidualTable(torch.cat([single, _pair_values(stencil, lattice)]), lattice, fine)
+
+
+def point_variance(stencil: Stencil, offsets: Tensor) -> Tensor:
+    """E(ρ(x) − w(x)ᵀu)² = k(0) − k_Sᵀ K_SS⁻¹ k_S at offsets (T, D): (T,)."""
+    origin = PointValues(torch.zeros(1, stencil.dim, dtype=torch.float64, device=offsets.device))
+    prior = ClosedForm().variance(stencil.kernel, origin, stencil.wrapping)
+    return prior - explained_variance(stencil, offsets)
+
+
+def explained_variance(
+    stencil: Stencil, offsets: Tensor, direction: Tensor | None = None
+) -> Tensor:
+    """k_Sᵀ K_SS⁻¹ k_S of points at offsets (T, D), or of derivatives along (T, D): (T,).
+
+    As 2 wᵀk_S − wᵀ K_SS w, which is stationary in w: the weights need no graph, and little memory
+    is kept for the backward pass.
+    """
+    with torch.no_grad():
+        w = stencil.weights(offsets, direction)
+    apart = offsets.double()[:, None] - stencil.shifts()
+    spacing = torch.tensor(stencil.spacing, dtype=torch.float64, device=offsets.device)
+    seen = PointMeasure(apart * spacing, w, direction)
+    origin = torch.zeros(1, stencil.dim, dtype=torch.float64, device=offsets.device)
+    shared = ClosedForm().cross(stencil.kernel, seen, origin, stencil.wrapping)[:, 0]
+    return 2.0 * shared - ((w @ stencil.K_SS()) * w).sum(-1)
+
+
+def _offsets(dim: int, steps: int, device: torch.device) -> Tensor:
+    """(j_1, .., j_D) / steps in C order, (steps^D, D)."""
+    axis = torch.arange(steps, dtype=torch.float64, device=device) / steps
+    return torch.cartesian_prod(*([axis] * dim)).reshape(-1, dim)
+
+
+def _pair_values(stencil: Stencil, lattice: PairLattice) -> Tensor:
+    """c_r of every entry of pairs, flat: k(m) − (w k_S'ᵀ + k_S w'ᵀ − w K_SS' w'ᵀ).
+
+    With all displacements on the lattice, every covariance is looked up in one table of lags.
+    """
+    D, device = stencil.dim, stencil.shifts().device
+    index = _PairIndex.of(lattice, stencil.order)
+    lags = _lattice_lags(stencil, lattice, index.longest)
+    w = stencil.weights(_offsets(D, lattice.steps, device))  # (T^D, P)
+    first = lags[index.joint(index.ahead, D).to(device)]  # (Δ, P, T^D): k_S(x')
+    second = lags[index.joint(index.behind, D).to(device)]  # (Δ, T^D, P): k_S'(x)
+    between = index.joint(index.nodes, D).to(device)  # (Δ, P, P)
+    K = lags[between]
+    if stencil.nugget is not None:
+        K = K + stencil.nugget * (between == 0)
+    G = w @ (first - 0.5 * K @ w.mT) + (second - 0.5 * w @ K) @ w.mT
+    place = index.places(D).to(device)
+    apart = index.joint(index.apart[None, None], D).flatten().to(device)
+    return lags[apart] - G.flatten()[place]
+
+
+def _lattice_lags(stencil: Stencil, lattice: PairLattice, longest: int) -> Tensor:
+    """k at 0..longest lattice steps on every axis, flat."""
+    D = stencil.dim
+    spacing = tuple(h / lattice.steps for h in stencil.spacing)
+    grid = RegularGrid((0.0,) * D, spacing, (longest + 1,) * D)
+    origin = torch.zeros(1, D, dtype=torch.float64, device=stencil.shifts().device)
+    return ClosedForm().cross(stencil.kernel, PointValues(origin), grid, stencil.wrapping)[0]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _PairIndex:
+    """Lags, in lattice steps, that the pairs of one axis ask for; Δ in 0..BAND is the cell of x'.
+
+    ahead (Δ, p, T): between x' and the stencil of x; behind (Δ, T, p): between x and the stencil
+    of x'; nodes (Δ, p, p): between the stencils; apart (E,): between the points of an entry;
+    offset, cell, other (E,): j, Δ and j' of an entry.
+    """
+
+    ahead: Tensor
+    behind: Tensor
+    nodes: Tensor
+    apart: Tensor
+    offset: Tensor
+    cell: Tensor
+    other: Tensor
+    longest: int
+    steps: int
+
+    @staticmethod
+    @cache
+    def of(lattice: PairLattice, order: int) -> "_PairIndex":
+        """The lags for stencils of `order` nodes per axis."""
+        T = lattice.steps
+        j = torch.arange(T)
+        s = T * (torch.arange(order) - (order // 2 - 1))
+        cell = T * torch.arange(BAND + 1)[:, None, None]
+        ahead = (cell + j - s[:, None]).abs()
+        behind = (cell + s - j[:, None]).abs()
+        nodes = (cell + s - s[:, None]).abs()
+        offset, apart = lattice.representatives()
+        second = offset + apart
+        longest = max(int(v.max()) for v in (ahead, behind, nodes, apart))
+        return _PairIndex(ahead, behind, nodes, apart, offset, second // T, second % T, longest, T)
+
+    def joint(self, lag: Tensor, dim: int) -> Tensor:
+        """Flat positions in the lags of all axes together: (a, b, c) -> (a^D, b^D, c^D)."""
+        total = torch.zeros((), dtype=torch.int64)
+        for d in range(dim):
+            place = [1] * (3 * dim)
+            place[d], place[dim + d], place[2 * dim + d] = lag.shape
+            total = total + lag.reshape(place) * (self.longest + 1) ** (dim - 1 - d)
+        a, b, c = lag.shape
+        return total.reshape(a**dim, b**dim, c**dim)
+
+    def places(self, dim: int) -> Tensor:
+        """Where the entries lie in an array (Δ^D, T^D, T^D): (E^D,)."""
+        T, total = self.steps, torch.zeros((), dtype=torch.int64)
+        for d in range(dim):
+            power = dim - 1 - d
+            cells = self.cell * (BAND + 1) ** power * T ** (2 * dim)
+            pair = self.offset * T ** (power + dim) + self.other * T**power
+            place = [1] * dim
+            place[d] = -1
+            total = total + (cells + pair).reshape(place)
+        return total.flatten()
