@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import final
 
 import torch
@@ -160,7 +161,9 @@ class LocalFeatures(AbstractFeatureMap):
         observed, layout = self.estimator.observed(functional), self.layout
         size = layout.rows_at_once(observed)
         if isinstance(observed, LineIntegrals):
-            yield Piece(layout.stencil.table(), _ray_sites(layout, observed), len(observed), size)
+            graph = torch.is_grad_enabled()
+            table = layout.stencil.table() if graph else self._detached_table
+            yield Piece(table, _ray_sites(layout, observed), len(observed), size)
             return
         for part in chunks(max(1, len(observed)), size):
             sites, table = layout.measure_sites(observed[part])
@@ -170,9 +173,14 @@ class LocalFeatures(AbstractFeatureMap):
         """Taps of slices of the data, without a graph."""
         layout = self.layout
         if isinstance(observed, LineIntegrals):
-            table, sites = layout.stencil.table().to(self.dtype), _ray_sites(layout, observed)
+            table, sites = self._detached_table, _ray_sites(layout, observed)
             return lambda part: sites(part).taps(table)
         return lambda part: _measure_taps(layout, observed[part], self.dtype)
+
+    @cached_property
+    def _detached_table(self) -> Tensor:
+        with torch.no_grad():
+            return self.stencil.table().to(self.dtype)
 
     def _part_weights(self, functional: AbstractFunctional, keep: bool) -> AbstractOperator:
         observed = self.estimator.observed(functional)

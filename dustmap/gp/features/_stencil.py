@@ -7,16 +7,17 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.gp._grid import RegularGrid
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import ClosedForm, Wrapping
-from dustmap.gp.functionals import PointMeasure
+from dustmap.gp.functionals import PointMeasure, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
 ORDERS = (2, 4)
 #: Images of the kernel below this fraction of k(0) are left out, as in the prior's lags.
 _IMAGE_TOLERANCE = 1e-12
-#: A table holds at most this many offsets, and this many per axis.
-_TABLE_OFFSETS, _TABLE_STEPS = 2**15, 1024
+#: A table holds at most 2^15 offsets, and 2^10 per axis.
+_TABLE_BITS, _AXIS_BITS = 15, 10
 
 
 @final
@@ -76,7 +77,7 @@ class Stencil:
     @property
     def steps(self) -> int:
         """T, offsets per axis of a table: 1024, 128, 32 in 1, 2, 3 dimensions."""
-        return min(_TABLE_STEPS, int(math.pow(_TABLE_OFFSETS, 1.0 / self.dim) + 1e-9))
+        return 1 << min(_AXIS_BITS, _TABLE_BITS // self.dim)
 
     def axis_shifts(self, device: torch.device | None = None) -> Tensor:
         """−(p/2 − 1), .., p/2: the stencil's cells along one axis, (p,) int64."""
@@ -109,9 +110,26 @@ class Stencil:
 
     def table(self) -> Tensor:
         """Weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
-        axis = torch.arange(self.steps, dtype=torch.float64, device=self._device) / self.steps
-        offsets = torch.cartesian_prod(*([axis] * self.dim)).reshape(-1, self.dim)
-        return self.weights(offsets)
+        k_S = self._covariance_table()
+        return torch.cholesky_solve(k_S.mT, self.factor()).mT
+
+    def _covariance_table(self) -> Tensor:
+        """k_S at the offsets of the table, (T^D, P): few distances, each evaluated once.
+
+        The displacements of offsets from nodes are a lattice of step h / T, and the covariance is
+        even in each of them.
+        """
+        half, steps = self.order // 2 * self.steps, torch.arange(self.steps, device=self._device)
+        fine = tuple(h / self.steps for h in self.spacing)
+        lattice = RegularGrid((0.0,) * self.dim, fine, (half + 1,) * self.dim)
+        origin = PointValues(torch.zeros(1, self.dim, dtype=torch.float64, device=self._device))
+        values = ClosedForm().cross(self.kernel, origin, lattice, self.wrapping)[0]
+        lag = (steps[:, None] - self.steps * self.axis_shifts(self._device)).abs()  # (T, p)
+        place = lag
+        for _ in range(1, self.dim):
+            along = place[:, None, :, None] * (half + 1) + lag[None, :, None, :]
+            place = along.reshape(len(place) * len(lag), -1)
+        return values[place]
 
     def nearest(
         self, cell: Tensor, offset: Tensor, torus_shape: tuple[int, ...]
