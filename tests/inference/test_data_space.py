@@ -1,0 +1,92 @@
+"""The solve in data space against the dense exact answer and the solve in field space."""
+
+import pytest
+import torch
+
+from dustmap.gp import Batch, ConstantMean, GridPrior, LinearMean, RegularGrid
+from dustmap.gp.features import LocalFeatures
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import Matern12
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import GridModel, SolveSettings, solve_global
+from dustmap.inference._data_space import solve_in_data_space
+
+NOISE = 0.05
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[GridModel, Batch]:
+    """300 values between and on the nodes of a 16 × 20 grid."""
+    grid = RegularGrid((0.0, 0.0), (0.5, 0.4), (16, 20))
+    generator = torch.Generator().manual_seed(0)
+    nodes = grid.points()[torch.randperm(grid.size, generator=generator)[:200]]
+    upper = torch.tensor(grid.upper, dtype=torch.float64)
+    between = upper * torch.rand(100, 2, dtype=torch.float64, generator=generator)
+    x = torch.cat([nodes, between])
+    y = torch.sin(x[:, 0]) + 0.3 * x[:, 1] + NOISE * torch.randn(300, generator=generator)
+    kernel = Matern12((2.0, 3.0), 1.2, dim=2)
+    prior = GridPrior.padded(kernel, grid, padding=2.0, dtype=dtype)
+    features = LocalFeatures(prior, order=4)
+    model = GridModel(features, ConstantMean(0.5), GaussianLikelihood(jitter=NOISE))
+    return model, Batch(PointValues(x), y.to(dtype))
+
+
+def test_both_spaces_agree_in_mean_and_draws() -> None:
+    model, data = problem()
+    settings = SolveSettings(rtol=1e-8, max_steps=2000, samples=4, seed=3)
+    ours, other = solve_in_data_space(model, data, settings), solve_global(model, data, settings)
+    assert ours.converged
+    assert torch.allclose(ours.eps_mean, other.eps_mean, atol=1e-5)
+    assert torch.allclose(ours.deviations, other.deviations, atol=1e-5)
+    assert ours.quadratic_form == pytest.approx(other.quadratic_form, rel=1e-6)
+    assert ours.block_steps < other.block_steps
+
+
+def test_mean_coefficients_are_those_of_generalised_least_squares() -> None:
+    model, data = problem()
+    model = GridModel(model.features, LinearMean((0.0, 0.0)), model.likelihood)
+    settings = SolveSettings(rtol=1e-9, max_steps=2000, samples=2, fit_mean=True)
+    found = solve_in_data_space(model, data, settings)
+    phi = model.features.operator(data.functional).to_dense()
+    A = phi @ phi.mT + torch.diag(model.sigma(data).detach())
+    H, weights = model.mean.basis(data.functional), torch.linalg.inv(A)
+    beta = torch.linalg.solve(H.mT @ weights @ H, H.mT @ weights @ data.y)
+    assert torch.allclose(found.mean_coefficients, beta, atol=1e-6)
+    rest = data.y - H @ beta
+    assert torch.allclose(found.eps_mean, phi.mT @ weights @ rest, atol=1e-6)
+    assert found.quadratic_form == pytest.approx(float(rest @ weights @ rest), rel=1e-6)
+
+
+def test_the_tolerance_is_in_units_of_the_noise_in_float32_too() -> None:
+    model, data = problem(torch.float32)
+    exact = solve_in_data_space(*problem(), SolveSettings(1e-9, 2000, samples=2))
+    found = solve_in_data_space(model, data, SolveSettings(1e-3, 200, samples=2))
+    assert found.converged
+    phi = problem()[0].features.operator(data.functional)
+    error = phi.matmul(found.eps_mean.double() - exact.eps_mean)
+    assert float(error.square().mean().sqrt()) < 0.05 * NOISE
+
+
+def test_a_warm_start_is_shorter_and_keeps_the_preconditioner() -> None:
+    model, data = problem()
+    settings = SolveSettings(1e-6, 500, samples=3)
+    first = solve_in_data_space(model, data, settings)
+    again = solve_in_data_space(model, data, settings, start=first)
+    assert again.neighbours is first.neighbours
+    assert again.block_steps == 0
+    more = solve_in_data_space(model, data, SolveSettings(1e-6, 500, samples=5), start=first)
+    assert torch.allclose(more.deviations[:3], first.deviations)
+    assert len(more.deviations) == len(more.prior_draws) == 5
+
+
+def test_antithetic_draws_come_in_pairs() -> None:
+    model, data = problem()
+    found = solve_in_data_space(model, data, SolveSettings(1e-4, samples=4, antithetic=True))
+    assert torch.equal(found.deviations[0], -found.deviations[1])
+    assert len(found.deviations) == 4
+
+
+def test_line_integrals_are_refused() -> None:
+    model, data = problem()
+    rays = LineIntegrals.from_observer(torch.ones(3, 2, dtype=torch.float64))
+    with pytest.raises(TypeError, match="solve_global"):
+        solve_in_data_space(model, Batch(rays, data.y[:3]), SolveSettings())
