@@ -18,7 +18,9 @@ from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparamete
 from dustmap.gp._means import AbstractMean as AbstractMean
 from dustmap.gp._means import ConstantMean as ConstantMean
 from dustmap.gp._means import LinearMean as LinearMean
+from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
 from dustmap.gp._posterior import AbstractPosterior as AbstractPosterior
 from dustmap.gp._posterior import Prediction as Prediction
 from dustmap.gp._prior import GridPrior as GridPrior
 from dustmap.gp._prior import PriorReport as PriorReport
+from dustmap.gp._prior import torus_for as torus_for

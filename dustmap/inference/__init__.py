@@ -12,6 +12,8 @@ posterior mean and exact pathwise draws of a `GridModel` in one block solve; `Pa
 predicts any functional from them.
 """
 
+from dustmap.inference._data_space import DataSpaceSolution as DataSpaceSolution
+from dustmap.inference._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference._diagnostics import Scores as Scores
 from dustmap.inference._diagnostics import pit as pit
 from dustmap.inference._diagnostics import scores as scores

@@ -6,8 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
-from dustmap.gp._neighbour_precision import NeighbourPrecision
+from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._draws import DATA_STREAM, GRID_STREAM

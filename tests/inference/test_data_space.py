@@ -8,8 +8,7 @@ from dustmap.gp.features import LocalFeatures
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern12
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GridModel, SolveSettings, solve_global
-from dustmap.inference._data_space import solve_in_data_space
+from dustmap.inference import GridModel, SolveSettings, solve_global, solve_in_data_space
 
 NOISE = 0.05
 
