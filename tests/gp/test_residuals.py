@@ -13,6 +13,7 @@ from dustmap.gp.covariances import ClosedForm, MonteCarlo
 from dustmap.gp.features import _residuals as residuals
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
+from dustmap.gp.features._order import stencil_order
 from dustmap.gp.features._residual_check import exact_residual_variance, residual_check
 from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._residual_table import BAND, PairLattice, ResidualTable
@@ -346,3 +347,38 @@ def test_rays_without_weight_leave_nothing() -> None:
     ray = rays(prior, 2)
     empty = LineIntegrals(ray.origin, ray.direction, ray.edges, 0.0 * ray.weights)
     assert variance(prior, empty, 2).tolist() == [0.0, 0.0]
+
+
+def test_points_take_four_nodes_per_axis() -> None:
+    prior = make_prior((8, 7))
+    chosen = stencil_order(prior, PointValues(inside(prior, 20)), torch.ones(20, dtype=F64))
+    assert chosen.order == 4
+    assert chosen.bytes4 > chosen.bytes2 > 0
+
+
+@pytest.mark.parametrize(
+    ("noise", "memory", "order", "words"),
+    [
+        (1e3, 2**31, 2, "only"),
+        (1e-6, 2**31, 4, "lower"),
+        (1e-6, 1000, 4, "lower"),
+        (0.05, 1000, 2, "bytes"),
+        (0.05, 2**31, 4, "lower"),
+    ],
+)
+def test_rays_take_two_where_that_does_as_well(
+    noise: float, memory: int, order: int, words: str
+) -> None:
+    prior = make_prior((10, 9), Matern52(2.5, dim=2))
+    functional = rays(prior, 40)
+    variances = torch.full((40,), noise, dtype=F64)
+    chosen = stencil_order(prior, functional, variances, memory=memory, sample=30, gain=0.05)
+    assert chosen.order == order
+    assert words in chosen.reason
+    assert chosen.ratio2 > chosen.ratio4 > 0
+
+
+def test_stencil_order_refuses_noise_of_another_length() -> None:
+    prior = make_prior((8, 7))
+    with pytest.raises(ValueError, match=r"noise_variance must be \(3,\)"):
+        stencil_order(prior, PointValues(inside(prior, 3)), torch.ones(2, dtype=F64))
