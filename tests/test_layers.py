@@ -44,6 +44,7 @@ HALVES = (
             "_pathwise",
             "_evidence",
             "_information",
+            "_centred",
             "_learn_evidence",
             "_robust",
             "_mgvi",

@@ -1,5 +1,6 @@
 """The gradient of the log evidence from posterior moments of ε: Fisher's identity, split."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from dustmap.gp import Batch
 from dustmap.gp.features import chunks
+from dustmap.inference._centred import Recolouring
 from dustmap.inference._grid_model import GridModel
-from dustmap.inference._information import differentiate, split_like, total_variance
+from dustmap.inference._information import Moments, differentiate, split_like, total_variance
 
 
 @final
@@ -31,6 +33,7 @@ def evidence_gradient(
     eps_mean: Tensor,
     deviations: Tensor,
     weights: Tensor | None = None,
+    prior_draws: Tensor | None = None,
 ) -> EvidenceGradient:
     """∂ ln p(y | θ) = E_{ε|y}[∂_θ ln N(y; m_θ + Φ_θ ε, Σ_θ)], since ε's prior has no θ.
 
@@ -42,37 +45,70 @@ def evidence_gradient(
     Taking mean and deviations apart leaves out their product, which is zero on average and would
     drown the rest.
 
+    Where the data determine the field well that is still noisy in the length scale. Given the
+    draws of the prior ε₀_s that δ_s = Λ⁻¹(ε₀_s + ΦᵀΣ^{-1/2} ξ_s) came from, the same identity is
+    used with the field u = C^{1/2} ε fixed instead, and ln|C_θ| written as an average over ε₀_s:
+
+        the above at m̂_θ = C_θ^{-1/2} C^{1/2} m̂ and δ_θ,s = C_θ^{-1/2} C^{1/2} δ_s,
+        + ½ ⟨ln λ_θ, |m̂_k|² + mean_s (|δ_s,k|² − |ε₀_s,k|²)⟩
+
+    Modes k that the data do not reach have δ_s = ε₀_s and drop out.
+
     eps_mean (M_w,) = m̂; deviations (S, M_w) ~ N(0, Λ⁻¹), independent; weights (N,): the noise
-    variances are divided by them. The standard errors are the scatter of the single deviations.
+    variances are divided by them; prior_draws (S, M_w) = ε₀_s, for features of a `GridPrior`. The
+    standard errors are the scatter of the single deviations.
     """
-    values = gradient_values(model, data, eps_mean, deviations, weights)
-    derivatives = differentiate(model, data, eps_mean, deviations, weights)
-    errors = derivatives.monte_carlo_covariance.diagonal().sqrt()
+    moments = Moments(eps_mean, deviations, prior_draws)
+    values = gradient_values(model, data, moments, weights)
+    errors = differentiate(model, data, moments, weights).monte_carlo_covariance.diagonal().sqrt()
     return EvidenceGradient(values, split_like(errors, list(model.parameters())))
 
 
 def gradient_values(
-    model: GridModel,
-    data: Batch,
-    eps_mean: Tensor,
-    deviations: Tensor,
-    weights: Tensor | None = None,
+    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """The values of `evidence_gradient` alone; data go by chunks, a backward pass for each."""
-    parameters = _check(model, data, eps_mean, deviations, weights)
-    eps = torch.cat([eps_mean[None], deviations]).to(model.features.dtype)
+    parameters = _check(model, data, moments, weights)
+    eps = torch.cat([moments.eps_mean[None], moments.deviations]).to(model.features.dtype)
+    inputs: list[Tensor] = [*parameters]
+    if moments.prior_draws is not None:
+        inputs.append(eps.requires_grad_())
     with torch.enable_grad():
         present = model.rebuilt()
-        total = [torch.zeros_like(p) for p in parameters]
+        total = [torch.zeros_like(p) for p in inputs]
         for part in chunks(len(data), model.features.chunk):
             tau = None if weights is None else weights[part]
             objective = _expected_log_density(present, data[part], eps, tau)
             # What the chunks share (spectrum, tables) must outlive the first of them.
-            gradients = torch.autograd.grad(
-                objective, parameters, retain_graph=True, allow_unused=True
-            )
-            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
+            total = _added(total, objective, inputs)
+        if moments.prior_draws is not None:
+            recolouring = Recolouring.at(present.features)
+            power = _centring_power(recolouring, moments, moments.prior_draws, eps, total.pop())
+            objective = recolouring.log_spectrum(present.features, power)
+            total = _added(total, objective, parameters)
     return tuple(total)
+
+
+def _added(total: list[Tensor], objective: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    gradients = torch.autograd.grad(objective, inputs, retain_graph=True, materialize_grads=True)
+    return [t + g for t, g in zip(total, gradients, strict=True)]
+
+
+@torch.no_grad()
+def _centring_power(
+    recolouring: Recolouring, moments: Moments, prior_draws: Tensor, eps: Tensor, slope: Tensor
+) -> Tensor:
+    """What multiplies ∂ ln λ_k when the field is held fixed: ½ (|m̂|² + ... ) − ½ ε · ∂/∂ε.
+
+    slope (1 + S, M_w): derivative of the data's part in eps, to which ∂ε_θ = −½ ε ∂ ln λ applies.
+    """
+    count = len(moments.deviations)
+    total = recolouring.power(moments.eps_mean, moments.eps_mean)
+    for delta, draw in zip(moments.deviations, prior_draws, strict=True):
+        total += (recolouring.power(delta, delta) - recolouring.power(draw, draw)) / count
+    for value, derivative in zip(eps.detach(), slope, strict=True):
+        total -= recolouring.power(value, derivative)
+    return 0.5 * total
 
 
 def _expected_log_density(
@@ -87,19 +123,9 @@ def _expected_log_density(
 
 
 def _check(
-    model: GridModel, data: Batch, eps_mean: Tensor, deviations: Tensor, weights: Tensor | None
+    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None
 ) -> list[nn.Parameter]:
-    width = model.features.n_features
-    if eps_mean.shape != (width,):
-        raise ValueError(
-            f"eps_mean must have shape ({width},), the features' M_w, got {tuple(eps_mean.shape)}: "
-            "solve again after a change of the grid or the torus"
-        )
-    if deviations.ndim != 2 or deviations.shape[1] != width or len(deviations) < 2:
-        raise ValueError(
-            f"deviations must be two or more rows of {width} numbers (S, M_w), got shape "
-            f"{tuple(deviations.shape)}: draw at least two samples with this model"
-        )
+    moments.check(model.features.n_features)
     if weights is not None and weights.shape != (len(data),):
         raise ValueError(
             f"weights must have shape ({len(data)},), one per datum, got {tuple(weights.shape)}"

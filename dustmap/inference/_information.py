@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
+from dustmap.gp.features import AbstractFeatureMap
+from dustmap.inference._centred import Recolouring
 from dustmap.inference._grid_model import GridModel
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.linalg import AbstractOperator, pcg
@@ -20,7 +22,39 @@ from dustmap.linalg import AbstractOperator, pcg
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
 #: Accuracy of the solves behind the information, whose error enters it squared.
-_RTOL = 1e-3
+_RTOL = 1e-2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Posterior of ε: eps_mean (M_w,), deviations δ_s (S, M_w), and prior draws behind them.
+
+    prior_draws (S, M_w): ε₀_s of δ_s = Λ⁻¹(ε₀_s + ΦᵀΣ^{-1/2} ξ_s), or None.
+    """
+
+    eps_mean: Tensor
+    deviations: Tensor
+    prior_draws: Tensor | None = None
+
+    def check(self, width: int) -> None:
+        """An error unless all belong to a model of M_w = width."""
+        if self.eps_mean.shape != (width,):
+            raise ValueError(
+                f"eps_mean must have shape ({width},), the features' M_w, got "
+                f"{tuple(self.eps_mean.shape)}: solve again after a change of grid or torus"
+            )
+        shape = tuple(self.deviations.shape)
+        if len(shape) != 2 or shape[1] != width or shape[0] < 2:
+            raise ValueError(
+                f"deviations must be two or more rows of {width} numbers (S, M_w), got shape "
+                f"{shape}: draw at least two samples with this model"
+            )
+        if self.prior_draws is not None and self.prior_draws.shape != shape:
+            raise ValueError(
+                f"prior_draws must have the shape {shape} of deviations, one for each, got "
+                f"{tuple(self.prior_draws.shape)}"
+            )
 
 
 @final
@@ -29,12 +63,17 @@ class Derivatives:
     """Derivatives in all P numbers of the parameters, at θ; zero in those of the mean.
 
     of_covariance (P, N) = ∂_iA α, with A = ΦΦᵀ + Σ and α = A⁻¹(y − m).
-    of_deviations (S, P) = ∂_i of −½ ‖Φ_θ δ_s‖²_{Σ⁻¹}: their scatter is that of the gradient.
+    of_deviations (S, P): ∂_i of what is averaged over s; its scatter is that of the gradient.
+    guess (P, M_w): (∂_i ln λ) ε̂ in the spectrum where the features live on a torus, else zeros.
+    of_log_sigma (P, N) = ∂_i ln Σ_n. leverage (N,) = mean_s (Φδ_s)_n² / Σ_n.
     phi, sigma (N,): Φ and Σ at θ.
     """
 
     of_covariance: Tensor
     of_deviations: Tensor
+    guess: Tensor
+    of_log_sigma: Tensor
+    leverage: Tensor
     phi: AbstractOperator
     sigma: Tensor
 
@@ -55,67 +94,136 @@ class Derivatives:
 
             q_iᵀ A⁻¹ q_j = (q_i − Φx_i)ᵀ Σ⁻¹ (q_j − Φx_j) + x_iᵀ x_j
 
-        has an error of second order in that of x.
+        has an error of second order in that of x, which can only raise the diagonal. `guess` is
+        exact but for −Λ⁻¹ of it and for derivatives of the weights, so that few steps suffice.
         """
-        q = self.of_covariance
         A = PrecisionOperator(self.phi, self.sigma.reciprocal())
-        right = self.phi.rmatmul((q / self.sigma).to(self.phi.dtype))
+        rest = self.of_covariance - self.phi.matmul(self.guess).double()
+        right = self.phi.rmatmul((rest / self.sigma).to(self.phi.dtype)) - self.guess
         solve = pcg(A, right, preconditioner=preconditioner, rtol=_RTOL, max_steps=max_steps)
-        rest = (q - self.phi.matmul(solve.x).double()) / self.sigma.sqrt()
-        x = solve.x.double()
+        x = (self.guess + solve.x).double()
+        rest = (self.of_covariance - self.phi.matmul(x.to(self.phi.dtype)).double()) / (
+            self.sigma.sqrt()
+        )
         return 0.5 * (rest @ rest.mT + x @ x.mT)
+
+    def metric(self, preconditioner: AbstractOperator | None = None) -> Tensor:
+        """The average information with a diagonal at least that expected of the noise (P, P).
+
+        ½ Σ_n (1 − h_n)² (∂_i ln Σ_n)² with leverage h_n. Where the noise is taken far too large,
+        the data inform little and Newton steps would overshoot; near the maximum this adds nothing.
+        """
+        information = self.average_information(preconditioner)
+        share = (1.0 - self.leverage).clamp_min(0.0).square()
+        expected = 0.5 * (self.of_log_sigma.square() @ share)
+        return information + torch.diag((expected - information.diagonal()).clamp_min(0.0))
 
 
 @torch.no_grad()
 def differentiate(
-    model: GridModel,
-    data: Batch,
-    eps_mean: Tensor,
-    deviations: Tensor,
-    weights: Tensor | None = None,
+    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None = None
 ) -> Derivatives:
-    """Forward differences at posterior mean (M_w,) and deviations (S, M_w) of ε.
+    """Forward differences of what `evidence_gradient` averages, at fixed moments.
 
     The parameters are moved in place, one at a time, and set back.
     """
     present = model.rebuilt()
     phi = present.features.operator(data.functional)
     sigma = total_variance(present, data, weights)
-    seen = phi.matmul(eps_mean.to(phi.dtype)).double()
+    seen = phi.matmul(moments.eps_mean.to(phi.dtype)).double()
     alpha = (data.y.double() - present.mean.values(data.functional) - seen) / sigma
-    probe = _Probe(alpha, deviations.to(phi.dtype))
-    here = probe.applied(phi, sigma)
-    covariances, quadratics = [], []
-    parameters = list(model.parameters())
+    probe = _Probe.of(alpha, moments, present)
+    here = probe.applied(present.features, phi, sigma)
+    changes: list[_Applied] = []
     in_kernel = {id(p) for p in model.features.parameters()}
     in_mean = {id(p) for p in model.mean.parameters()}
     step = _SHIFT[phi.dtype]
-    for parameter in _shifted(parameters, step):
+    for parameter in _shifted(list(model.parameters()), step):
         there = here
         if id(parameter) in in_kernel:
             moved = model.rebuilt()
-            shifted_phi = moved.features.operator(data.functional)
-            there = probe.applied(shifted_phi, total_variance(moved, data, weights))
+            moved_phi = moved.features.operator(data.functional)
+            moved_sigma = total_variance(moved, data, weights)
+            there = probe.applied(moved.features, moved_phi, moved_sigma)
         elif id(parameter) not in in_mean:
-            there = probe.applied(phi, total_variance(present, data, weights))
-        covariances.append((there[0] - here[0]) / step)
-        quadratics.append((there[1] - here[1]) / step)
-    return Derivatives(torch.stack(covariances), torch.stack(quadratics, -1), phi, sigma)
+            there = probe.applied(present.features, phi, total_variance(present, data, weights))
+        changes.append(there.since(here, step))
+    return Derivatives(
+        torch.stack([change.covariance for change in changes]),
+        torch.stack([change.terms for change in changes], -1),
+        torch.stack([change.guess for change in changes]),
+        torch.stack([change.log_sigma for change in changes]),
+        here.leverage,
+        phi,
+        sigma,
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Applied:
+    """A α (N,), what is averaged over the deviations (S,), −2 ε̂_θ (M_w,), ln Σ (N,) and the
+    leverage (N,)."""
+
+    covariance: Tensor
+    terms: Tensor
+    guess: Tensor
+    log_sigma: Tensor
+    leverage: Tensor
+
+    def since(self, before: "_Applied", step: float) -> "_Applied":
+        """Divided differences."""
+        return _Applied(
+            (self.covariance - before.covariance) / step,
+            (self.terms - before.terms) / step,
+            (self.guess - before.guess) / step,
+            (self.log_sigma - before.log_sigma) / step,
+            (self.leverage - before.leverage) / step,
+        )
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Probe:
-    """alpha (N,) and deviations (S, M_w), held fixed while the parameters move."""
+    """What is held fixed while the parameters move.
+
+    alpha (N,); eps_mean (M_w,); deviations (S, M_w). With prior draws also recolouring, for it is
+    the field that stays fixed, and power: |δ_s,k|² − |ε₀_s,k|², which ½ ∂ ln λ_k multiplies.
+    """
 
     alpha: Tensor
+    eps_mean: Tensor
     deviations: Tensor
+    recolouring: Recolouring | None
+    power: Tensor | None
 
-    def applied(self, phi: AbstractOperator, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """A α (N,) and −½ ‖Φ δ_s‖²_{Σ⁻¹} (S,), float64."""
+    @staticmethod
+    def of(alpha: Tensor, moments: Moments, present: GridModel) -> "_Probe":
+        eps_mean = moments.eps_mean.to(present.features.dtype)
+        deviations = moments.deviations.to(present.features.dtype)
+        if moments.prior_draws is None:
+            return _Probe(alpha, eps_mean, deviations, None, None)
+        recolouring = Recolouring.at(present.features)
+        pairs = zip(deviations, moments.prior_draws, strict=True)
+        power = [recolouring.power(d, d) - recolouring.power(e, e) for d, e in pairs]
+        return _Probe(alpha, eps_mean, deviations, recolouring, torch.stack(power))
+
+    def applied(
+        self, features: AbstractFeatureMap, phi: AbstractOperator, sigma: Tensor
+    ) -> _Applied:
+        """At features with operator phi and with sigma (N,); float64."""
         back = phi.rmatmul(self.alpha.to(phi.dtype))
-        seen = phi.matmul(torch.cat([back[None], self.deviations])).double()
-        return seen[0] + sigma * self.alpha, -0.5 * (seen[1:].square() / sigma).sum(-1)
+        deviations, guess = self.deviations, torch.zeros_like(self.eps_mean)
+        centring = torch.zeros((), dtype=torch.float64)
+        if self.recolouring is not None and self.power is not None:
+            deviations = self.recolouring.applied(features, deviations)
+            guess = -2.0 * self.recolouring.applied(features, self.eps_mean)
+            rate = self.recolouring.log_rate(features)
+            centring = 0.5 * (self.power * rate).flatten(1).sum(-1)
+        seen = phi.matmul(torch.cat([back[None], deviations])).double()
+        ratio = seen[1:].square() / sigma
+        terms = centring - 0.5 * ratio.sum(-1)
+        return _Applied(seen[0] + sigma * self.alpha, terms, guess, sigma.log(), ratio.mean(0))
 
 
 def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:

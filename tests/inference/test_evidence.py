@@ -9,8 +9,8 @@ from dustmap.gp.features import TorusFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
 from dustmap.inference._evidence import evidence_gradient, gradient_values
-from dustmap.inference._information import differentiate, joined
-from tests.inference.gridded import (
+from dustmap.inference._information import Moments, differentiate, joined
+from tests.inference.evidence_cases import (
     KINDS,
     dense_log_evidence,
     dense_solution,
@@ -35,7 +35,9 @@ def test_exact_moments_give_the_exact_gradient(dim: int, kind: str) -> None:
     grid_model = model(dim, likelihood=likelihood)
     batch = observed(functionals(kind, dim, 9))
     solution = dense_solution(grid_model, batch)
-    got = joined(gradient_values(grid_model, batch, solution.eps_mean, solution.deviations))
+    got = joined(
+        gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
+    )
     expected = autograd_of_dense(grid_model, batch)
     assert len(got) == 5
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
@@ -45,7 +47,7 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     grid_model = model(2)
     batch = observed(functionals("rays", 2, 20))
     solution = dense_solution(grid_model, batch)
-    got = gradient_values(grid_model, batch, solution.eps_mean, solution.deviations)
+    got = gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
     for parameter, gradient in zip(grid_model.parameters(), got, strict=True):
         ends = []
         for step in (1e-5, -2e-5):
@@ -78,13 +80,38 @@ def test_samples_are_right_within_their_standard_errors() -> None:
 
 
 @pytest.mark.parametrize("kind", ["points", "rays"])
+def test_the_field_held_fixed_gives_the_same_gradient_with_less_noise(kind: str) -> None:
+    grid_model = model(1, 0.3, 10.0, shape=(30,))
+    batch = observed(functionals(kind, 1, 40))
+    solution = dense_solution(grid_model, batch)
+    width = grid_model.features.n_features
+    identity = width**0.5 * torch.eye(width, dtype=torch.float64)
+    moments = Moments(solution.eps_mean, solution.deviations, identity)
+    got = joined(gradient_values(grid_model, batch, moments))
+    expected = autograd_of_dense(grid_model, batch)
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7 * float(expected.abs().max()))
+
+    white = torch.randn((400, width), generator=torch.Generator().manual_seed(0)).double()
+    phi = grid_model.features.rows(batch.functional).phi.detach()
+    sigma = grid_model.sigma(batch).detach()
+    xi = torch.randn((400, len(batch)), generator=torch.Generator().manual_seed(1)).double()
+    right = white + (xi / sigma.sqrt()) @ phi
+    deviations = right @ solution.factor @ solution.factor.mT
+    centred = evidence_gradient(grid_model, batch, solution.eps_mean, deviations, prior_draws=white)
+    errors = joined(centred.standard_errors)
+    assert bool(((joined(centred.values) - expected).abs() <= 4.0 * errors + 1e-8).all())
+    plain = evidence_gradient(grid_model, batch, solution.eps_mean, deviations)
+    assert float(errors[0]) < 0.5 * float(plain.standard_errors[0])
+
+
+@pytest.mark.parametrize("kind", ["points", "rays"])
 def test_average_information_of_the_dense_model(kind: str) -> None:
     grid_model = model(1, 0.3, shape=(30,))
     batch = observed(functionals(kind, 1, 80))
     solution = dense_solution(grid_model, batch)
-    derivatives = differentiate(
-        grid_model, batch, solution.eps_mean, sampled_deviations(solution, 4)
-    )
+    deviations = sampled_deviations(solution, 4)
+    moments = Moments(solution.eps_mean, deviations, deviations)
+    derivatives = differentiate(grid_model, batch, moments)
     got = derivatives.average_information()
 
     def covariance() -> Tensor:
@@ -110,7 +137,9 @@ def test_close_to_the_exact_gaussian_process_on_a_fine_grid(kind: str) -> None:
     grid_model = model(1, 0.3, shape=(60,))
     batch = observed(functionals(kind, 1, 40))
     solution = dense_solution(grid_model, batch)
-    got = joined(gradient_values(grid_model, batch, solution.eps_mean, solution.deviations))
+    got = joined(
+        gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
+    )
     prior = torus_features(grid_model).prior
     exact = ExactGP(prior.kernel, grid_model.mean, wrapping=prior.wrapping)
     noise = grid_model.likelihood.noise_variance(batch)

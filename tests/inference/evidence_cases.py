@@ -1,0 +1,134 @@
+"""Small gridded models, data drawn from them, and dense exact solves of their posterior."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.features import AbstractFeatureMap, TorusFeatures
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    GaussLegendre,
+    LineIntegrals,
+    PointValues,
+    Stacked,
+)
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import GridModel
+
+#: Points per axis of the unit box.
+SHAPES = {1: (12,), 2: (6, 5), 3: (4, 4, 3)}
+
+
+def functionals(kind: str, dim: int, n: int, seed: int = 0) -> AbstractFunctional:
+    """n functionals inside the unit box; "all" stacks the three kinds."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand((n, dim), generator=generator, dtype=torch.float64)
+    if kind == "points":
+        return PointValues(x)
+    if kind == "derivatives":
+        direction = torch.randn((n, dim), generator=generator, dtype=torch.float64)
+        return Derivatives(x, direction / direction.norm(dim=-1, keepdim=True))
+    if kind == "rays":
+        return LineIntegrals.from_observer(x, observer=torch.full((dim,), 0.5).double())
+    return Stacked(tuple(functionals(k, dim, n // 3, seed) for k in KINDS))
+
+
+KINDS = ("points", "derivatives", "rays")
+
+
+def model(
+    dim: int,
+    lengthscale: float = 0.5,
+    variance: float = 1.0,
+    *,
+    shape: tuple[int, ...] | None = None,
+    mean: ConstantMean | None = None,
+    likelihood: GaussianLikelihood | None = None,
+    features: Callable[[GridPrior], AbstractFeatureMap] = TorusFeatures,
+    padding: float = 1.0,
+) -> GridModel:
+    """A Matérn-3/2 field on a grid of the unit box; ConstantMean and scale learned by default."""
+    grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, shape or SHAPES[dim])
+    prior = GridPrior.padded(Matern32(lengthscale, variance, dim=dim), grid, padding=padding)
+    return GridModel(
+        features(prior),
+        ConstantMean(0.3) if mean is None else mean,
+        GaussianLikelihood(scale=1.2) if likelihood is None else likelihood,
+    )
+
+
+def torus_features(grid_model: GridModel) -> TorusFeatures:
+    """The features of a `model` as what they are."""
+    assert isinstance(grid_model.features, TorusFeatures)
+    return grid_model.features
+
+
+def observed(functional: AbstractFunctional, noise: float = 0.1, seed: int = 1) -> Batch:
+    """Noisy functionals of the field sin 3x₁ + cos 5x₂ ..., with noise variances that differ."""
+    generator = torch.Generator().manual_seed(seed)
+    n = len(functional)
+    values = _smooth(functional)
+    sigma = noise * (0.5 + torch.rand(n, generator=generator, dtype=torch.float64))
+    white = torch.randn(n, generator=generator, dtype=torch.float64)
+    return Batch(functional, values + sigma * white, sigma.square())
+
+
+def _smooth(functional: AbstractFunctional) -> Tensor:
+    """The functionals of Σ_d sin (2d + 1) x_d, (N,)."""
+    if isinstance(functional, Stacked):
+        return functional.arrange([_smooth(part) for part in functional.parts])
+    measure = functional.measure(GaussLegendre(24))
+    frequency = 2.0 * torch.arange(1, functional.dim + 1, dtype=torch.float64) + 1.0
+    phase = measure.points * frequency
+    values = phase.sin().sum(-1)
+    if measure.direction is not None:
+        values = (phase.cos() * frequency * measure.direction[:, None]).sum(-1)
+    return (measure.weights * values).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSolution:
+    """Posterior mean of ε (M_w,), a factor Q (M_w, M_w) with Q Qᵀ = Λ⁻¹, and deviations."""
+
+    eps_mean: Tensor
+    factor: Tensor
+    deviations: Tensor
+
+
+def dense_solution(
+    grid_model: GridModel, batch: Batch, sigma: Tensor | None = None
+) -> DenseSolution:
+    """Moments from the Cholesky factor of Λ; the deviations average to Λ⁻¹ exactly."""
+    with torch.no_grad():
+        present = grid_model.rebuilt()
+        variance = present.sigma(batch) if sigma is None else sigma
+        phi = present.features.rows(batch.functional).phi.double()
+        weighted = phi / variance[:, None]
+        L = torch.linalg.cholesky(torch.eye(phi.shape[1]) + phi.mT @ weighted)
+        right = weighted.mT @ present.residual(batch).double()
+        mean = torch.cholesky_solve(right[:, None], L).squeeze(-1)
+        factor = torch.linalg.inv(L).mT
+    return DenseSolution(mean, factor, len(L) ** 0.5 * factor.mT)
+
+
+def sampled_deviations(solution: DenseSolution, count: int, seed: int = 0) -> Tensor:
+    """(count, M_w) independent draws of N(0, Λ⁻¹)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, len(solution.eps_mean))
+    return torch.randn(shape, generator=generator, dtype=torch.float64) @ solution.factor.mT
+
+
+def dense_log_evidence(grid_model: GridModel, batch: Batch) -> Tensor:
+    """ln N(y; m, ΦΦᵀ + Σ) with the graph of all parameters."""
+    present = grid_model.rebuilt()
+    rows = present.features.rows(batch.functional)
+    noise = present.likelihood.noise_variance(batch)
+    A = rows.phi @ rows.phi.mT + torch.diag(noise + rows.residual_variance)
+    normal = torch.distributions.MultivariateNormal(present.mean.values(batch.functional), A)
+    value: Tensor = normal.log_prob(batch.y)  # type: ignore[no-untyped-call]
+    return value
