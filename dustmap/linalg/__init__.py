@@ -9,7 +9,7 @@ circulant given by its spectrum: covariances, roots and preconditioners on a tor
 Krylov space, which takes fewer steps where products with A outweigh k² n operations per step.
 Both report on every column in a `SolveResult`.
 `nystrom` makes a preconditioner for shift · I + G of a few products with it.
-`toeplitz_solve` is the same for a Toeplitz matrix, differentiable in its lags and in b.
+`toeplitz_solve` is `pcg` for a Toeplitz matrix, differentiable in its lags and in b.
 
 `KeyedNormal` makes normal numbers that depend on nothing but their address.
 `TilePartition` cuts grid vectors into blocks of neighbouring points and back.
@@ -24,7 +24,6 @@ from dustmap.linalg._nystrom import nystrom as nystrom
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
 from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
-from dustmap.linalg._operator import SparseOperator as SparseOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
@@ -33,5 +32,6 @@ from dustmap.linalg._result import SolveResult as SolveResult
 from dustmap.linalg._result import SolveStatus as SolveStatus
 from dustmap.linalg._result import UnconvergedWarning as UnconvergedWarning
 from dustmap.linalg._solve import toeplitz_solve as toeplitz_solve
+from dustmap.linalg._sparse import SparseOperator as SparseOperator
 from dustmap.linalg._tiles import TilePartition as TilePartition
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator

@@ -1,9 +1,8 @@
-"""What a linear operator is, and the four plain ones."""
+"""What a linear operator is, and the plain ones."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -145,65 +144,6 @@ class DiagonalOperator(AbstractOperator):
         return y * self.diagonal
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class SparseOperator(AbstractOperator):
-    """A sparse matrix (m, n) in compressed rows, kept together with its transpose.
-
-    The transpose is stored because a transposed CSR product is tens of times slower than a
-    plain one; 32-bit indices because 64-bit ones are copied at every product on the CPU.
-    Differentiable in the vector, not in the entries.
-    """
-
-    matrix: Tensor
-    transposed: Tensor = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.matrix.layout != torch.sparse_csr or self.matrix.ndim != 2:
-            raise ValueError(
-                f"SparseOperator: matrix must be a 2-D sparse CSR tensor, got layout "
-                f"{self.matrix.layout} of shape {tuple(self.matrix.shape)}; "
-                "use SparseOperator.from_coo(rows, cols, values, shape)"
-            )
-        matrix = _with_narrow_indices(self.matrix.detach())
-        object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "transposed", _transposed_csr(matrix))
-
-    @staticmethod
-    def from_coo(
-        rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
-    ) -> "SparseOperator":
-        """From entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
-        for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
-            _check_indices(name, index, length)
-        order = torch.argsort(rows * shape[1] + cols)
-        rows, cols, values = rows[order], cols[order], values[order]
-        fresh = torch.ones_like(rows, dtype=torch.bool)
-        fresh[1:] = (rows[1:] != rows[:-1]) | (cols[1:] != cols[:-1])
-        summed = values.new_zeros(int(fresh.sum())).index_add_(0, fresh.cumsum(0) - 1, values)
-        return SparseOperator(_csr(rows[fresh], cols[fresh], summed, shape))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.shape[0], self.matrix.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
-    def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, lambda v: _sparse_product(self.matrix, v), self.rmatmul)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return apply_linear(y, lambda v: _sparse_product(self.transposed, v), self.matmul)
-
-
 def check_vectors(
     name: str, x: Tensor, length: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -218,12 +158,6 @@ def check_vectors(
             f"{name}: expected {dtype} on {device} like the operator, got {x.dtype} on "
             f"{x.device}; convert one of them"
         )
-
-
-def _check_indices(name: str, index: Tensor, length: int) -> None:
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
-        wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
 
 
 def apply_linear(
@@ -250,41 +184,3 @@ class _LinearMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.adjoint(grads[0]), None, None
-
-
-def _sparse_product(matrix: Tensor, x: Tensor) -> Tensor:
-    if x.ndim == 1:
-        return matrix @ x
-    flat = x.reshape(-1, x.shape[-1])
-    return (matrix @ flat.mT).mT.reshape(*x.shape[:-1], matrix.shape[0])
-
-
-def _csr(rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """CSR tensor of entries already sorted by row."""
-    counts = torch.bincount(rows, minlength=shape[0])
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return _csr_from_parts(starts, cols, values, shape)
-
-
-def _csr_from_parts(starts: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    narrow = max(*shape, values.numel()) < 2**31
-    index = torch.int32 if narrow else torch.int64
-    with warnings.catch_warnings():
-        # torch announces once per process that CSR is in beta; nothing for the user to act on.
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            starts.to(index), cols.to(index), values, shape, check_invariants=True
-        )
-
-
-def _with_narrow_indices(matrix: Tensor) -> Tensor:
-    m, n = matrix.shape
-    return _csr_from_parts(matrix.crow_indices(), matrix.col_indices(), matrix.values(), (m, n))
-
-
-def _transposed_csr(matrix: Tensor) -> Tensor:
-    m, n = matrix.shape
-    counts = matrix.crow_indices().diff()
-    rows = torch.repeat_interleave(torch.arange(m, device=matrix.device), counts)
-    cols, order = torch.sort(matrix.col_indices(), stable=True)
-    return _csr(cols, rows[order], matrix.values()[order], (n, m))
