@@ -51,8 +51,10 @@ class MeanProfile:
         rows[columns] = directions
         return MeanProfile(phi, D, U, D * (data.y.double() - H @ beta), beta, rows)
 
-    def __len__(self) -> int:
-        return self.U.shape[1]
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the data determine any coefficient that was left free."""
+        return self.U.shape[1] > 0
 
     def misfit(self, x: Tensor) -> Tensor:
         """D(y − Hβ̂ − Φx) (N,) at the best β̂ for x (M_w,), float64."""
@@ -70,32 +72,6 @@ class MeanProfile:
     def quadratic_form(self, x: Tensor) -> float:
         """The minimum, (y − Hβ̂)ᵀ(ΦΦᵀ + Σ)⁻¹(y − Hβ̂), exact to second order in the error of x."""
         return float(self.misfit(x).square().sum() + x.double().square().sum())
-
-    def columns(self) -> Tensor:
-        """B = Φᵀ D U as rows (K, M_w): Λ − B Bᵀ is the operator of the equation."""
-        return self.phi.rmatmul((self.D[:, None] * self.U).mT.to(self.phi.dtype))
-
-    def correction(self, x: Tensor, X: Tensor) -> Tensor:
-        """(Λ − B Bᵀ)⁻¹ r from x = Λ⁻¹ r (M_w,) and X = Λ⁻¹ B (K, M_w), by Woodbury's formula.
-
-        I − BᵀX is summed as (U − DΦX)ᵀ(U − DΦX) + XᵀX: without cancellation.
-        """
-        if len(self) == 0:
-            return x
-        B, X64 = self.columns().double(), X.double()
-        Z = self.U.mT - self.D * self.phi.matmul(X).double()
-        G = Z @ Z.mT + X64 @ X64.mT
-        gamma: Tensor = torch.linalg.solve(G, B @ x.double())
-        return x + (gamma @ X64).to(x.dtype)
-
-    def slopes(self, X: Tensor) -> Tensor:
-        """∂ε̂/∂β (P, M_w) = −Λ⁻¹ΦᵀΣ⁻¹H from X = Λ⁻¹ B (K, M_w)."""
-        inverse: Tensor = torch.linalg.pinv(self.directions)
-        return -(inverse.mT @ X.double()).to(X.dtype)
-
-    def solutions(self, slopes: Tensor) -> Tensor:
-        """X (K, M_w) of the slopes of an earlier solve."""
-        return -(self.directions.mT @ slopes.double()).to(slopes.dtype)
 
     def refined(
         self,

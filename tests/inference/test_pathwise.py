@@ -28,7 +28,7 @@ from tests.inference.gridded import (
     some_model,
 )
 
-COUNT = 1000
+COUNT = 300
 TIGHT = SolveSettings(rtol=1e-8, samples=4)
 
 
