@@ -31,9 +31,10 @@ from dustmap.gp.features._local_weights import (
 )
 from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
+from dustmap.gp.features._residuals import LocalResiduals
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, Stacked
-from dustmap.linalg import AbstractOperator, CirculantOperator
+from dustmap.linalg import AbstractOperator
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,8 @@ class LocalFeatures(AbstractFeatureMap):
         self._check(functional)
         weights = self._arranged(functional, lambda p: p.dense(self.n_features, self.dtype))
         phi = self.prior.torus_root(0.5).matmul(weights)
-        return Features(phi, self.residual_variance(functional))
+        residuals = self._residuals().variance(functional)
+        return Features(phi, residuals.value, clamped=residuals.clamped)
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
@@ -133,13 +135,16 @@ class LocalFeatures(AbstractFeatureMap):
         return self._arranged(functional, lambda piece: piece.product(u).mT).mT
 
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return _exact_residual_variance(self, functional)
+        return self._residuals().variance(functional).value
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()
 
     def rebuilt(self) -> "LocalFeatures":
         return replace(self, prior=self.prior.rebuilt())
+
+    def _residuals(self) -> LocalResiduals:
+        return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
 
     @property
     def _like(self) -> Tensor:
@@ -201,15 +206,3 @@ def _fixed(sites: Sites) -> Callable[[slice], Sites]:
 def _measure_taps(layout: Layout, measure: PointMeasure, dtype: torch.dtype) -> Taps:
     sites, table = layout.measure_sites(measure)
     return sites.taps(table.to(dtype))
-
-
-def _exact_residual_variance(features: LocalFeatures, functional: AbstractFunctional) -> Tensor:
-    """k_ff − 2 wᵀ k_fu + wᵀ K w over the whole torus: for few data."""
-    prior = features.prior
-    arguments = (prior.wrapping, torch.float64)
-    k_ff = features.estimator.variance(prior.kernel, functional, *arguments)
-    k_fu = features.estimator.cross(prior.kernel, functional, prior.torus_grid(), *arguments)
-    w = features._arranged(functional, lambda p: p.dense(features.n_features, torch.float64))
-    K = CirculantOperator(prior.spectrum, prior.torus_shape)
-    residual = k_ff - 2.0 * (w * k_fu).sum(-1) + (w * K.matmul(w)).sum(-1)
-    return residual.clamp_min(0.0).to(features.dtype)

@@ -1,0 +1,167 @@
+"""Multilinear rows on the box: exact row sums, no negative entry, a slow twin."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.gp.features import _interpolation as interpolation_module
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    LineIntegrals,
+    PointMeasure,
+    PointValues,
+    Stacked,
+)
+from dustmap.linalg import AbstractOperator
+from tests import contracts
+from tests.contracts import OperatorCase
+
+SHAPES = [(9,), (5, 4), (4, 3, 5)]
+
+
+def _grid(shape: tuple[int, ...]) -> RegularGrid:
+    spacing = (0.5, 1.0, 0.8)[: len(shape)]
+    return RegularGrid(tuple(-0.7 * h for h in spacing), spacing, shape)
+
+
+def _inside(grid: RegularGrid, count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.rand(count, grid.dim, dtype=torch.float64, generator=generator)
+    lower, upper = (torch.tensor(v, dtype=torch.float64) for v in (grid.lower, grid.upper))
+    return lower + unit * (upper - lower)
+
+
+def _data(grid: RegularGrid, count: int = 6) -> Stacked:
+    plain = LineIntegrals.segment(_inside(grid, count, 1), _inside(grid, count, 2))
+    edges = plain.edges[:, 1:] * torch.tensor([0.0, 0.2, 0.7, 1.0])
+    weights = torch.tensor([1.0, 0.0, 0.4]).expand(count, -1)
+    rays = LineIntegrals(plain.origin, plain.direction, edges, weights)
+    corners = PointValues(grid.points()[[0, -1, 1]])
+    stacked = Stacked((PointValues(_inside(grid, count, 0)), rays, plain, corners))
+    return stacked[torch.randperm(len(stacked), generator=torch.Generator().manual_seed(0))]
+
+
+def _slow_value(rho: Tensor, grid: RegularGrid, x: Tensor) -> float:
+    """The multilinear interpolant at one point, corner by corner."""
+    position = (x - torch.tensor(grid.lower)) / torch.tensor(grid.spacing)
+    corner = [min(int(p), m - 2) for p, m in zip(position, grid.shape, strict=True)]
+    total = 0.0
+    for bits in itertools.product((0, 1), repeat=grid.dim):
+        share = 1.0
+        for p, c, bit in zip(position.tolist(), corner, bits, strict=True):
+            share *= (p - c) if bit else (1 - (p - c))
+        place = tuple(c + bit for c, bit in zip(corner, bits, strict=True))
+        total += share * float(rho.reshape(grid.shape)[place])
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_points_against_loops(shape: tuple[int, ...]) -> None:
+    grid = _grid(shape)
+    rho = torch.rand(grid.size, dtype=torch.float64, generator=torch.Generator())
+    x = torch.cat([_inside(grid, 20, 3), grid.points()])
+    actual = interpolation(PointValues(x), grid, dtype=torch.float64).matmul(rho)
+    expected = torch.tensor([_slow_value(rho, grid, point) for point in x], dtype=torch.float64)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual[20:], rho, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_constants_and_gradients_are_integrated_exactly(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    grid = _grid(shape)
+    data = _data(grid)
+    L = interpolation(data, grid, dtype=dtype)
+    assert L.dtype == dtype
+    assert L.shape == (len(data), grid.size)
+    linear = torch.cat([torch.ones(grid.size, 1), grid.points()], dim=-1)
+    found = L.matmul(linear.mT.to(dtype).contiguous()).mT.double()
+    atol = 1e-12 if dtype == torch.float64 else 2e-6
+    torch.testing.assert_close(found, data.moments(), rtol=0, atol=atol)
+    assert float(L.to_dense().min()) >= 0
+
+
+def test_rays_against_a_fine_rule() -> None:
+    grid = _grid((5, 4))
+    rho = torch.rand(grid.size, dtype=torch.float64, generator=torch.Generator())
+    rays = LineIntegrals.segment(_inside(grid, 8, 1), _inside(grid, 8, 2))
+    fine = interpolation(rays, grid, dtype=torch.float64, per_cell=100).matmul(rho)
+    usual = interpolation(rays, grid, dtype=torch.float64).matmul(rho)
+    for n in range(len(rays)):
+        s = (torch.arange(400) + 0.5) / 400 * rays.edges[n, 1]
+        points = rays.origin[n] + s[:, None] * rays.direction[n]
+        mean = sum(_slow_value(rho, grid, x) for x in points) / 400
+        assert float(fine[n]) == pytest.approx(mean * float(rays.edges[n, 1]), rel=1e-4)
+    assert float((usual - fine).abs().max() / fine.abs().max()) < 0.03
+
+
+def _case() -> OperatorCase:
+    grid = _grid((5, 4))
+    data = _data(grid)
+
+    def build(dtype: torch.dtype) -> AbstractOperator:
+        return interpolation(data, grid, dtype=dtype)
+
+    return OperatorCase("interpolation", build, build(torch.float64).to_dense())
+
+
+@pytest.mark.parametrize("check", contracts.OPERATOR_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("case", [_case()], ids=lambda case: case.name)
+def test_operator_contract(case: OperatorCase, check: Callable[[OperatorCase], None]) -> None:
+    check(case)
+
+
+def test_recomputed_rows_in_chunks_are_the_stored_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = _grid((4, 3, 5))
+    data = _data(grid, 30)
+    kept = interpolation(data, grid, dtype=torch.float64).to_dense()
+    monkeypatch.setattr(interpolation_module, "CHUNK_ENTRIES", 500)
+    streamed = interpolation(data, grid, 10, torch.float64).to_dense()
+    torch.testing.assert_close(streamed, kept, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("memory", [2**31, 10])
+def test_products_are_differentiable_in_the_field(memory: int) -> None:
+    grid = _grid((5, 4))
+    L = interpolation(_data(grid, 3), grid, memory, torch.float64)
+    rho = torch.rand(2, grid.size, dtype=torch.float64, generator=torch.Generator())
+    assert torch.autograd.gradcheck(L.matmul, (rho.requires_grad_(),))
+
+
+def test_points_a_rounding_error_beyond_a_face_stay_at_it() -> None:
+    grid = _grid((5, 4))
+    lower, upper = (torch.tensor(v, dtype=torch.float64) for v in (grid.lower, grid.upper))
+    x = torch.stack([lower - 1e-7, upper + 1e-7])
+    L = interpolation(PointValues(x), grid, dtype=torch.float64).to_dense()
+    expected = torch.zeros_like(L)
+    expected[0, 0] = expected[1, -1] = 1.0
+    torch.testing.assert_close(L, expected)
+
+
+def _slopes(x: Tensor) -> list[AbstractFunctional]:
+    slopes = Derivatives.partial(x, 0)
+    measure = PointMeasure(x[:, None], torch.ones(len(x), 1), slopes.direction)
+    return [slopes, measure, Stacked((PointValues(x), slopes))]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_derivatives_are_refused(kind: int) -> None:
+    grid = _grid((5, 4))
+    with pytest.raises(ValueError, match="Derivatives cannot be interpolated"):
+        interpolation(_slopes(_inside(grid, 2, 0))[kind], grid)
+
+
+def test_data_outside_the_box_are_refused() -> None:
+    grid = _grid((5, 4))
+    x = _inside(grid, 3, 0)
+    x[1, 0] = grid.upper[0] + 0.1
+    with pytest.raises(ValueError, match="1 of 3 points of the data lie outside the box"):
+        interpolation(PointValues(x), grid)

@@ -1,0 +1,368 @@
+"""Local kriging features: W and Φ against slow loops and dense algebra, products, gradients."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import GridPrior, RegularGrid
+from dustmap.gp.covariances import ClosedForm, MonteCarlo
+from dustmap.gp.features import LocalFeatures, Stencil, TorusFeatures, nodes_of
+from dustmap.gp.features import _local_sites as sites_module
+from dustmap.gp.features._local_weights import RecomputedOperator, Taps
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    Derivatives,
+    LineIntegrals,
+    PointMeasure,
+    PointValues,
+    Stacked,
+)
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
+from dustmap.linalg import AbstractOperator, CirculantOperator
+from tests import contracts
+from tests.contracts import OperatorCase
+from tests.gp.parameters import of_parameters
+
+SHAPES = [(14,), (7, 6), (5, 4, 4)]
+
+
+def _grid(shape: tuple[int, ...]) -> RegularGrid:
+    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
+
+
+def _draw(n: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, dim, dtype=torch.float64, generator=generator)
+
+
+def _points(dim: int, n: int) -> PointValues:
+    return PointValues(_draw(n, dim, 0))
+
+
+def _slopes(dim: int, n: int) -> Derivatives:
+    direction = _draw(n, dim, 1) + 0.1
+    return Derivatives(_draw(n, dim, 0), direction / direction.norm(dim=-1, keepdim=True))
+
+
+def _rays(dim: int, n: int) -> LineIntegrals:
+    plain = LineIntegrals.segment(_draw(n, dim, 2), _draw(n, dim, 3))
+    edges = plain.edges[:, 1:] * torch.tensor([0.0, 0.3, 0.5, 1.0])
+    return LineIntegrals(plain.origin, plain.direction, edges, 0.2 + _draw(n, 3, 4))
+
+
+def _measure(dim: int, n: int) -> PointMeasure:
+    points, weights = _draw(3 * n, dim, 5).reshape(n, 3, dim), _draw(n, 3, 6) - 0.3
+    return PointMeasure(points, weights, _draw(n, dim, 7))
+
+
+def _mixed(dim: int, n: int = 5, seed: int = 0) -> Stacked:
+    parts = (_points(dim, n), _slopes(dim, n), _rays(dim, n), _measure(dim, n))
+    stacked = Stacked(parts)
+    order = torch.randperm(len(stacked), generator=torch.Generator().manual_seed(seed))
+    return stacked[order]
+
+
+def _features(
+    shape: tuple[int, ...],
+    order: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    memory: int = 2**31,
+) -> LocalFeatures:
+    """Short length scales, so that few images of the kernel matter; 2³ nodes in 3-D."""
+    scales = (0.13, 0.1, 0.15)[: len(shape)]
+    prior = GridPrior.padded(Matern32(scales, 1.3), _grid(shape), padding=2.0, dtype=dtype)
+    return LocalFeatures(prior, order=order or (4 if len(shape) < 3 else 2), memory=memory)
+
+
+def _slow_weights(features: LocalFeatures, functional: AbstractFunctional) -> Tensor:
+    """W (N, M_w) node by node, at offsets rounded like the table's for rays."""
+    if isinstance(functional, Stacked):
+        return functional.arrange([_slow_weights(features, f) for f in functional.parts])
+    prior, stencil = features.prior, features.stencil
+    direction = functional.direction if isinstance(functional, Derivatives) else None
+    if isinstance(functional, PointMeasure):
+        direction = functional.direction
+    plain = PointValues(functional.x) if isinstance(functional, Derivatives) else functional
+    if isinstance(functional, PointMeasure):
+        plain = PointMeasure(functional.points, functional.weights)
+    nodes = nodes_of(plain, prior.grid, prior.torus_shape)
+    offsets = nodes.offset
+    if isinstance(functional, LineIntegrals):
+        offsets = (offsets * stencil.steps).round() / stencil.steps
+    along = direction[nodes.row] if isinstance(direction, Tensor) else None
+    weights = stencil.weights(offsets, along)
+    W = torch.zeros(len(functional), *prior.torus_shape, dtype=torch.float64)
+    for q in range(len(nodes)):
+        n = int(nodes.row[q])
+        values = nodes.weight[q] * weights[q]
+        for shift, w in zip(stencil.shifts().tolist(), values.tolist(), strict=True):
+            place = [
+                (int(c) + s) % length
+                for c, s, length in zip(nodes.cell[q], shift, prior.torus_shape, strict=True)
+            ]
+            W[(n, *place)] += w
+    return W.flatten(1)
+
+
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_against_loops(shape: tuple[int, ...], order: int) -> None:
+    features, functional = _features(shape, order), _mixed(len(shape), 3)
+    W = features.weights(functional)
+    torch.testing.assert_close(W.to_dense(), _slow_weights(features, functional).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_operator_and_products_agree(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    features, functional = _features(shape, dtype=dtype), _mixed(len(shape))
+    rows, operator = features.rows(functional), features.operator(functional)
+    atol = 1e-10 if dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(operator.to_dense(), rows.phi.detach(), rtol=0, atol=atol)
+    eps = torch.randn(3, features.n_features, dtype=dtype, generator=torch.Generator())
+    products = features.products(functional, eps)
+    assert products.dtype == rows.phi.dtype == dtype
+    expected = eps @ rows.phi.detach().mT
+    torch.testing.assert_close(products.detach(), expected, rtol=0, atol=atol)
+    with torch.no_grad():
+        plain = features.products(functional, eps)
+    torch.testing.assert_close(plain, expected, rtol=0, atol=atol)
+
+
+KINDS: list[Callable[[int, int], AbstractFunctional]] = [_points, _slopes, _rays]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_finer_grids_bring_the_exact_covariances(
+    kind: Callable[[int, int], AbstractFunctional], dim: int
+) -> None:
+    functional, kernel = kind(dim, 6), Matern52(0.5, dim=dim)
+    errors = []
+    for m in (5, 9, 17):
+        prior = GridPrior.padded(kernel, _grid((m,) * dim), padding=3.0)
+        phi = LocalFeatures(prior).operator(functional).to_dense()
+        exact = ClosedForm().between(kernel, functional, functional, prior.wrapping).detach()
+        errors.append(float((phi @ phi.mT - exact).abs().max() / exact.abs().max()))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < min(0.02, errors[0] / 4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_residual_variance_of_any_weights(shape: tuple[int, ...]) -> None:
+    features, dim = _features(shape), len(shape)
+    functional = Stacked((_points(dim, 5), _slopes(dim, 5)))
+    prior, arguments = features.prior, (features.prior.wrapping, torch.float64)
+    w = _slow_weights(features, functional).detach()
+    k_ff = ClosedForm().variance(prior.kernel, functional, *arguments)
+    k_fu = ClosedForm().cross(prior.kernel, functional, prior.torus_grid(), *arguments)
+    K = CirculantOperator(prior.spectrum, prior.torus_shape)
+    expected = (k_ff - 2 * (w * k_fu).sum(-1) + (w * K.matmul(w)).sum(-1)).detach()
+    actual = features.residual_variance(functional).detach()
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+    exact = TorusFeatures(prior).rows(functional).residual_variance.detach()
+    assert bool((actual >= exact - 1e-6).all())
+
+
+def _stored_case(shape: tuple[int, ...]) -> OperatorCase:
+    functional = _mixed(len(shape), 3)
+
+    def build(dtype: torch.dtype) -> AbstractOperator:
+        return _features(shape, 2, dtype).weights(functional)
+
+    dense = _slow_weights(_features(shape, 2), functional).detach()
+    return OperatorCase(f"stored-{len(shape)}", build, dense)
+
+
+def _recomputed_case() -> OperatorCase:
+    generator = torch.Generator().manual_seed(0)
+    row = torch.tensor([0, 0, 1, 3, 3, 3, 4])
+    column = torch.randint(6, (7, 3), generator=generator)
+    value = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+
+    def build(dtype: torch.dtype) -> AbstractOperator:
+        def taps(part: slice) -> Taps:
+            kept = (row >= part.start) & (row < part.stop)
+            values = value[kept].to(dtype)
+            return Taps(row[kept] - part.start, column[kept], values, part.stop - part.start)
+
+        return RecomputedOperator(taps, (5, 6), 2, torch.empty(0, dtype=dtype))
+
+    dense = torch.zeros(5 * 6, dtype=torch.float64)
+    dense.index_add_(0, (row[:, None] * 6 + column).flatten(), value.flatten())
+    return OperatorCase("recomputed", build, dense.reshape(5, 6))
+
+
+CASES = [_stored_case((6,)), _stored_case((4, 3)), _recomputed_case()]
+
+
+@pytest.mark.parametrize("check", contracts.OPERATOR_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_operator_contract(case: OperatorCase, check: Callable[[OperatorCase], None]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stored_and_recomputed_rows_are_the_same(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functional = _mixed(len(shape), 20)
+    kept = _features(shape)
+    planned = kept.plan_bytes(functional)
+    monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 700)
+    streamed = replace(kept, memory=planned - 1)
+    expected = kept.weights(functional)
+    actual = streamed.weights(functional)
+    for x in (_draw(2, kept.n_features, 0), _draw(1, kept.n_features, 1)[0]):
+        torch.testing.assert_close(actual.matmul(x), expected.matmul(x))
+    y = _draw(2, len(functional), 0)
+    torch.testing.assert_close(actual.rmatmul(y), expected.rmatmul(y))
+
+
+def test_planned_bytes_are_those_of_what_is_stored() -> None:
+    features, rays = _features((7, 6)), _rays(2, 2000)
+    W = features.weights(rays).to_dense()
+    entries = int((W != 0).sum())
+    assert features.plan_bytes(rays) == pytest.approx(2 * entries * 12, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chunks_change_no_number(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    features, functional = _features(shape), _mixed(len(shape), 9)
+    eps = _draw(2, features.n_features, 0)
+    weights, products = _outputs(features, functional, eps)
+    monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 300)
+    again, cut = _outputs(features, functional, eps)
+    torch.testing.assert_close(again, weights, rtol=0, atol=1e-11)
+    for one, other in zip(products, cut, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def _outputs(
+    features: LocalFeatures, functional: AbstractFunctional, eps: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """W, and Φ ε with its gradients in eps and in the kernel's parameters."""
+    eps = eps.clone().requires_grad_()
+    rebuilt = features.rebuilt()
+    products = rebuilt.products(functional, eps)
+    inputs = [eps, *rebuilt.parameters()]
+    gradients = torch.autograd.grad(products.square().sum(), inputs)
+    return features.weights(functional).to_dense(), (products.detach(), *gradients)
+
+
+@pytest.mark.parametrize(("shape", "order"), [((9,), 4), ((4, 4), 4), ((3, 3, 3), 2)])
+def test_gradients_of_products(shape: tuple[int, ...], order: int) -> None:
+    dim, functional = len(shape), _mixed(len(shape), 2)
+    grid, torus = _grid(shape), tuple(m + 5 for m in shape)
+    eps = torch.randn(2, _size(torus), dtype=torch.float64, generator=torch.Generator())
+
+    def objective(log_lengthscale: Tensor, log_variance: Tensor, eps: Tensor) -> Tensor:
+        def products(kernel: AbstractKernel) -> Tensor:
+            prior = GridPrior.padded(kernel, grid, torus_shape=torus)
+            return LocalFeatures(prior, order=order).products(functional, eps)
+
+        evaluate = of_parameters(Matern32((1.0,) * dim), products)
+        result: Tensor = evaluate(log_lengthscale, log_variance)
+        return result
+
+    scales = torch.linspace(-1.8, -1.5, dim, dtype=torch.float64, requires_grad=True)
+    variance = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    eps.requires_grad_()
+    assert torch.autograd.gradcheck(
+        objective, (scales, variance, eps), atol=1e-5, rtol=1e-4, fast_mode=True
+    )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_of_products_against_dense_autograd(shape: tuple[int, ...]) -> None:
+    features, functional = _features(shape, 2).rebuilt(), _mixed(len(shape))
+    eps = torch.randn(3, features.n_features, dtype=torch.float64, generator=torch.Generator())
+    eps.requires_grad_()
+    inputs = [eps, *features.parameters()]
+    dense = eps @ features.rows(functional).phi.mT
+    expected = torch.autograd.grad(dense.square().sum(), inputs, retain_graph=True)
+    products = features.products(functional, eps)
+    actual = torch.autograd.grad(products.square().sum(), inputs)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_frozen_weights_lose_much_of_the_gradient() -> None:
+    """∂ trace(Φ Φᵀ) / ∂ log ℓ at ℓ = h/2 needs the derivative of the weights."""
+    kernel = Matern32(1.0 / 12, dim=2)
+    prior = GridPrior.padded(kernel, _grid((7, 7)), padding=3.0)
+    features, points = LocalFeatures(prior, order=2), _points(2, 40)
+    eps = torch.eye(features.n_features, dtype=torch.float64)
+    whole = features.products(points, eps).square().sum()
+    u = prior.torus_root(0.5).matmul(eps)
+    frozen = features.weights(points).matmul(u).square().sum()
+    torch.testing.assert_close(whole, frozen)
+    parameter = kernel.log_lengthscale
+    (full,) = torch.autograd.grad(whole, parameter, retain_graph=True)
+    (partial,) = torch.autograd.grad(frozen, parameter)
+    assert float((full - partial).abs()) > 0.2 * float(full.abs())
+
+
+def test_draws_match_the_residual_variance() -> None:
+    """W u of draws of the field on the torus, with and without the point itself observed."""
+    kernel = Matern12(0.4, dim=1)
+    prior = GridPrior.padded(kernel, _grid((9,)), torus_shape=(24,))
+    fine = GridPrior.padded(kernel, RegularGrid((0.0,), (0.125 / 4,), (33,)), torus_shape=(96,))
+    x = fine.grid.points()
+    eps = torch.randn(4000, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        field = fine.torus_root(0.5).matmul(eps)
+        features = LocalFeatures(prior)
+        predicted = features.weights(PointValues(x)).matmul(field[:, ::4].contiguous())
+        error = (field[:, :33] - predicted).square().mean(0)
+        expected = features.residual_variance(PointValues(x))
+    torch.testing.assert_close(error, expected, rtol=0.1, atol=1e-6)
+
+
+def test_estimators_that_pick_points_decide_what_is_observed() -> None:
+    features = replace(_features((7, 6)), estimator=MonteCarlo(16, seed=3))
+    rays = _rays(2, 6)
+    as_points = MonteCarlo(16, seed=3).observed(rays)
+    torch.testing.assert_close(
+        features.weights(rays).to_dense(), features.weights(as_points).to_dense()
+    )
+
+
+def test_rebuilt_features_follow_the_kernel() -> None:
+    kernel = Matern32(0.4, dim=1)
+    features = LocalFeatures(GridPrior.padded(kernel, _grid((9,))))
+    points, eps = _points(1, 4), _draw(1, features.n_features, 0)
+    before = features.products(points, eps).detach()
+    with torch.no_grad():
+        kernel.log_variance.add_(2.0)
+    after = features.rebuilt().products(points, eps).detach()
+    torch.testing.assert_close(after, before * torch.e)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    prior = GridPrior.padded(Matern32(0.4, dim=1), _grid((9,)))
+    with pytest.raises(ValueError, match="expected 2 or 4, got 3"):
+        LocalFeatures(prior, order=3)
+    with pytest.raises(ValueError, match="per_cell must be positive"):
+        LocalFeatures(prior, per_cell=0.0)
+    with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
+        LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), _grid((9,))))
+    far = PointValues(torch.tensor([[0.5], [2.9]]).double())
+    with pytest.raises(ValueError, match="1 of 2 points of the data lie outside the grid"):
+        LocalFeatures(prior).operator(far)
+    assert Stencil.of(prior, 2).size == 2
+
+
+def test_points_in_the_padding_are_seen() -> None:
+    features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), _grid((9,))))
+    beyond = PointValues(torch.tensor([[-0.3], [1.2]]).double())
+    assert float(features.residual_variance(beyond).detach().max()) < 0.02
