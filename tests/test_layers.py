@@ -47,7 +47,14 @@ HALVES = (
             "_centred",
             "_learn_evidence",
             "_robust",
+            "_lognormal",
+            "_lognormal_posterior",
+            "_lognormal_state",
             "_mgvi",
+            "_mgvi_draws",
+            "_mgvi_hyper",
+            "_mgvi_newton",
+            "_mgvi_report",
         }
     ),
 )

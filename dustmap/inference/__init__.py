@@ -10,6 +10,9 @@ and for learning hyperparameters. Both give a state that `VariationalPosterior` 
 With products of Φ, for Gaussian noise and any number of data: `solve_global` finds the
 posterior mean and exact pathwise draws of a `GridModel` in one block solve; `PathwisePosterior`
 predicts any functional from them.
+
+For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian samples of a
+`LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
 from dustmap.inference._data_space import DataSpaceSolution as DataSpaceSolution
@@ -24,6 +27,14 @@ from dustmap.inference._global_solve import GlobalSolution as GlobalSolution
 from dustmap.inference._global_solve import SolveSettings as SolveSettings
 from dustmap.inference._global_solve import solve_global as solve_global
 from dustmap.inference._grid_model import GridModel as GridModel
+from dustmap.inference._lognormal import LogNormalModel as LogNormalModel
+from dustmap.inference._lognormal import typical_log_density as typical_log_density
+from dustmap.inference._lognormal_posterior import LogNormalPosterior as LogNormalPosterior
+from dustmap.inference._mgvi import fit_mgvi as fit_mgvi
+from dustmap.inference._mgvi_report import MGVIRound as MGVIRound
+from dustmap.inference._mgvi_report import MGVISettings as MGVISettings
+from dustmap.inference._mgvi_report import MGVISolution as MGVISolution
+from dustmap.inference._mgvi_report import MGVIStatus as MGVIStatus
 from dustmap.inference._model import VariationalModel as VariationalModel
 from dustmap.inference._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference._pathwise import field_at_nodes as field_at_nodes

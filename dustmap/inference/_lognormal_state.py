@@ -1,0 +1,170 @@
+"""Where the fit of a log-normal field stands, and the derivatives of its energy."""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, GridPrior
+from dustmap.inference._lognormal import GramOperator, LatentRoot, LogNormalModel
+from dustmap.linalg import AbstractOperator
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LogNormalProblem:
+    """A model with its data at the present hyperparameters, ready for products.
+
+    rows L (N, M); root T (M, n), n = M_w + P; log_mean H β₀ (M,); covariance K (M, M); y (N,);
+    noise Σ (N,). All in the prior's dtype, without a graph.
+    """
+
+    model: LogNormalModel
+    data: Batch
+    rows: AbstractOperator
+    root: LatentRoot
+    log_mean: Tensor
+    covariance: AbstractOperator
+    y: Tensor
+    noise: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: LogNormalModel, data: Batch) -> "LogNormalProblem":
+        """Everything computed once: L, T, H β₀."""
+        rows = model.interpolation(data.functional)
+        expected = (len(data), model.prior.grid.size)
+        if rows.shape != expected:
+            raise ValueError(
+                f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
+                f"of prior.grid, got {rows.shape}"
+            )
+        dtype = model.prior.dtype
+        return LogNormalProblem(
+            model,
+            data,
+            rows,
+            model.latent_root(),
+            model.log_mean(),
+            model.prior.covariance(),
+            data.y.to(dtype),
+            model.likelihood.noise_variance(data).to(dtype),
+        )
+
+    @torch.no_grad()
+    def on(self, prior: GridPrior) -> "LogNormalProblem":
+        """With another prior, or another torus, on the same grid."""
+        model = replace(self.model, prior=prior)
+        root = self.root.with_root(prior.root())
+        return replace(self, model=model, root=root, covariance=prior.covariance())
+
+    @torch.no_grad()
+    def rebuilt(self) -> "LogNormalProblem":
+        """At the kernel's present parameters; noise and mean as they are here."""
+        return self.on(self.model.prior.rebuilt())
+
+    @torch.no_grad()
+    def with_present_noise(self) -> "LogNormalProblem":
+        """At the likelihood's present parameters."""
+        noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
+        return replace(self, noise=noise)
+
+    @property
+    def n_latent(self) -> int:
+        """n, the length of ξ."""
+        return self.root.shape[1]
+
+    def gram(self, density: Tensor) -> GramOperator:
+        """I + W^½ J Jᵀ W^½ for J = L diag(ρ) T at ρ (M,)."""
+        return GramOperator(
+            self.rows, density, self.covariance, self.root.columns, self.noise.rsqrt()
+        )
+
+    def jacobian(self, density: Tensor, x: Tensor) -> Tensor:
+        """J x (..., N) for x (..., n)."""
+        return self.rows.matmul(density * self.root.matmul(x))
+
+    def jacobian_transpose(self, density: Tensor, v: Tensor) -> Tensor:
+        """Jᵀ v (..., n) for v (..., N)."""
+        return self.root.rmatmul(density * self.rows.rmatmul(v))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Tether:
+    """What holds a fit: target t (N,) in the data, anchor a (n,) in the latent space.
+
+        E(ξ) = mean_s ½ ‖t − L ρ(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²
+
+    The posterior's mode and mean have t = y and a = 0; samples perturb both.
+    """
+
+    target: Tensor
+    anchor: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Iterate:
+    """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
+
+    xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; log_density H β₀ + T ξ
+    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses L ρ_s (S, N).
+    """
+
+    problem: LogNormalProblem
+    tether: Tether
+    xi: Tensor
+    deviations: Tensor
+    log_density: Tensor
+    densities: Tensor
+    responses: Tensor
+    energy: float
+
+    @staticmethod
+    @torch.no_grad()
+    def at(
+        problem: LogNormalProblem, tether: Tether, xi: Tensor, deviations: Tensor | None = None
+    ) -> "Iterate":
+        """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
+        alone = deviations is None
+        moved = xi[None] if deviations is None else torch.cat([xi[None], xi + deviations])
+        fields = problem.log_mean + problem.root.matmul(moved)
+        densities = (fields if alone else fields[1:]).exp()
+        responses = problem.rows.matmul(densities)
+        misfit = ((tether.target - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
+        strain = (xi - tether.anchor).square().sum(dtype=torch.float64)
+        energy = 0.5 * float(misfit.mean() + strain)
+        kept = torch.zeros_like(xi)[None] if deviations is None else deviations
+        return Iterate(problem, tether, xi, kept, fields[0], densities, responses, energy)
+
+    @property
+    def residuals(self) -> Tensor:
+        """t − L ρ_s (S, N)."""
+        return self.tether.target - self.responses
+
+    @property
+    def density(self) -> Tensor:
+        """mean_s ρ_s (M,): J = L diag(mean_s ρ_s) T is the derivative of the mean response."""
+        return self.densities.mean(0)
+
+    def misfit(self) -> float:
+        """Root mean square of the mean response's residual in units of the noise."""
+        white = self.residuals.mean(0) * self.problem.noise.rsqrt()
+        return float(white.square().mean().sqrt())
+
+    def gradient(self) -> Tensor:
+        """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − L ρ_s)."""
+        forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
+        pull = (self.densities * forces).mean(0)
+        return self.xi - self.tether.anchor - self.problem.root.rmatmul(pull)
+
+    def covariance_pull(self) -> Tensor:
+        """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
+        the mean response does not see."""
+        if len(self.densities) == 1:
+            return torch.zeros_like(self.xi)
+        forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
+        pull = (self.densities * forces).mean(0) - self.density * forces.mean(0)
+        return self.problem.root.rmatmul(pull)

@@ -1,0 +1,114 @@
+"""How a log-normal fit is set, and what it reports."""
+
+import enum
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from dustmap.inference._lognormal import LogNormalModel
+from dustmap.inference._lognormal_posterior import LogNormalPosterior
+
+
+@final
+class MGVIStatus(enum.Enum):
+    """How a fit ended, from best to worst."""
+
+    CONVERGED = "converged"
+    MAX_ROUNDS = "max_rounds"
+    UNSOLVED = "unsolved"
+    MISFIT = "misfit"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    MGVIStatus.CONVERGED: "nothing to do",
+    MGVIStatus.MAX_ROUNDS: (
+        "the hyperparameters or the mean were still moving: raise rounds or refinements"
+    ),
+    MGVIStatus.UNSOLVED: (
+        "CG left larger residuals than asked for, so the samples are too wide: raise rank or "
+        "cg_steps, or use float64"
+    ),
+    MGVIStatus.MISFIT: (
+        "the mode does not reach the data: learn a noise scale or jitter, use a finer grid, or "
+        "start from a larger variance or a shorter length scale"
+    ),
+}
+
+
+@final
+@dataclass(frozen=True)
+class MGVISettings:
+    """samples S, in S/2 antithetic pairs; curved: let them follow the curvature of ρ; rounds: of
+    hyperparameters at most; refinements: of mean and samples at most; draws: per gradient of the
+    evidence; rank: of the preconditioner (None: an eighth of the data, at most 256, 0: none);
+    tolerance: |Δθ| at which hyperparameters count as converged; prior_std: of the log-normal
+    priors around their start; residual: of CG per datum, in units of the noise; padding: of a
+    torus that replaces the prior's own, in length scales."""
+
+    samples: int = 32
+    curved: bool = False
+    rounds: int = 12
+    refinements: int = 2
+    draws: int = 8
+    rank: int | None = None
+    tolerance: float = 0.03
+    prior_std: float = 1.5
+    residual: float = 0.2
+    cg_steps: int = 300
+    padding: float = 3.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 4 or self.samples % 2:
+            raise ValueError(f"samples must be even and at least 4, got {self.samples}")
+        if self.draws < 2:
+            raise ValueError(f"draws must be at least 2, got {self.draws}")
+
+
+@final
+@dataclass(frozen=True)
+class MGVIRound:
+    """One line of the report.
+
+    stage: "mode", "evidence", "mean"; energy E in nats; misfit: rms residual of the mean response
+    in units of the noise; moved: rms change of the mean response over the round, same units;
+    parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
+    cg_steps; residual: worst of the solves, per datum in units of the noise.
+    """
+
+    stage: str
+    energy: float
+    misfit: float
+    moved: float
+    parameters: tuple[float, ...]
+    gradient: tuple[float, ...] = ()
+    gradient_error: tuple[float, ...] = ()
+    cg_steps: int = 0
+    residual: float = 0.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MGVISolution:
+    """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went."""
+
+    model: LogNormalModel
+    posterior: LogNormalPosterior
+    xi: Tensor
+    deviations: Tensor
+    history: tuple[MGVIRound, ...]
+    status: MGVIStatus
+
+    def message(self) -> str:
+        """One sentence for the report."""
+        last = self.history[-1]
+        return (
+            f"log-normal fit {self.status.value} after {len(self.history)} rounds, rms residual "
+            f"{last.misfit:.2f} of the noise: {self.status.remedy}"
+        )

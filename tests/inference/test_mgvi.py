@@ -1,0 +1,353 @@
+"""Positive fields: the model's promises, derivatives, the linear regime, calibration."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, Stacked
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    LogNormalModel,
+    LogNormalPosterior,
+    MGVISettings,
+    MGVIStatus,
+    fit_mgvi,
+    typical_log_density,
+)
+from dustmap.inference._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference._mgvi_draws import Perturbations, metric_draws
+from dustmap.inference._mgvi_hyper import HyperPrior, evidence_step, read, write
+from dustmap.inference._mgvi_newton import Accuracy, descend
+from dustmap.linalg import AbstractOperator
+
+
+def box(dim: int, nodes: int) -> RegularGrid:
+    return RegularGrid.from_bounds((-0.5,) * dim, (0.5,) * dim, (nodes,) * dim)
+
+
+def positions(count: int, dim: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, dim, generator=generator, dtype=torch.float64) - 0.5
+
+
+def model_of(
+    grid: RegularGrid,
+    *,
+    length: float = 0.3,
+    variance: float = 1.0,
+    mean: ConstantMean | None = None,
+    likelihood: GaussianLikelihood | None = None,
+    dtype: torch.dtype = torch.float64,
+    learn: bool = True,
+) -> LogNormalModel:
+    kernel = Matern32(length, variance, dim=grid.dim)
+    kernel.requires_grad_(learn)
+
+    def rows(functional: AbstractFunctional) -> AbstractOperator:
+        return interpolation(functional, grid, dtype=dtype)
+
+    prior = GridPrior.padded(kernel, grid, padding=3.0, dtype=dtype)
+    return LogNormalModel(
+        prior, mean or ConstantMean(0.0), likelihood or GaussianLikelihood(), rows
+    )
+
+
+def draw_truth(model: LogNormalModel, seed: int) -> Tensor:
+    """A log-density (M,) from the model's prior."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    white = torch.randn(model.prior.n_white, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        field: Tensor = model.prior.root().matmul(white.to(model.prior.dtype))
+    return model.log_mean() + field
+
+
+def observe(model: LogNormalModel, truth: Tensor, where: Tensor, noise: float, seed: int) -> Batch:
+    """Line integrals to `where` with noise of that fraction of their median."""
+    rays = LineIntegrals.from_observer(where)
+    f = model.interpolation(rays).matmul(truth.exp()).double()
+    sigma = noise * float(f.median())
+    generator = torch.Generator().manual_seed(seed)
+    y = f + sigma * torch.randn(len(f), generator=generator, dtype=torch.float64)
+    return Batch(rays, y, torch.full_like(y, sigma**2))
+
+
+def small_problem(seed: int = 0, dim: int = 2, stars: int = 40) -> LogNormalProblem:
+    model = model_of(box(dim, 9))
+    data = observe(model, draw_truth(model, seed), positions(stars, dim, seed), 0.1, seed)
+    return LogNormalProblem.of(model, data)
+
+
+def iterate_of(problem: LogNormalProblem, seed: int, pairs: int) -> Iterate:
+    generator = torch.Generator().manual_seed(seed)
+    n = problem.n_latent
+    xi = 0.5 * torch.randn(n, generator=generator, dtype=torch.float64)
+    delta = 0.3 * torch.randn(pairs, n, generator=generator, dtype=torch.float64)
+    tether = Tether(problem.y, torch.randn(n, generator=generator, dtype=torch.float64))
+    return Iterate.at(problem, tether, xi, torch.cat([delta, -delta]) if pairs else None)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_log_density_integrates_to_density_times_length(
+    dim: int, dtype: torch.dtype
+) -> None:
+    model = model_of(box(dim, 7), mean=ConstantMean(1.3), dtype=dtype)
+    x = positions(30, dim, 0)
+    problem = LogNormalProblem.of(model, observe(model, model.log_mean(), x, 0.1, 0))
+    xi = torch.zeros(problem.n_latent, dtype=dtype)
+    found = Iterate.at(problem, Tether(problem.y, xi), xi).responses[0].double()
+    rounding = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(found, math.exp(1.3) * x.norm(dim=-1), rtol=rounding, atol=0.0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_no_weight_is_negative_and_point_weights_sum_to_one(dim: int) -> None:
+    model = model_of(box(dim, 6))
+    functional = Stacked(
+        (PointValues(positions(20, dim, 1)), LineIntegrals.from_observer(positions(20, dim, 2)))
+    )
+    L = model.interpolation(functional).to_dense()
+    assert float(L.min()) >= 0.0
+    torch.testing.assert_close(L[:20].sum(-1), torch.ones(20, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_the_gradient_is_that_of_the_energy(pairs: int) -> None:
+    iterate = iterate_of(small_problem(), 3, pairs)
+    gradient = iterate.gradient()
+    step = 1e-5 * torch.randn(
+        len(gradient), generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
+    ends = [
+        Iterate.at(
+            iterate.problem,
+            iterate.tether,
+            iterate.xi + sign * step,
+            iterate.deviations if pairs else None,
+        ).energy
+        for sign in (1, -1)
+    ]
+    assert ends[0] - ends[1] == pytest.approx(2 * float(gradient @ step), rel=1e-6)
+
+
+def test_jacobian_and_its_transpose() -> None:
+    problem = small_problem()
+    iterate = iterate_of(problem, 5, 0)
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(problem.n_latent, generator=generator, dtype=torch.float64)
+    v = torch.randn(len(problem.y), generator=generator, dtype=torch.float64)
+    Jx = problem.jacobian(iterate.density, x)
+    ends = [
+        Iterate.at(problem, iterate.tether, iterate.xi + step * x).responses[0]
+        for step in (1e-5, -1e-5)
+    ]
+    torch.testing.assert_close(Jx, (ends[0] - ends[1]) / 2e-5, rtol=1e-6, atol=1e-8)
+    JTv = problem.jacobian_transpose(iterate.density, v)
+    torch.testing.assert_close(Jx @ v, x @ JTv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_metric_is_symmetric_positive_definite_and_matches_its_parts(
+    dtype: torch.dtype,
+) -> None:
+    model = model_of(box(2, 7), dtype=dtype)
+    data = observe(model, draw_truth(model, 0), positions(25, 2, 0), 0.1, 0)
+    problem = LogNormalProblem.of(model, data)
+    density = draw_truth(model, 1).exp()
+    A = problem.gram(density).to_dense().double()
+    rounding = 1e-4 if dtype == torch.float32 else 1e-10
+    scale = float(A.diagonal().max())
+    assert float((A - A.mT).abs().max()) < rounding * scale
+    assert float(torch.linalg.eigvalsh(0.5 * (A + A.mT))[0]) > 1 - rounding * scale
+    J = problem.jacobian(density, torch.eye(problem.n_latent, dtype=dtype)).double().mT
+    W = problem.noise.double().rsqrt()
+    expected = torch.eye(25, dtype=torch.float64) + (W[:, None] * J) @ (W[:, None] * J).mT
+    assert float((A - expected).abs().max()) < 10 * rounding * scale
+
+
+def test_metric_draws_have_the_covariance_of_the_inverse_metric() -> None:
+    problem = small_problem(dim=1, stars=15)
+    iterate = iterate_of(problem, 7, 0)
+    draws, solve = metric_draws(iterate, Perturbations.of(problem, 0, range(800)), 1e-4, 500, None)
+    assert solve.converged
+    eye = torch.eye(problem.n_latent, dtype=torch.float64)
+    J = problem.jacobian(iterate.density, eye).mT
+    expected = torch.linalg.inv(eye + J.mT @ (J / problem.noise[:, None]))
+    T = problem.root.matmul(eye).mT
+    found = (T @ draws.mT).square().mean(-1)
+    torch.testing.assert_close(found, (T @ expected @ T.mT).diagonal(), rtol=0.25, atol=1e-3)
+
+
+def test_numbers_of_a_sample_depend_on_its_index_alone() -> None:
+    problem = small_problem()
+    both = Perturbations.of(problem, 3, range(2))
+    second = Perturbations.of(problem, 3, range(1, 2))
+    assert torch.equal(both.white[1], second.white[0])
+    assert torch.equal(both.noise[1], second.noise[0])
+    assert not torch.equal(both.noise[0], Perturbations.of(problem, 4, range(1)).noise[0])
+
+
+def test_descent_reaches_the_mode() -> None:
+    problem = small_problem()
+    xi = torch.zeros(problem.n_latent, dtype=torch.float64)
+    start = Iterate.at(problem, Tether(problem.y, xi), xi)
+    accuracy = Accuracy(residual=1e-8, decrease=1e-10, steps=50)
+    found = descend(start, torch.zeros_like(problem.y), accuracy)
+    assert found.iterate.energy < start.energy
+    assert float(found.iterate.gradient().norm()) < 1e-4
+
+
+def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
+    likelihood = GaussianLikelihood(scale=1.2, jitter=0.02)
+    model = model_of(box(1, 12), likelihood=likelihood)
+    data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
+    problem = LogNormalProblem.of(model, data)
+    xi = torch.zeros(problem.n_latent, dtype=torch.float64)
+    mode = descend(
+        Iterate.at(problem, Tether(problem.y, xi), xi),
+        torch.zeros_like(problem.y),
+        Accuracy(residual=1e-9, decrease=1e-12, steps=50),
+    )
+    iterate, theta = mode.iterate, read(problem)
+    pseudo = iterate.residuals[0] + problem.jacobian(iterate.density, iterate.xi)
+
+    def log_evidence(shift: Tensor) -> Tensor:
+        write(problem, theta + shift)
+        moved = problem.rebuilt().with_present_noise()
+        J = moved.jacobian(iterate.density, torch.eye(moved.n_latent, dtype=torch.float64)).mT
+        C = torch.diag(moved.noise) + J @ J.mT
+        value: Tensor = -0.5 * (pseudo @ torch.linalg.solve(C, pseudo) + torch.logdet(C))
+        return value
+
+    draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), 1e-4, 500, None)[1].x
+    step = evidence_step(
+        iterate, mode.z, draws, HyperPrior(theta, 1e3), Accuracy(), None, largest=1.0
+    )
+    for place in range(4):
+        shift = torch.zeros(4, dtype=torch.float64)
+        shift[place] = 1e-4
+        slope = float(log_evidence(shift) - log_evidence(-shift)) / 2e-4
+        write(problem, theta)
+        allowed = 4 * float(step.error[place]) + 1e-3
+        assert float(step.gradient[place]) == pytest.approx(slope, abs=allowed)
+    assert float(step.error.max()) < 1.0
+    assert float(torch.linalg.eigvalsh(step.information)[0]) > 0
+
+
+def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
+    grid, std = box(2, 9), 0.02
+    model = model_of(grid, variance=std**2, mean=ConstantMean(0.0, learn=False), learn=False)
+    data = observe(model, draw_truth(model, 0), positions(60, 2, 0), 0.005, 0)
+    problem = LogNormalProblem.of(model, data)
+    eye = torch.eye(problem.n_latent, dtype=torch.float64)
+    J = problem.jacobian(torch.ones(grid.size, dtype=torch.float64), eye).mT
+    flat = problem.rows.matmul(torch.ones(grid.size, dtype=torch.float64))
+    precision = eye + J.mT @ (J / problem.noise[:, None])
+    mean = torch.linalg.solve(precision, J.mT @ ((problem.y - flat) / problem.noise))
+    T = problem.root.matmul(eye).mT
+    std_exact = (T @ torch.linalg.inv(precision) @ T.mT).diagonal().sqrt()
+    for curved in (False, True):
+        solution = fit_mgvi(model, data, MGVISettings(samples=200, curved=curved, residual=1e-3))
+        assert solution.status is MGVIStatus.CONVERGED
+        distance = (solution.posterior.log_density - T @ mean).abs() / std_exact
+        assert float(distance.max()) < 0.1
+        found = solution.posterior.node_log_moments()[1]
+        assert float((found / std_exact).median()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_nothing_is_negative_and_percentiles_ascend() -> None:
+    model = model_of(box(2, 10))
+    data = observe(model, draw_truth(model, 2), positions(80, 2, 2), 0.05, 2)
+    posterior = fit_mgvi(model, data, MGVISettings(samples=16)).posterior
+    for functional in (
+        PointValues(positions(50, 2, 3)),
+        LineIntegrals.from_observer(positions(50, 2, 4)),
+    ):
+        prediction = posterior.predict(functional)
+        assert float(prediction.mean.min()) > 0
+        assert float(prediction.variance.min()) > 0
+        q = torch.tensor([0.025, 0.16, 0.5, 0.84, 0.975], dtype=torch.float64)
+        found = posterior.percentiles(functional, q)
+        assert float(found.min()) > 0
+        assert float(found.diff(dim=0).min()) > 0
+        torch.testing.assert_close(found[2], posterior.median(functional))
+        draws = posterior.sample(functional, 16, torch.Generator())
+        assert float(draws.min()) > 0
+        torch.testing.assert_close(draws.mean(0), prediction.mean)
+        torch.testing.assert_close(posterior.covariance(functional).diagonal(), prediction.variance)
+
+
+def test_a_ray_of_no_length_has_no_extinction() -> None:
+    model = model_of(box(2, 5))
+    posterior = LogNormalPosterior(
+        model.interpolation, model.log_mean(), model.log_mean().expand(4, -1)
+    )
+    ray = LineIntegrals.from_observer(torch.zeros(1, 2, dtype=torch.float64))
+    q = torch.tensor([0.16, 0.84], dtype=torch.float64)
+    assert float(posterior.percentiles(ray, q).abs().max()) == 0.0
+    assert float(posterior.predict(ray).mean) == 0.0
+
+
+def test_a_seed_gives_the_same_fit_and_another_seed_another() -> None:
+    found = []
+    for seed in (0, 0, 1):
+        model = model_of(box(2, 8))
+        data = observe(model, draw_truth(model, 5), positions(50, 2, 5), 0.05, 5)
+        solution = fit_mgvi(model, data, MGVISettings(samples=8, draws=4, seed=seed))
+        found.append(solution.posterior.log_samples)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_the_torus_is_enlarged_when_the_length_scale_outgrows_it() -> None:
+    truth = model_of(box(2, 16), length=0.5)
+    data = observe(truth, draw_truth(truth, 0), positions(300, 2, 0), 0.02, 0)
+    model = model_of(box(2, 16), length=0.03)
+    solution = fit_mgvi(model, data, MGVISettings(samples=8))
+    assert solution.model.prior.n_white > model.prior.n_white
+    assert solution.model.prior.report.wrap_error < 0.2
+    assert len(solution.xi) == solution.model.prior.n_white + 1
+
+
+def test_hyperparameters_come_back_from_a_poor_start() -> None:
+    truth = model_of(box(2, 24), length=0.25)
+    data = observe(truth, draw_truth(truth, 1), positions(400, 2, 1), 0.05, 1)
+    likelihood = GaussianLikelihood(scale=2.0)
+    model = model_of(
+        box(2, 24),
+        length=0.1,
+        variance=0.3,
+        likelihood=likelihood,
+        mean=ConstantMean(typical_log_density(data)),
+    )
+    solution = fit_mgvi(model, data, MGVISettings(samples=8))
+    length, variance, scale = (math.exp(p) for p in solution.history[-1].parameters)
+    assert solution.status is MGVIStatus.CONVERGED
+    assert 0.25 / 1.6 < length < 0.25 * 1.6
+    assert 0.3 < variance < 3.0
+    assert scale == pytest.approx(1.0, abs=0.1)
+    assert solution.history[-1].misfit == pytest.approx(scale, abs=0.3)
+
+
+def test_what_cannot_be_fitted_says_why() -> None:
+    model = model_of(box(2, 6))
+    data = observe(model, draw_truth(model, 0), positions(10, 2, 0), 0.1, 0)
+    with pytest.raises(ValueError, match="positive sum"):
+        typical_log_density(Batch(data.functional, -data.y, data.noise_variance))
+    with pytest.raises(ValueError, match="even"):
+        MGVISettings(samples=7)
+    other = LogNormalModel(
+        model_of(box(2, 5)).prior, ConstantMean(0.0), GaussianLikelihood(), model.interpolation
+    )
+    with pytest.raises(ValueError, match="interpolation"):
+        LogNormalProblem.of(other, data)
+    hopeless = Batch(data.functional, data.y * 1e3, data.noise_variance)
+    stiff = model_of(box(2, 6), variance=1e-4, mean=ConstantMean(0.0, learn=False), learn=False)
+    solution = fit_mgvi(stiff, hopeless, MGVISettings(samples=4))
+    assert solution.status is MGVIStatus.MISFIT
+    assert "noise scale" in solution.message()
