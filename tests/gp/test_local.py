@@ -15,13 +15,14 @@ from dustmap.gp.features._local_weights import RecomputedOperator, Taps
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
+    GaussLegendre,
     LineIntegrals,
     PointMeasure,
     PointValues,
     Stacked,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
-from dustmap.linalg import AbstractOperator, CirculantOperator
+from dustmap.linalg import AbstractOperator, CirculantOperator, SparseOperator
 from tests import contracts
 from tests.contracts import OperatorCase
 from tests.gp.parameters import of_parameters
@@ -132,6 +133,26 @@ def test_rows_operator_and_products_agree(shape: tuple[int, ...], dtype: torch.d
     torch.testing.assert_close(plain, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+@pytest.mark.parametrize(("make", "allowed"), [(Matern12, 0.03), (Matern32, 0.025)])
+def test_steps_and_table_of_rays_are_fine_enough(
+    make: Callable[..., AbstractKernel], allowed: float, ratio: float
+) -> None:
+    """Prior std of Σ_q v_q w_q − ∫ w ds, the integral by many exact points, over that of ∫ρ ds."""
+    grid = RegularGrid((0.0,) * 2, (1.0,) * 2, (10, 10))
+    prior = GridPrior.padded(make(ratio, dim=2), grid, padding=2.0)
+    start, along = 4.0 * _draw(30, 2, 0), _draw(30, 2, 1)
+    lengths = torch.linspace(0.3, 4.0, 30, dtype=torch.float64)[:, None]
+    rays = LineIntegrals.segment(start, start + lengths * along)
+    features = LocalFeatures(prior, order=2)
+    error = features.weights(rays).to_dense()
+    error -= features.weights(rays.measure(GaussLegendre(4, panels=12))).to_dense()
+    K = CirculantOperator(prior.spectrum.detach(), prior.torus_shape)
+    k_ff = ClosedForm().variance(prior.kernel, rays, prior.wrapping).detach()
+    relative = ((error * K.matmul(error)).sum(-1) / k_ff).sqrt()
+    assert 0 < float(relative.max()) < allowed
+
+
 KINDS: list[Callable[[int, int], AbstractFunctional]] = [_points, _slopes, _rays]
 
 
@@ -224,8 +245,10 @@ def test_stored_and_recomputed_rows_are_the_same(
 
 def test_planned_bytes_are_those_of_what_is_stored() -> None:
     features, rays = _features((7, 6)), _rays(2, 2000)
-    W = features.weights(rays).to_dense()
-    entries = int((W != 0).sum())
+    W = features.weights(rays)
+    assert isinstance(W, SparseOperator)
+    assert features.plan_bytes(rays) == pytest.approx(W.bytes, rel=0.05)
+    entries = int((W.to_dense() != 0).sum())
     assert features.plan_bytes(rays) == pytest.approx(2 * entries * 12, rel=0.05)
 
 

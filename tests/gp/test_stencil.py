@@ -114,8 +114,7 @@ def test_the_table_holds_the_weights_of_its_offsets(dim: int, steps: int) -> Non
     stencil = Stencil.of(_prior(Matern32(1.2, dim=dim)), 2)
     assert stencil.steps == steps
     offsets = torch.rand(50, dim, dtype=torch.float64, generator=torch.Generator())
-    cell = torch.zeros(50, dim, dtype=torch.int64)
-    moved, entry = stencil.nearest(cell, offsets, (20,) * dim)
+    moved, entry = stencil.nearest(offsets)
     index = torch.zeros_like(moved)
     for d in range(dim):
         index[:, d] = entry // steps ** (dim - 1 - d) % steps
@@ -127,10 +126,9 @@ def test_the_table_holds_the_weights_of_its_offsets(dim: int, steps: int) -> Non
 
 def test_an_offset_that_rounds_up_belongs_to_the_next_cell() -> None:
     stencil = Stencil.of(_prior(Matern32(1.2, dim=2)), 2)
-    cell = torch.tensor([[3, 9], [3, 9]])
-    offset = torch.tensor([[0.9999, 0.9999], [0.25, 0.9999]], dtype=torch.float64)
-    moved, entry = stencil.nearest(cell, offset, (20, 10))
-    assert moved.tolist() == [[4, 0], [3, 0]]
+    position = torch.tensor([[3.9999, -0.0001], [3.25, 9.9999]], dtype=torch.float64)
+    moved, entry = stencil.nearest(position)
+    assert moved.tolist() == [[4, 0], [3, 10]]
     assert entry.tolist() == [0, 32 * 128]
 
 

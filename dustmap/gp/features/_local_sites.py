@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features._local_weights import CHUNK_ENTRIES, Sites, sites_of
-from dustmap.gp.features._nodes import nodes_of, step_counts
+from dustmap.gp.features._nodes import nodes_of, ray_steps, step_counts
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import LineIntegrals, PointMeasure
 
@@ -27,9 +27,9 @@ class Layout:
 
     def ray_sites(self, rays: LineIntegrals) -> Sites:
         """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
-        nodes = nodes_of(rays, self.grid, self.torus_shape, self.per_cell)
-        cell, entry = self.stencil.nearest(nodes.cell, nodes.offset, self.torus_shape)
-        return self._sites(nodes.row, cell, entry, nodes.weight, len(rays))
+        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
+        cell, entry = self.stencil.nearest(position)
+        return self._sites(row, cell, entry, weight, len(rays))
 
     def measure_sites(self, measure: PointMeasure) -> tuple[Sites, Tensor]:
         """Sites of points with a table of their own, exact weights (Q, P) of every point."""

@@ -1,6 +1,6 @@
 """W, the sparse rows that local weights make of data, stored or recomputed by chunks."""
 
-import warnings
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
@@ -24,7 +24,7 @@ _SAMPLED_ROWS = 512
 class Taps:
     """Rows W_n = Σ over the taps c of row n of value_c on the nodes column_c, P of them each.
 
-    row (C,) int64; column (C, P) int64, flat indices of the torus or grid; value (C, P);
+    row (C,) int64; column (C, P) integer, flat indices of the torus or grid; value (C, P);
     count: number of rows. One node may be met by several taps of a row.
     """
 
@@ -67,7 +67,7 @@ class Taps:
         place = self.column.to(index) + (self.row * columns).to(index).unsqueeze(-1)
         place, order = torch.sort(place.flatten())
         fresh = torch.ones_like(place, dtype=torch.bool)
-        fresh[1:] = place[1:] != place[:-1]
+        torch.ne(place[1:], place[:-1], out=fresh[1:])
         target = fresh.cumsum(0, dtype=torch.int32) - 1
         place = place[fresh]
         values = self.value.new_zeros(len(place))
@@ -119,19 +119,25 @@ def sites_of(
 ) -> Sites:
     """Sites of nodes in cells (Q, D) whose stencil lies at axis_shifts (p,) on every axis.
 
-    shape: of the torus, around which the stencils wrap.
+    shape: of the torus, around which cells and stencils wrap.
     """
+    flat = cell[:, 0]
+    for d in range(1, len(shape)):
+        flat = flat * shape[d] + cell[:, d]
     fresh = torch.ones_like(row, dtype=torch.bool)
-    fresh[1:] = (row[1:] != row[:-1]) | (cell[1:] != cell[:-1]).any(-1)
-    column = _columns(cell[fresh], axis_shifts, shape)
-    return Sites(row[fresh], column, fresh.cumsum(0) - 1, entry, weight, count)
+    fresh[1:] = (row[1:] != row[:-1]) | (flat[1:] != flat[:-1])
+    taps = fresh.nonzero().squeeze(-1)
+    column = _columns(cell[taps], axis_shifts, shape)
+    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
 
 
 def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Flat indices of the p^D nodes around cells (C, D), wrapped: (C, p^D) in C order."""
-    flat = cell.new_zeros(len(cell), 1)
+    """Flat indices of the p^D nodes around cells (C, D), wrapped: (C, p^D) in C order, int32
+    where that is enough."""
+    kind = torch.int32 if math.prod(shape) < 2**31 else torch.int64
+    flat = torch.zeros(len(cell), 1, dtype=kind, device=cell.device)
     for d, length in enumerate(shape):
-        along = (cell[:, d : d + 1] + axis_shifts).remainder(length)
+        along = (cell[:, d : d + 1] + axis_shifts).remainder(length).to(kind)
         flat = (flat.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
     return flat
 
@@ -218,14 +224,6 @@ def stored(
         columns.append(column)
         values.append(value)
         total += len(value)
-    with warnings.catch_warnings():
-        # torch announces once per process that CSR is in beta; nothing for the user to act on.
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        matrix = torch.sparse_csr_tensor(
-            torch.cat(starts),
-            torch.cat(columns).long(),
-            torch.cat(values),
-            shape,
-            check_invariants=True,
-        )
-    return SparseOperator(matrix)
+    index = torch.int32 if total < 2**31 else torch.int64
+    parts = (torch.cat(starts).to(index), torch.cat(columns), torch.cat(values))
+    return SparseOperator.from_csr(*parts, shape)

@@ -18,7 +18,11 @@ from dustmap.gp.functionals import (
     Stacked,
 )
 
-#: Steps per cell of a ray, see `nodes_of`.
+#: Steps per cell of a ray. With 2, kriging weights summed over the nodes differ from those summed
+#: over very fine steps by a field whose prior std, for the worst of 40 rays of 0.3–9 cells in
+#: 3-D, is 2.5 % of that of ∫ρ ds (Matérn-½, ℓ = h), 1.8 % (Matérn-3/2, -5/2, squared exponential,
+#: ℓ = h) or 1.0 % (the same three, ℓ = 2h). The worst are shorter than a cell; beyond 3 cells it is
+#: 1.8 %, 0.8 % and 0.5 %. The table of 32³ offsets brings the first two to 2.6 % and 2.2 %.
 PER_CELL = 2.0
 #: Points this close to a node of the grid, in cells, are taken for it.
 _SNAP = 1e-9
@@ -66,11 +70,14 @@ def nodes_of(
     if isinstance(functional, Stacked):
         return _stacked_nodes(functional, grid, torus_shape, per_cell)
     if isinstance(functional, LineIntegrals):
-        row, points, weight = _steps(functional, grid, per_cell)
+        row, position, weight = ray_steps(functional, grid, per_cell)
     else:
         row, points, weight = _points(functional)
-    cell, offset = _located(points, grid, torus_shape)
-    return Nodes(row, cell, offset, weight, len(functional))
+        position = _snapped(_in_cells(points, grid))
+    corner = position.floor()
+    lengths = torch.tensor(torus_shape, dtype=torch.int64, device=position.device)
+    cell = corner.to(torch.int64).remainder(lengths)
+    return Nodes(row, cell, position - corner, weight, len(functional))
 
 
 def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
@@ -101,25 +108,35 @@ def measure_points(measure: PointMeasure) -> tuple[Tensor, Tensor, Tensor]:
     return row[kept], measure.points.flatten(0, 1)[kept], weight[kept]
 
 
-def _steps(
+def ray_steps(
     rays: LineIntegrals, grid: RegularGrid, per_cell: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, centroids and weights of the steps of all rays."""
-    steps = step_counts(rays, grid, per_cell)
+    """Rows (Q,), centroids (Q, D) in cells from the grid's lower corner, and weights of steps."""
+    steps, total = step_counts(rays, grid, per_cell), rays.weights * rays.edges.diff(dim=-1)
+    steps = torch.where(total.sum(-1) > 0, steps, 0)
     row = torch.arange(len(rays), device=rays.device).repeat_interleave(steps)
     index = torch.arange(len(row), device=rays.device) - (steps.cumsum(0) - steps)[row]
-    width = (rays.edges[:, -1] - rays.edges[:, 0]) / steps
-    low = index * width[row]
+    width = (rays.edges[:, -1] - rays.edges[:, 0]) / steps.clamp_min(1)
     if rays.weights.shape[1] == 1:
-        weight, middle = (width * rays.weights[:, 0])[row], low + 0.5 * width[row]
+        weight, middle = (width * rays.weights[:, 0])[row], (index + 0.5) * width[row]
     else:
-        weight, moment = _masses(rays, steps, width)
-        middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
-        middle = torch.minimum(torch.maximum(middle, low), low + width[row])
-    kept = weight > _WEIGHTLESS * (rays.weights * rays.edges.diff(dim=-1)).sum(-1)[row]
-    row, middle, weight = row[kept], middle[kept], weight[kept]
-    track = rays.edges[row, 0] + middle
-    return row, rays.origin[row] + track[:, None] * rays.direction[row], weight
+        weight, middle = _weighted_middles(rays, steps, width, index * width[row], row)
+        kept = weight > _WEIGHTLESS * total.sum(-1)[row]
+        if not bool(kept.all()):
+            row, middle, weight = row[kept], middle[kept], weight[kept]
+    spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
+    begin = _in_cells(rays.origin + rays.edges[:, :1] * rays.direction, grid)
+    along = (rays.direction / spacing).index_select(0, row)
+    return row, torch.addcmul(begin.index_select(0, row), middle[:, None], along), weight
+
+
+def _weighted_middles(
+    rays: LineIntegrals, steps: Tensor, width: Tensor, low: Tensor, row: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight of every step, and its centroid between `low` and `low + width`, (Q,) each."""
+    weight, moment = _masses(rays, steps, width)
+    middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+    return weight, torch.minimum(torch.maximum(middle, low), low + width[row])
 
 
 def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +144,9 @@ def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, 
 
     Evaluated at the boundaries of the steps, whatever the number J of segments.
     """
-    row = torch.arange(len(rays), device=rays.device).repeat_interleave(steps + 1)
-    first = (steps + 1).cumsum(0) - (steps + 1)
+    bounds = torch.where(steps > 0, steps + 1, 0)
+    row = torch.arange(len(rays), device=rays.device).repeat_interleave(bounds)
+    first = bounds.cumsum(0) - bounds
     index = torch.arange(len(row), device=rays.device) - first[row]
     t = index * width[row]
     edges = rays.edges - rays.edges[:, :1]
@@ -161,20 +179,18 @@ def _before(share: Tensor) -> Tensor:
     return share.cumsum(-1) - share
 
 
-def _located(
-    points: Tensor, grid: RegularGrid, torus_shape: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Cells (Q, D), wrapped around the torus, and offsets (Q, D) of points (Q, D)."""
+def _in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
+    """Coordinates (Q, D) in cells from the grid's lower corner."""
     lower, spacing = (
         torch.tensor(v, dtype=torch.float64, device=points.device)
         for v in (grid.lower, grid.spacing)
     )
-    position = (points - lower) / spacing
+    return (points - lower) / spacing
+
+
+def _snapped(position: Tensor) -> Tensor:
     nearest = position.round()
-    position = torch.where((position - nearest).abs() < _SNAP, nearest, position)
-    corner = position.floor()
-    lengths = torch.tensor(torus_shape, dtype=torch.int64, device=points.device)
-    return corner.to(torch.int64).remainder(lengths), position - corner
+    return torch.where((position - nearest).abs() < _SNAP, nearest, position)
 
 
 def _stacked_nodes(

@@ -131,22 +131,18 @@ class Stencil:
             place = along.reshape(len(place) * len(lag), -1)
         return values[place]
 
-    def nearest(
-        self, cell: Tensor, offset: Tensor, torus_shape: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """Cells (Q, D) and rows (Q,) of the table nearest to nodes at (cell + offset).
+    def nearest(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Cells (Q, D) and rows (Q,) of the table nearest to positions (Q, D) in cells.
 
-        An offset that rounds up to 1 belongs to the next cell of the torus.
+        A position that rounds up to the next cell belongs there; cells are not wrapped.
         """
-        lengths = torch.tensor(torus_shape, dtype=torch.int64, device=cell.device)
-        place = (offset * self.steps).round().to(torch.int64)
-        carried = place == self.steps
-        cell = (cell + carried.to(torch.int64)).remainder(lengths)
-        place = torch.where(carried, 0, place)
+        bits = self.steps.bit_length() - 1
+        lattice = (position * self.steps).round().to(torch.int64)
+        place = lattice & (self.steps - 1)
         entry = place[:, 0]
         for d in range(1, self.dim):
-            entry = entry * self.steps + place[:, d]
-        return cell, entry
+            entry = (entry << bits) + place[:, d]
+        return lattice >> bits, entry
 
     def factor(self) -> Tensor:
         """Lower Cholesky factor of K_SS, (P, P)."""
