@@ -76,7 +76,7 @@ def test_prediction_is_that_of_the_gridded_model(shape: tuple[int, ...], name: s
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_covariance_is_that_of_the_gridded_model(dtype: torch.dtype) -> None:
-    model = some_model((5, 4), "local", dtype)
+    model = some_model((5, 4), "torus", dtype)
     data, posterior = solved(model, replace(TIGHT, rtol=1e-4, samples=COUNT))
     at = some_functionals(2, 8, 5)
     _, C = exact(model, data, at)
@@ -110,7 +110,7 @@ def test_nodes_need_a_grid() -> None:
 
 
 def test_chunks_change_nothing() -> None:
-    _, posterior = solved(some_model((5, 4)), TIGHT)
+    _, posterior = solved(some_model((5, 4), "cholesky"), TIGHT)
     at = some_functionals(2, 3, 5)
     for memory in (1, 700):
         chunked = replace(posterior, memory=memory)
