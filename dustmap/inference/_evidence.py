@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
-from dustmap.gp.features import chunks
+from dustmap.gp.features import LocalFeatures, chunks
 from dustmap.inference._centred import Recolouring
 from dustmap.inference._grid_model import GridModel
 from dustmap.inference._information import Moments, differentiate, split_like, total_variance
+
+#: Data in one backward pass through features that hold no rows.
+_PER_PASS = 2**20
 
 
 @final
@@ -65,20 +68,28 @@ def evidence_gradient(
 
 
 def gradient_values(
-    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None = None
+    model: GridModel,
+    data: Batch,
+    moments: Moments,
+    weights: Tensor | None = None,
+    sigma: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The values of `evidence_gradient` alone; data go by chunks, a backward pass for each."""
+    """The values of `evidence_gradient` alone; data go by chunks, a backward pass for each.
+
+    sigma (N,): Σ with the graph of `model`, which must then be at the present parameters.
+    """
     parameters = _check(model, data, moments, weights)
     eps = torch.cat([moments.eps_mean[None], moments.deviations]).to(model.features.dtype)
     inputs: list[Tensor] = [*parameters]
     if moments.prior_draws is not None:
         inputs.append(eps.requires_grad_())
     with torch.enable_grad():
-        present = model.rebuilt()
+        present = model.rebuilt() if sigma is None else model
         total = [torch.zeros_like(p) for p in inputs]
-        for part in chunks(len(data), model.features.chunk):
-            tau = None if weights is None else weights[part]
-            objective = _expected_log_density(present, data[part], eps, tau)
+        for part in chunks(len(data), data_per_pass(model)):
+            batch, tau = data[part], None if weights is None else weights[part]
+            variance = total_variance(present, batch, tau) if sigma is None else sigma[part]
+            objective = _expected_log_density(present, batch, eps, variance)
             # What the chunks share (spectrum, tables) must outlive the first of them.
             total = _added(total, objective, inputs)
         if moments.prior_draws is not None:
@@ -87,6 +98,13 @@ def gradient_values(
             objective = recolouring.log_spectrum(present.features, power)
             total = _added(total, objective, parameters)
     return tuple(total)
+
+
+def data_per_pass(model: GridModel) -> int:
+    """Data in one backward pass: as many as the features hold rows, if their graph holds rows."""
+    if isinstance(model.features, LocalFeatures):
+        return _PER_PASS
+    return model.features.chunk
 
 
 def _added(total: list[Tensor], objective: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -111,11 +129,8 @@ def _centring_power(
     return 0.5 * total
 
 
-def _expected_log_density(
-    model: GridModel, data: Batch, eps: Tensor, weights: Tensor | None
-) -> Tensor:
+def _expected_log_density(model: GridModel, data: Batch, eps: Tensor, sigma: Tensor) -> Tensor:
     """The objective of `evidence_gradient` up to a constant, for eps (1 + S, M_w) = m̂, δ_s."""
-    sigma = total_variance(model, data, weights)
     seen = model.features.products(data.functional, eps).double()
     residual = data.y.double() - model.mean.values(data.functional) - seen[0]
     square = residual.square() + seen[1:].square().mean(0)

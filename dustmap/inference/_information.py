@@ -65,7 +65,8 @@ class Derivatives:
     of_covariance (P, N) = ∂_iA α, with A = ΦΦᵀ + Σ and α = A⁻¹(y − m).
     of_deviations (S, P): ∂_i of what is averaged over s; its scatter is that of the gradient.
     guess (P, M_w): (∂_i ln λ) ε̂ in the spectrum where the features live on a torus, else zeros.
-    of_log_sigma (P, N) = ∂_i ln Σ_n. leverage (N,) = mean_s (Φδ_s)_n² / Σ_n.
+    of_log_sigma (P, N) = ∂_i ln Σ_n; of_log_residual (P, N) = ∂_i ln Var r_n.
+    leverage (N,) = mean_s (Φδ_s)_n² / Σ_n.
     phi, sigma (N,): Φ and Σ at θ.
     """
 
@@ -73,6 +74,7 @@ class Derivatives:
     of_deviations: Tensor
     guess: Tensor
     of_log_sigma: Tensor
+    of_log_residual: Tensor
     leverage: Tensor
     phi: AbstractOperator
     sigma: Tensor
@@ -121,42 +123,67 @@ class Derivatives:
 
 @torch.no_grad()
 def differentiate(
-    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None = None
+    model: GridModel,
+    data: Batch,
+    moments: Moments,
+    weights: Tensor | None = None,
+    *,
+    residual_variance: Tensor | None = None,
+    residual_rates: Tensor | None = None,
 ) -> Derivatives:
     """Forward differences of what `evidence_gradient` averages, at fixed moments.
 
     The parameters are moved in place, one at a time, and set back.
+
+    residual_variance (N,): Var r at the present parameters, where known. residual_rates (P, N):
+    ∂_i ln Var r, where known from parameters nearby; both save tables of Var r.
     """
     present = model.rebuilt()
+    if residual_variance is None:
+        residual_variance = present.features.residual_variance(data.functional)
+    here_r = residual_variance.detach().double()
     phi = present.features.operator(data.functional)
-    sigma = total_variance(present, data, weights)
+    sigma = noise_variance(present, data, weights) + here_r
     seen = phi.matmul(moments.eps_mean.to(phi.dtype)).double()
     alpha = (data.y.double() - present.mean.values(data.functional) - seen) / sigma
     probe = _Probe.of(alpha, moments, present)
     here = probe.applied(present.features, phi, sigma)
-    changes: list[_Applied] = []
     in_kernel = {id(p) for p in model.features.parameters()}
-    in_mean = {id(p) for p in model.mean.parameters()}
     step = _SHIFT[phi.dtype]
-    for parameter in _shifted(list(model.parameters()), step):
-        there = here
+    changes: list[_Applied] = []
+    rates: list[Tensor] = []
+    for i, parameter in enumerate(_shifted(list(model.parameters()), step)):
+        moved, moved_phi, rate = present, phi, torch.zeros_like(here_r)
         if id(parameter) in in_kernel:
             moved = model.rebuilt()
             moved_phi = moved.features.operator(data.functional)
-            moved_sigma = total_variance(moved, data, weights)
-            there = probe.applied(moved.features, moved_phi, moved_sigma)
-        elif id(parameter) not in in_mean:
-            there = probe.applied(present.features, phi, total_variance(present, data, weights))
+            rate = _log_rate(moved, data, here_r, step, residual_rates, i)
+        there_r = here_r * (step * rate).exp()
+        moved_sigma = noise_variance(present, data, weights) + there_r
+        there = probe.applied(moved.features, moved_phi, moved_sigma)
         changes.append(there.since(here, step))
+        rates.append(rate)
     return Derivatives(
         torch.stack([change.covariance for change in changes]),
         torch.stack([change.terms for change in changes], -1),
         torch.stack([change.guess for change in changes]),
         torch.stack([change.log_sigma for change in changes]),
+        torch.stack(rates),
         here.leverage,
         phi,
         sigma,
     )
+
+
+def _log_rate(
+    moved: GridModel, data: Batch, here: Tensor, step: float, known: Tensor | None, index: int
+) -> Tensor:
+    """∂_i ln Var r (N,), zero where Var r is."""
+    if known is not None:
+        return known[index]
+    there = moved.features.residual_variance(data.functional).double()
+    both = (here > 0) & (there > 0)
+    return torch.where(both, (there / here).log(), 0.0) / step
 
 
 @final
@@ -226,12 +253,16 @@ class _Probe:
         return _Applied(seen[0] + sigma * self.alpha, terms, guess, sigma.log(), ratio.mean(0))
 
 
-def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
-    """Diagonal of Σ (N,) = σ_n²/τ_n + Var r, float64, differentiable; weights (N,) = τ."""
+def noise_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
+    """σ_n²/τ_n (N,), float64, differentiable; weights (N,) = τ."""
     noise = model.likelihood.noise_variance(data).double()
-    if weights is not None:
-        noise = noise / weights.double()
-    return noise + model.features.residual_variance(data.functional).double()
+    return noise if weights is None else noise / weights.double()
+
+
+def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None) -> Tensor:
+    """Diagonal of Σ (N,) = σ_n²/τ_n + Var r, float64, differentiable."""
+    residual_variance = model.features.residual_variance(data.functional)
+    return noise_variance(model, data, weights) + residual_variance.double()
 
 
 def split_like(flat: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 from dustmap.gp import Batch, FitStatus
 from dustmap.inference._draws import GRID_STREAM
-from dustmap.inference._evidence import gradient_values
+from dustmap.inference._evidence import data_per_pass, gradient_values
 from dustmap.inference._grid_model import GridModel
-from dustmap.inference._information import Moments, differentiate, joined, total_variance
+from dustmap.inference._information import Moments, differentiate, joined, noise_variance
 from dustmap.linalg import AbstractOperator, KeyedNormal
 
 #: Log-parameters stay within this distance of their start: a factor of 1000 either way.
 _LOG_RANGE = math.log(1e3)
 #: A residual variance above this fraction of the noise makes the result depend on the grid.
 _FINE_ENOUGH = 0.3
+#: Change of a log-parameter over which ∂ ln Var r hardly changes.
+_NEARBY = 1.5
 #: Rejected trials in a row after which the climb has stagnated.
 _PATIENCE = 4
 
@@ -231,6 +233,7 @@ class _Climb(Generic[T]):
         self._origin = joined(self._parameters)
         self._samples = settings.samples
         self._latest: T | None = None
+        self._rates: tuple[Tensor, Tensor] | None = None
         self._best: _Point[T] | None = None
         self._status = FitStatus.MAX_STEPS
 
@@ -265,7 +268,7 @@ class _Climb(Generic[T]):
         point = self._best
         assert point is not None
         self._load(point.theta)
-        _assign_mean(point.model, point.solution)
+        assign_mean(point.model, point.solution)
         if bool(((point.theta - self._origin).abs() > 0.999 * _LOG_RANGE).any()):
             self._status = FitStatus.AT_BOUND
         return LearnedModel(
@@ -281,18 +284,30 @@ class _Climb(Generic[T]):
     def _evaluate(self, theta: Tensor) -> _Point[T]:
         self._load(theta)
         model = self._model = self._rebuilt()
-        with torch.no_grad():
-            sigma = total_variance(model, self._data, self._weights)
+        one_pass = len(self._data) <= data_per_pass(model)
+        with torch.set_grad_enabled(one_pass):
+            residual = model.features.residual_variance(self._data.functional).double()
+            sigma = noise_variance(model, self._data, self._weights) + residual
         start = self._latest
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
-        solution = self._latest = self._solve(model, sigma, self._samples, start)
-        _assign_mean(model, solution)
+        solution = self._latest = self._solve(model, sigma.detach(), self._samples, start)
+        assign_mean(model, solution)
         draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
         moments = Moments(solution.eps_mean, solution.deviations, draws)
         climbing = _mask(model)
-        gradient = joined(gradient_values(model, self._data, moments, self._weights))[climbing]
-        derivatives = differentiate(model, self._data, moments, self._weights)
+        shared = sigma if one_pass else None
+        values = gradient_values(model, self._data, moments, self._weights, shared)
+        gradient = joined(values)[climbing]
+        derivatives = differentiate(
+            model,
+            self._data,
+            moments,
+            self._weights,
+            residual_variance=residual,
+            residual_rates=self._known_rates(theta),
+        )
+        self._rates = self._rates or (theta, derivatives.of_log_residual)
         information = derivatives.metric(solution.preconditioner)
         error = derivatives.monte_carlo_covariance
         pair = torch.meshgrid(climbing, climbing, indexing="ij")
@@ -308,6 +323,12 @@ class _Climb(Generic[T]):
                 solution,
             )
         )
+
+    def _known_rates(self, theta: Tensor) -> Tensor | None:
+        """∂ ln Var r, which changes slowly, if known from parameters nearby."""
+        if self._rates is not None and float((self._rates[0] - theta).abs().max()) > _NEARBY:
+            self._rates = None
+        return None if self._rates is None else self._rates[1]
 
     def _with_prior(self, point: _Point[T]) -> _Point[T]:
         if self._settings.prior_std is None:
@@ -443,7 +464,8 @@ def _root_diagonal(covariance: Tensor) -> Tensor:
     return roots
 
 
-def _assign_mean(model: GridModel, solution: PosteriorMoments) -> None:
+def assign_mean(model: GridModel, solution: PosteriorMoments) -> None:
+    """Gives a learned mean the coefficients of the solution, in place."""
     if any(p.requires_grad for p in model.mean.parameters()):
         model.mean.assign(solution.mean_coefficients)
 

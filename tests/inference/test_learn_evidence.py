@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
 from dustmap.gp import (
     Batch,
@@ -28,58 +27,7 @@ from dustmap.inference._learn_evidence import (
     LearnStep,
     learn_evidence,
 )
-from dustmap.linalg import AbstractOperator
-
-
-@dataclass(frozen=True, eq=False)
-class Dense:
-    """A dense solution that looks like a global one; reused counts the starts it came from."""
-
-    eps_mean: Tensor
-    deviations: Tensor
-    mean_coefficients: Tensor
-    reused: int
-    preconditioner: AbstractOperator | None = None
-    block_steps: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class DenseSolver:
-    """Exact moments, with the same white numbers in every call."""
-
-    batch: Batch
-
-    @torch.no_grad()
-    def __call__(self, model: GridModel, sigma: Tensor, samples: int, start: Dense | None) -> Dense:
-        phi = model.features.rows(self.batch.functional).phi.double()
-        weighted = phi / sigma[:, None]
-        L = torch.linalg.cholesky(torch.eye(phi.shape[1]) + phi.mT @ weighted)
-        beta = self._beta(model, phi @ phi.mT + torch.diag(sigma))
-        residual = self.batch.y - model.mean.basis(self.batch.functional) @ beta
-        mean = torch.cholesky_solve((weighted.mT @ residual)[:, None], L).squeeze(-1)
-        xi, draws = white(samples, len(sigma), 1), white(samples, phi.shape[1], 0)
-        deviations = torch.cholesky_solve((draws + (xi / sigma.sqrt()) @ phi).mT, L).mT
-        reused = 0 if start is None else start.reused + 1
-        return Dense(mean, deviations, beta, reused)
-
-    def _beta(self, model: GridModel, A: Tensor) -> Tensor:
-        beta = model.mean.coefficients().detach()
-        if not any(p.requires_grad for p in model.mean.parameters()):
-            return beta
-        H = model.mean.basis(self.batch.functional)
-        solved = torch.linalg.solve(A, torch.cat([H, self.batch.y[:, None]], 1))
-        coefficients: Tensor = torch.linalg.solve(H.mT @ solved[:, :1], H.mT @ solved[:, 1])
-        return coefficients
-
-
-def white(count: int, size: int, stream: int) -> Tensor:
-    """The same normal numbers in every call."""
-    generator = torch.Generator().manual_seed(5 + stream)
-    return torch.randn((count, size), generator=generator, dtype=torch.float64)
-
-
-def prior_draws(deviations: Tensor) -> Tensor:
-    return white(deviations.shape[0], deviations.shape[1], 0)
+from tests.inference.evidence_cases import Dense, DenseSolver, prior_draws
 
 
 def drawn(kind: str, n: int, seed: int = 0) -> Batch:

@@ -1,0 +1,264 @@
+"""Student-t noise in the global engine, by expectation–maximisation over weights.
+
+A Student-t is a normal distribution of unknown precision, e_n ~ N(0, σ_n²/τ_n) with
+τ_n ~ Gamma(ν/2, ν/2), so that given the weights τ every solve is the Gaussian one. Stars that the
+map cannot explain get small weights instead of bending it.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch
+from dustmap.inference._grid_model import GridModel
+from dustmap.inference._information import noise_variance
+from dustmap.inference._learn_evidence import PosteriorMoments, Solve, assign_mean
+
+#: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
+_LEAST, _MOST = 1.0, 1e3
+#: σ changes by at most this factor in one round.
+_SCALES = 4.0
+#: Data of smaller weight count as outliers in reports.
+_OUTLIER = 0.1
+#: Points of the quadrature over τ.
+_NODES = 256
+
+T = TypeVar("T", bound=PosteriorMoments)
+
+
+@final
+@dataclass(frozen=True)
+class StudentTNoise:
+    """e ~ scale · σ · t_ν: degrees of freedom nu > 0; scale > 0 of the given σ.
+
+    The variance is that of σ²ν/(ν − 2) only for ν > 2; σ itself is the width of the core.
+    """
+
+    nu: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.nu > 0 and math.isfinite(self.nu) and self.scale > 0):
+            raise ValueError(
+                f"nu must be positive and finite and scale positive, got nu={self.nu}, "
+                f"scale={self.scale}"
+            )
+
+    def log_predictive_density(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise: Tensor
+    ) -> Tensor:
+        """ln ∫ N(f; μ, v) t_ν((y − f)/s)/s df (N,), s² = scale² σ².
+
+        As ∫ Gamma(τ; ν/2, ν/2) N(y; μ, v + s²/τ) dτ by the trapezoid rule in ln τ, whose
+        integrand is smooth however narrow N(f; μ, v) is. y, mean, variance (N,): of the latent f;
+        noise (N,) = σ². float64.
+        """
+        y, mean, variance = y.double(), mean.double(), variance.double()
+        width = self.scale**2 * noise.double()
+        square = (y - mean).square()
+        margin = 60.0 / (self.nu + 1.0) + 12.0 / (self.nu + 1.0) ** 0.5
+        low = math.log(self.nu + 1.0) - (self.nu + square / width).log() - margin
+        high = math.log1p(12.0 / self.nu**0.5 + 60.0 / self.nu)
+        step = (high - low) / (_NODES - 1)
+        log_tau = low[:, None] + step[:, None] * torch.arange(_NODES, device=y.device)
+        total = variance[:, None] + width[:, None] / log_tau.exp()
+        half = 0.5 * self.nu
+        prior = half * (math.log(half) + log_tau - log_tau.exp()) - math.lgamma(half)
+        normal = -0.5 * ((2.0 * math.pi * total).log() + square[:, None] / total)
+        return torch.logsumexp(prior + normal, dim=-1) + step.log()
+
+
+@final
+@dataclass(frozen=True)
+class RobustSettings:
+    """How to alternate solves and weights.
+
+    max_rounds: solves at most. tolerance: stop when no weight changes by more (weights are of
+    order one). samples: deviations per solve. nu: degrees of freedom to start from; learn_nu,
+    learn_scale: whether ν, and the factor of all σ, are learned.
+    """
+
+    max_rounds: int = 15
+    tolerance: float = 0.02
+    samples: int = 16
+    nu: float = 4.0
+    learn_nu: bool = True
+    learn_scale: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 1 or self.samples < 2 or self.tolerance <= 0:
+            raise ValueError(
+                "max_rounds must be at least 1, samples at least 2 and tolerance positive, got "
+                f"max_rounds={self.max_rounds}, samples={self.samples}, tolerance={self.tolerance}"
+            )
+        if not _LEAST <= self.nu <= _MOST:
+            raise ValueError(f"nu must be between {_LEAST:g} and {_MOST:g}, got {self.nu}")
+
+
+@final
+@dataclass(frozen=True)
+class RobustStep:
+    """One round: noise after it, largest change of a weight, data of weight < 0.1."""
+
+    noise: StudentTNoise
+    change: float
+    outliers: int
+    solver_steps: int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RobustFit(Generic[T]):
+    """The posterior under Student-t noise.
+
+    solution: of the last solve; noise: ν and the scale of σ; weights (N,) = E τ_n, about one for
+    ordinary data; history: every round; converged.
+    """
+
+    solution: T
+    noise: StudentTNoise
+    weights: Tensor
+    history: tuple[RobustStep, ...]
+    converged: bool
+
+    @property
+    def precision_weights(self) -> Tensor:
+        """τ_n / scale² (N,), by which σ_n² is divided; the weights of `learn_evidence`."""
+        return self.weights / self.noise.scale**2
+
+    @property
+    def outliers(self) -> int:
+        """Data of weight below 0.1."""
+        return int((self.weights < _OUTLIER).sum())
+
+    def message(self) -> str:
+        """One sentence on how it ended."""
+        how = "converged" if self.converged else "stopped before the weights settled"
+        text = (
+            f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
+            f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
+            f"weight below {_OUTLIER:g}"
+        )
+        return text if self.converged else f"{text}; increase max_rounds"
+
+
+def fit_student_t(
+    model: GridModel,
+    data: Batch,
+    settings: RobustSettings,
+    solve: Solve[T],
+    progress: Callable[[RobustStep], None] | None = None,
+) -> RobustFit[T]:
+    """Posterior, weights, ν and scale at fixed kernel, by alternating solves and closed forms.
+
+    The bound that rises is that of q(field) Π_n q(τ_n), with Var r part of the field and not of
+    the noise: a datum sees g_n = Φ_n ε + r_n plus e_n. Given weights, Σ_n = σ_n²/τ_n + Var r_n and
+
+        E e_n² = (1 − κ_n)² [(y − m − Φ m̂)_n² + mean_s (Φ δ_s)_n²] + κ_n σ_n²/τ_n
+
+    with κ_n = Var r_n / Σ_n, for r_n takes its share of what ε leaves. Then
+    τ_n = (ν + 1) / (ν + E e_n²/σ_n²), and ν and scale maximise Σ_n ln t_ν at E e_n²/σ_n² (an ECME
+    step: τ has been eliminated).
+
+    model: at its present parameters; its likelihood gives σ_n². solve: as in `learn_evidence`.
+    """
+    steps, last = [], None
+    for state in _rounds(model, data, settings, solve):
+        last = state
+        steps.append(state.step)
+        if progress is not None:
+            progress(state.step)
+        if state.step.change <= settings.tolerance:
+            break
+    assert last is not None
+    converged = last.step.change <= settings.tolerance
+    assign_mean(model, last.solution)
+    return RobustFit(last.solution, last.step.noise, last.weights, tuple(steps), converged)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Round(Generic[T]):
+    solution: T
+    weights: Tensor
+    step: RobustStep
+
+
+@torch.no_grad()
+def _rounds(
+    model: GridModel, data: Batch, settings: RobustSettings, solve: Solve[T]
+) -> Iterator[_Round[T]]:
+    given = noise_variance(model, data)
+    residual_variance = model.features.residual_variance(data.functional).double()
+    phi = model.features.operator(data.functional)
+    noise, weights = StudentTNoise(settings.nu), torch.ones_like(given)
+    solution: T | None = None
+    for _ in range(settings.max_rounds):
+        width = noise.scale**2 * given / weights
+        sigma = width + residual_variance
+        solution = solve(model, sigma, settings.samples, solution)
+        share = residual_variance / sigma
+        fields = torch.cat([solution.eps_mean[None], solution.deviations])
+        seen = phi.matmul(fields.to(phi.dtype)).double()
+        mean = model.mean.basis(data.functional) @ solution.mean_coefficients
+        left = (data.y.double() - mean - seen[0]).square() + seen[1:].square().mean(0)
+        square = (1.0 - share).square() * left + share * width
+        noise = fitted_noise(square / given, noise, settings)
+        ratio = square / (noise.scale**2 * given)
+        before, weights = weights, (noise.nu + 1.0) / (noise.nu + ratio)
+        change = float((weights - before).abs().max())
+        outliers = int((weights < _OUTLIER).sum())
+        step = RobustStep(noise, change, outliers, solution.block_steps)
+        yield _Round(solution, weights, step)
+
+
+def fitted_noise(ratio: Tensor, present: StudentTNoise, settings: RobustSettings) -> StudentTNoise:
+    """ν and scale s of largest Σ_n ln t_ν(√u_n / s) − ln s for u (N,) = E e_n²/σ_n², σ_n as given.
+
+    By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u, w = (ν+1)/(ν+u/s²).
+    """
+    nu, scale = present.nu, present.scale
+    for _ in range(20):
+        before = (nu, scale)
+        if settings.learn_scale:
+            scale = _fitted_scale(ratio, nu, scale)
+        if settings.learn_nu:
+            nu = _fitted_nu(ratio / scale**2)
+        if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
+            break
+    return StudentTNoise(nu, scale)
+
+
+def _fitted_scale(ratio: Tensor, nu: float, scale: float) -> float:
+    square = scale**2
+    for _ in range(100):
+        weights = (nu + 1.0) / (nu + ratio / square)
+        new = float((weights * ratio).mean())
+        done = abs(math.log(new / square)) < 1e-6
+        square = new
+        if done:
+            break
+    return min(max(math.sqrt(square), scale / _SCALES), scale * _SCALES)
+
+
+def _fitted_nu(ratio: Tensor) -> float:
+    """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
+    low, high = math.log(_LEAST), math.log(_MOST)
+    best = low
+    for _ in range(4):
+        grid = torch.linspace(low, high, 15, dtype=torch.float64)
+        values = torch.stack([_mean_log_t(ratio, math.exp(v)) for v in grid.tolist()])
+        best = float(grid[int(values.argmax())])
+        width = float(grid[1] - grid[0])
+        low, high = max(best - width, math.log(_LEAST)), min(best + width, math.log(_MOST))
+    return math.exp(best)
+
+
+def _mean_log_t(ratio: Tensor, nu: float) -> Tensor:
+    """Mean of ln t_ν at squared values u (N,)."""
+    constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
+    return constant - 0.5 * (nu + 1.0) * (ratio / nu).log1p().mean()
