@@ -58,10 +58,11 @@ def block_pcg(
     Directions that are dependent, because right-hand sides are, or because their residual
     has converged, are left out of the block by a rank-revealing factorisation.
 
-    A column stops when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖, by the rules of
+    A column is done when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖, by the rules of
     `pcg`: the recursion is replaced by b − A x every `refresh` steps, is not believed when it
-    claims convergence, and a column is STAGNATED when restarts bring no progress. Zero columns
-    are solved at step 0. Curvature that is not positive ends all columns: they share it.
+    claims convergence, and a column is STAGNATED when restarts bring no progress. Columns that
+    are done keep lending their directions to the rest. Zero columns are solved at step 0.
+    Curvature that is not positive ends all columns: they share it.
 
     b: (..., n), right-hand sides.
     preconditioner: approximation T of A⁻¹, symmetric positive definite.
@@ -88,8 +89,10 @@ def block_pcg(
 class _Block:
     """The right-hand sides still being worked on, scaled to unit norm, and their directions.
 
-    Columns, stored as rows: b, x (a, n); per column (a,): `index` in the outcome, `scale` ‖b‖ and
-    `lie`, the true residual when the recursion was last caught lying.
+    Columns, stored as rows: b, x (a, n); per column (a,): `index` in the outcome, `scale` ‖b‖,
+    `is_open` until its status is known, `lie`, the true residual when the recursion was last
+    caught lying, and `stalls`, how often in vain since. Finished columns stay: without
+    their directions those that are left would have to go on alone.
     Directions: q, z = T q (w, n) and `weights` K (a, w) with residuals K q; the last p, Ap (v, n)
     and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
     """
@@ -111,6 +114,7 @@ class _Block:
         self.b = take_rows(b, self.index) / self.scale[:, None]
         self.lie = torch.full_like(self.scale, math.inf)
         self.stalls = torch.zeros_like(self.index)
+        self.is_open = torch.ones_like(self.index, dtype=torch.bool)
         self.trouble = GO_ON
         self.is_warm = x0 is not None
         self.x = torch.zeros_like(self.b)
@@ -120,21 +124,19 @@ class _Block:
         self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
 
     def solve_into(self, outcome: Outcome) -> None:
-        """Iterate until every column has left."""
+        """Iterate until the status of every column is known."""
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
-            r = r[self._settle(outcome, self._everyone(), norms(r), 0)]
+            everyone = torch.arange(len(self.index), device=r.device)
+            self._settle(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
         step = 0
-        if len(self.index) > 0:
+        if bool(self.is_open.any()):
             self._restart(r)
-        while len(self.index) > 0:
+        while bool(self.is_open.any()):
             step += 1
             self._turn()
             self._advance()
             self._examine(outcome, step)
-
-    def _everyone(self) -> Tensor:
-        return torch.arange(len(self.index), device=self.b.device)
 
     def _restart(self, r: Tensor) -> None:
         """K q = r (a, n): a new block of directions from residuals."""
@@ -202,7 +204,7 @@ class _Block:
         doubtful = ~(claimed > self.rule.rtol)
         if self.trouble != GO_ON or self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
-        which = doubtful.nonzero().squeeze(1)
+        which = (doubtful & self.is_open).nonzero().squeeze(1)
         if which.numel() == 0:
             return
         r = self.weights.to(self.q.dtype) @ self.q
@@ -211,10 +213,10 @@ class _Block:
         drift = norms(true_r - take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
         stuck = self._count_stalls(which, residual, lied)
-        stays = self._settle(outcome, which, residual, step, stuck)
-        remain = torch.isin(which, stays)
+        self._settle(outcome, which, residual, stuck, step)
+        remain = self.is_open[which]
         if bool(remain.any()):
-            self._restart(with_rows(r, which, true_r)[stays])
+            self._restart(with_rows(r, which, true_r))
             if bool(lied[remain].any()):
                 self.p = None
 
@@ -228,31 +230,19 @@ class _Block:
         return self.stalls[which] >= _PATIENCE
 
     def _settle(
-        self,
-        outcome: Outcome,
-        which: Tensor,
-        residual: Tensor,
-        step: int,
-        stuck: Tensor | None = None,
-    ) -> Tensor:
-        """Columns `which` with true residuals (W,) leave if their status is known; who stays."""
+        self, outcome: Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int
+    ) -> None:
+        """Columns `which` with true residuals (W,) are finished if their status is known."""
         trouble = torch.full_like(which, self.trouble)
-        if stuck is not None and self.trouble == GO_ON:
+        if self.trouble == GO_ON:
             trouble[stuck] = SolveStatus.STAGNATED.value
         status = self.rule.verdict(residual, trouble, step)
         known = status != GO_ON
         done = which[known]
-        everyone = self._everyone()
-        if done.numel() == 0:
-            return everyone
-        x = take_rows(self.x, done) * self.scale[done, None]
-        outcome.write(self.index[done], x, status[known], residual[known], step)
-        stays = everyone[~torch.isin(everyone, done)]
-        self.index, self.scale = self.index[stays], self.scale[stays]
-        self.lie, self.stalls = self.lie[stays], self.stalls[stays]
-        self.b, self.x = self.b[stays], self.x[stays]
-        self.weights = self.weights[stays]
-        return stays
+        if done.numel() > 0:
+            x = take_rows(self.x, done) * self.scale[done, None]
+            outcome.write(self.index[done], x, status[known], residual[known], step)
+            self.is_open[done] = False
 
 
 def _curvature_inverse(D: Tensor, rounding: float) -> tuple[Tensor, float]:

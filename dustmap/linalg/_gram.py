@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # Entries of a block that are widened to float64 at a time.
-_WIDENED = 2**18
+_WIDENED = 2**17
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:

@@ -155,6 +155,20 @@ class TestSharedSpace:
         assert int(result.steps[0]) == int(result.steps[2]) > 10
         torch.testing.assert_close(result.x[0], 1 / d, rtol=1e-6, atol=1e-8)
 
+    def test_done_columns_lend_their_directions_to_the_last(self) -> None:
+        """One right-hand side beside eleven that start solved: as few steps as for twelve."""
+        matrix = _matrix(_spread(300, 1e4))
+        A, b = DenseOperator(matrix), _normal(12, 300)
+        together = block_pcg(A, b, rtol=1e-6, refresh=10)
+        x0 = torch.linalg.solve(matrix, b.mT).mT + 1e-12 * _normal(12, 300, seed=4)
+        x0[0] = 0.0
+        lent = block_pcg(A, b, x0=x0, rtol=1e-6, refresh=10)
+        assert lent.converged
+        assert lent.steps[1:].tolist() == [0] * 11
+        alone = block_pcg(A, b[0], rtol=1e-6)
+        assert int(lent.steps[0]) < 0.5 * int(alone.steps)
+        assert int(lent.steps[0]) < 1.5 * int(together.steps.max())
+
 
 class TestStopping:
     def test_warm_start_at_the_solution_takes_no_step(self) -> None:
