@@ -18,6 +18,8 @@ from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparamete
 from dustmap.gp._means import AbstractMean as AbstractMean
 from dustmap.gp._means import ConstantMean as ConstantMean
 from dustmap.gp._means import LinearMean as LinearMean
+from dustmap.gp._neighbour_evidence import NeighbourEvidence as NeighbourEvidence
+from dustmap.gp._neighbour_evidence import fit_neighbour_evidence as fit_neighbour_evidence
 from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
 from dustmap.gp._posterior import AbstractPosterior as AbstractPosterior
 from dustmap.gp._posterior import Prediction as Prediction

@@ -9,17 +9,19 @@ from torch import Tensor
 
 #: Candidates looked at for every neighbour wanted.
 _CANDIDATES = 2.0
+#: Points that look for neighbours together, as a share of those before them.
+_SHARE = 0.1
 #: Distances held at once.
 _AT_ONCE = 4_000_000
 
 
 def nearest_before(x: Tensor, count: int) -> Tensor:
-    """For every point the `count` nearest of about the earlier half or more: (N, count) int64.
+    """For every point `count` of the nearest of nearly all that come before it: (N, count) int64.
 
-    Points go by doublings: those of [n, 2n) look among the first n, so that in a random order
-    the neighbours of a point reach as far as its place in the order asks for. The first `count`
-    points have all that come before them. −1 where there is none; each search looks into the
-    3^D cells around a point, so a point in a gap may have fewer than there are.
+    Points go by shares: those of [n, 1.1 n) look among the first n, so that in a random order the
+    neighbours of a point reach as far as its place in the order asks for. The first `count` points
+    have all that come before them. −1 where there is none; a search looks into the 3^D cells
+    around a point, so a point in a gap may have fewer than there are.
 
     x (N, D): in units in which distance means dependence.
     """
@@ -30,7 +32,7 @@ def nearest_before(x: Tensor, count: int) -> Tensor:
     found[:first, :first] = torch.where(earlier, before[None, :], -1)
     low = first
     while 0 < low < len(x):
-        high = min(len(x), 2 * low)
+        high = min(len(x), low + max(1, round(_SHARE * low)))
         found[low:high] = nearest(x[:low], x[low:high], count)
         low = high
     return found

@@ -50,11 +50,8 @@ class NeighbourPrecision(AbstractOperator):
                 "expected x (N, D) and noise_variance (N,), got "
                 f"{tuple(x.shape)} and {tuple(noise_variance.shape)}"
             )
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(x), generator=generator).to(x.device)
-        scale = torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
+        order, before = ordered_neighbours(kernel, x, neighbours, seed)
         places, noise = x[order].double(), noise_variance[order].double()
-        before = nearest_before(places / scale, neighbours)
         entries = [
             _conditionals(kernel, places, noise, before, slice(first, first + _AT_ONCE))
             for first in range(0, len(x), _AT_ONCE)
@@ -84,6 +81,16 @@ class NeighbourPrecision(AbstractOperator):
         return self.matmul(y)
 
 
+@torch.no_grad()
+def ordered_neighbours(
+    kernel: AbstractKernel, x: Tensor, neighbours: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """A random order (N,) of x (N, D), and the neighbours (N, m) before each place in it."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    scale = torch.stack([term.lengthscale for term in kernel.terms()]).amin(0)
+    return order, nearest_before(x[order].double() / scale, neighbours)
+
+
 def _conditionals(
     kernel: AbstractKernel, x: Tensor, noise: Tensor, before: Tensor, part: slice
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,10 +98,10 @@ def _conditionals(
     index = before[part]
     real = index >= 0
     near = x[index.clamp_min(0)]
-    A = _between(kernel, near, near) * (real[:, :, None] & real[:, None])
+    A = between(kernel, near, near) * (real[:, :, None] & real[:, None])
     # Absent neighbours get a row of the identity, and so the weight 0.
     A.diagonal(dim1=-2, dim2=-1).add_(torch.where(real, noise[index.clamp_min(0)], 1.0))
-    k = _between(kernel, near, x[part, None]).squeeze(-1) * real
+    k = between(kernel, near, x[part, None]).squeeze(-1) * real
     factor = torch.linalg.cholesky(A)
     b = torch.cholesky_solve(k[..., None], factor).squeeze(-1)
     d = kernel.variance() + noise[part] - (b * k).sum(-1)
@@ -108,7 +115,7 @@ def _conditionals(
     )
 
 
-def _between(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
+def between(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
     """K (B, m, m') between x (B, m, D) and z (B, m', D), several times faster than by lags."""
     exact = "donot_use_mm_for_euclid_dist"
     terms = [

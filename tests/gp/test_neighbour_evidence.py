@@ -1,0 +1,96 @@
+"""The evidence of neighbours against the exact evidence."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import (
+    Batch,
+    ConstantMean,
+    ExactGP,
+    NeighbourEvidence,
+    fit_neighbour_evidence,
+)
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import Matern12, Matern32, StationaryKernel
+from dustmap.gp.likelihoods import GaussianLikelihood
+
+
+def drawn(n: int, sigma: float, seed: int = 0) -> Batch:
+    """Values of a Matérn-3/2 field of ℓ = (2, 3) and variance 1.5 with noise, about 0.5."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 20.0 * torch.rand(n, 2, dtype=torch.float64, generator=generator)
+    kernel = truth()
+    K = kernel(x[:, None] - x) + sigma**2 * torch.eye(n, dtype=torch.float64)
+    white = torch.randn(n, dtype=torch.float64, generator=generator)
+    return Batch(PointValues(x), 0.5 + torch.linalg.cholesky(K) @ white)
+
+
+def truth() -> StationaryKernel:
+    kernel = Matern32((2.0, 3.0), 1.5, dim=2)
+    kernel.requires_grad_(False)
+    return kernel
+
+
+def exact(kernel: StationaryKernel, data: Batch, sigma: float) -> Tensor:
+    noise = torch.full_like(data.y, sigma**2)
+    gp = ExactGP(kernel, ConstantMean(0.5, learn=False))
+    return gp.log_evidence(data.functional, data.y, noise)
+
+
+def test_with_all_neighbours_it_is_exact_and_so_is_its_gradient() -> None:
+    data, kernel = drawn(50, 0.2), Matern12((2.0, 3.0), 1.2, dim=2)
+    likelihood, mean = GaussianLikelihood(jitter=0.3), ConstantMean(0.5, learn=False)
+    evidence = NeighbourEvidence.of(kernel, data, neighbours=50)
+    value = evidence.log_evidence(kernel, mean, likelihood)
+    reference = exact(kernel, data, 0.3)
+    assert float(value.detach()) == pytest.approx(float(reference.detach()), rel=1e-9)
+    parameters = list(kernel.parameters())
+    total, gradient = evidence.gradient(kernel, mean, likelihood, parameters)
+    assert total == pytest.approx(float(value.detach()))
+    for ours, other in zip(gradient, torch.autograd.grad(reference, parameters), strict=True):
+        assert torch.allclose(ours, other, rtol=1e-6)
+
+
+def test_thirty_neighbours_are_nearly_exact() -> None:
+    data, kernel = drawn(1000, 0.2), truth()
+    evidence = NeighbourEvidence.of(kernel, data)
+    mean, likelihood = ConstantMean(0.5, learn=False), GaussianLikelihood(jitter=0.2)
+    value = float(evidence.log_evidence(kernel, mean, likelihood).detach())
+    assert value == pytest.approx(float(exact(kernel, data, 0.2)), abs=0.02 * 1000)
+
+
+def test_a_part_of_the_sum_stands_for_all() -> None:
+    data, kernel = drawn(1000, 0.2), truth()
+    mean, likelihood = ConstantMean(0.5, learn=False), GaussianLikelihood(jitter=0.2)
+    full, part = (
+        float(
+            NeighbourEvidence.of(kernel, data, max_rows=rows)
+            .log_evidence(kernel, mean, likelihood)
+            .detach()
+        )
+        for rows in (None, 500)
+    )
+    assert part == pytest.approx(full, abs=60.0)
+    assert part != full
+
+
+def test_hyperparameters_are_recovered_from_a_poor_start() -> None:
+    data, kernel = drawn(1200, 0.2), Matern32((10.0, 10.0), 0.2, dim=2)
+    likelihood = GaussianLikelihood(jitter=1.0)
+    fit = fit_neighbour_evidence(kernel, ConstantMean(0.5), likelihood, data, max_rows=500)
+    assert fit.status.value == "converged"
+    assert fit.objective[-1] > fit.objective[0]
+    assert likelihood.log_jitter is not None
+    assert float(likelihood.log_jitter.detach().exp()) == pytest.approx(0.2, rel=0.25)
+    assert kernel.lengthscale.detach().tolist() == pytest.approx([2.0, 3.0], rel=0.3)
+    assert all(p.grad is None for p in kernel.parameters())
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    data, kernel = drawn(20, 0.2), truth()
+    with pytest.raises(ValueError, match="nothing to learn"):
+        fit_neighbour_evidence(kernel, ConstantMean(), GaussianLikelihood(), data)
+    rays = LineIntegrals.from_observer(torch.ones(20, 2, dtype=torch.float64))
+    with pytest.raises(TypeError, match="point values"):
+        NeighbourEvidence.of(kernel, Batch(rays, data.y))
