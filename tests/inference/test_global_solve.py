@@ -19,6 +19,8 @@ from dustmap.inference import (
     solve_direct,
     solve_global,
 )
+from dustmap.inference._draws import DATA_STREAM, GRID_STREAM
+from dustmap.linalg import KeyedNormal
 from tests.inference.gridded import (
     CASES,
     SHAPES,
@@ -41,6 +43,9 @@ def test_mean_is_that_of_the_dense_gridded_model(shape: tuple[int, ...], name: s
     torch.testing.assert_close(solution.sigma, dense.sigma)
     assert solution.converged
     assert solution.worst_residual <= 1e-10
+    error = dense.phi @ (solution.eps_mean - dense.eps_mean)
+    std = (dense.phi @ torch.linalg.solve(dense.precision, dense.phi.mT)).diagonal().sqrt()
+    assert float((error / std).abs().max()) <= solution.mean_error
     expected = float(dense.residual @ torch.linalg.solve(dense.V, dense.residual))
     assert solution.quadratic_form == pytest.approx(expected, rel=1e-9)
 
@@ -83,6 +88,18 @@ def test_draws_have_the_posterior_covariance(shape: tuple[int, ...], dtype: torc
         2 * len(L)
     )
     assert abs(z_mean) < 5
+
+
+def test_draws_come_from_noise_keyed_by_position() -> None:
+    model = some_model((5, 4))
+    data = some_data(some_functionals(2, 10, 1))
+    dense = DenseSolution.of(model, data)
+    deviations = solve_global(model, data, replace(TIGHT, seed=3)).deviations
+    for s, delta in enumerate(deviations):
+        eps0 = KeyedNormal(3, GRID_STREAM).draw(s, model.features.n_features)
+        xi = KeyedNormal(3, DATA_STREAM).draw(s, len(data))
+        b = eps0 + dense.phi.mT @ (xi / dense.sigma.sqrt())
+        torch.testing.assert_close(dense.precision @ delta, b, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("fit_mean", [False, True])
