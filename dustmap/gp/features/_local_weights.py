@@ -216,7 +216,8 @@ def stored(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> SparseOperator:
     """W (N, M) in compressed rows."""
-    starts, columns, values = [torch.zeros(1, dtype=torch.int64, device=like.device)], [], []
+    starts = [torch.zeros(1, dtype=torch.int64, device=like.device)]
+    columns, values = [like.new_empty(0, dtype=torch.int32)], [like]
     total = 0
     for part in chunks(shape[0], rows_at_once):
         first, column, value = source(part).compressed(shape[1])

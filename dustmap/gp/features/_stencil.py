@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -90,7 +91,8 @@ class Stencil:
 
     def K_SS(self) -> Tensor:
         """Prior covariance of the stencil's nodes with the nugget, (P, P)."""
-        K_SS = self.covariances(self.shifts().double())
+        shifts = self.axis_shifts(self._device)
+        K_SS = self._on_lattice((shifts[:, None] - shifts).abs(), 1)
         if self.nugget is None:
             return K_SS
         return K_SS + self.nugget * torch.eye(self.size, dtype=K_SS.dtype, device=K_SS.device)
@@ -110,24 +112,23 @@ class Stencil:
 
     def table(self) -> Tensor:
         """Weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
-        k_S = self._covariance_table()
+        steps = torch.arange(self.steps, device=self._device)
+        shifts = self.steps * self.axis_shifts(self._device)
+        k_S = self._on_lattice((steps[:, None] - shifts).abs(), self.steps)
         return torch.cholesky_solve(k_S.mT, self.factor()).mT
 
-    def _covariance_table(self) -> Tensor:
-        """k_S at the offsets of the table, (T^D, P): few distances, each evaluated once.
-
-        The displacements of offsets from nodes are a lattice of step h / T, and the covariance is
-        even in each of them.
-        """
-        half, steps = self.order // 2 * self.steps, torch.arange(self.steps, device=self._device)
-        fine = tuple(h / self.steps for h in self.spacing)
-        lattice = RegularGrid((0.0,) * self.dim, fine, (half + 1,) * self.dim)
+    def _on_lattice(self, lag: Tensor, steps: int) -> Tensor:
+        """Covariances at displacements of lag / steps cells per axis, for lag (A, B) ≥ 0:
+        (A^D, B^D). Few distinct distances, each evaluated once: the covariance is even in all."""
+        length = int(lag.max()) + 1
+        fine = RegularGrid(
+            (0.0,) * self.dim, tuple(h / steps for h in self.spacing), (length,) * self.dim
+        )
         origin = PointValues(torch.zeros(1, self.dim, dtype=torch.float64, device=self._device))
-        values = ClosedForm().cross(self.kernel, origin, lattice, self.wrapping)[0]
-        lag = (steps[:, None] - self.steps * self.axis_shifts(self._device)).abs()  # (T, p)
+        values = ClosedForm().cross(self.kernel, origin, fine, self.wrapping)[0]
         place = lag
         for _ in range(1, self.dim):
-            along = place[:, None, :, None] * (half + 1) + lag[None, :, None, :]
+            along = place[:, None, :, None] * length + lag[None, :, None, :]
             place = along.reshape(len(place) * len(lag), -1)
         return values[place]
 
@@ -145,7 +146,14 @@ class Stencil:
         return lattice >> bits, entry
 
     def factor(self) -> Tensor:
-        """Lower Cholesky factor of K_SS, (P, P)."""
+        """Lower Cholesky factor of K_SS, (P, P); kept where gradients are off."""
+        return self._factorised() if torch.is_grad_enabled() else self._detached_factor
+
+    @cached_property
+    def _detached_factor(self) -> Tensor:
+        return self._factorised()
+
+    def _factorised(self) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(self.K_SS())
         if int(info) != 0:
             raise ValueError(
