@@ -389,3 +389,11 @@ def test_points_in_the_padding_are_seen() -> None:
     features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), _grid((9,))))
     beyond = PointValues(torch.tensor([[-0.3], [1.2]]).double())
     assert float(features.residual_variance(beyond).detach().max()) < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_data_make_no_rows(kind: Callable[[int, int], AbstractFunctional]) -> None:
+    features, none = _features((7, 6)), kind(2, 4)[:0]
+    eps = _draw(2, features.n_features, 0)
+    assert features.operator(none).matmul(eps).shape == (2, 0)
+    assert features.products(none, eps).shape == (2, 0)

@@ -1,9 +1,13 @@
 """Feature maps: f_n = m_n + φ_nᵀ ε + r_n with white ε.
 
 `HIPFeatures` (Wu et al. 2021) whitens gridded inducing points by Toeplitz PCG and a rectangular
-circulant root; millions of points. `TorusFeatures` takes all points of the padded torus as inducing
-points: no solve at all, tighter variances, wider rows. `CholeskyFeatures` is the classical
-whitening for any points, M ≲ 10⁴. Nothing downstream knows which one it got.
+circulant root; millions of points. `LocalFeatures` sums kriging weights on the few nodes around
+each datum: sparse rows and no solve, for millions of data. `TorusFeatures` takes all points of the
+padded torus as inducing points: no solve at all, tighter variances, wider rows. `CholeskyFeatures`
+is the classical whitening for any points, M ≲ 10⁴. Nothing downstream knows which one it got.
+
+`interpolation` gives the multilinear rows of fields that must stay positive; `Nodes` and `Stencil`
+are what local weights are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
@@ -23,5 +27,7 @@ from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovar
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
+from dustmap.gp.features._order import StencilOrder as StencilOrder
+from dustmap.gp.features._order import stencil_order as stencil_order
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._torus import TorusFeatures as TorusFeatures

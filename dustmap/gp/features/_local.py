@@ -52,6 +52,7 @@ class LocalFeatures(AbstractFeatureMap):
     per_cell: steps of a ray per cell (`nodes_of`).
 
     The weights of a point or derivative are exact; a ray sums rows of one table over its steps.
+    An operator whose rows are recomputed follows the kernel: use it before the kernel changes.
     """
 
     prior: GridPrior
@@ -172,7 +173,7 @@ class LocalFeatures(AbstractFeatureMap):
             return
         for part in chunks(max(1, len(observed)), size):
             sites, table = layout.measure_sites(observed[part])
-            yield Piece(table, _fixed(sites), sites.count, sites.count)
+            yield Piece(table, _fixed(sites), sites.count, size)
 
     def _source(self, observed: Observed) -> TapSource:
         """Taps of slices of the data, without a graph."""
