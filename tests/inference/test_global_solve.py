@@ -20,7 +20,7 @@ from dustmap.inference import (
     solve_global,
 )
 from dustmap.inference._draws import DATA_STREAM, GRID_STREAM
-from dustmap.linalg import KeyedNormal
+from dustmap.linalg import KeyedNormal, NystromPreconditioner
 from tests.inference.gridded import (
     CASES,
     SHAPES,
@@ -238,6 +238,28 @@ def test_a_warm_start_takes_fewer_steps(fit_mean: bool) -> None:
     torch.testing.assert_close(warm.eps_mean, fresh.eps_mean, atol=1e-3, rtol=0)
     more = solve_global(model, data, replace(settings, samples=6), start=cold)
     torch.testing.assert_close(more.deviations[:4], cold.deviations, atol=1e-4, rtol=0)
+
+
+def test_a_preconditioner_changes_the_steps_only() -> None:
+    model = some_model((24, 24), "torus")
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(150, 2, dtype=torch.float64, generator=generator)
+    data = some_data(PointValues(x), noise=1e-3)
+    settings = SolveSettings(rtol=1e-6, samples=2, rank=0)
+    plain = solve_global(model, data, settings)
+    assert plain.preconditioner is None
+    for rank in (60, None):
+        found = solve_global(model, data, replace(settings, rank=rank))
+        assert isinstance(found.preconditioner, NystromPreconditioner)
+        assert 60 <= found.preconditioner.rank <= (rank or 200)
+        assert found.block_steps < 0.6 * plain.block_steps
+        torch.testing.assert_close(found.eps_mean, plain.eps_mean, atol=1e-3, rtol=0)
+        torch.testing.assert_close(found.deviations, plain.deviations, atol=1e-3, rtol=0)
+        again = solve_global(model, data, replace(settings, rank=rank), start=found)
+        assert again.preconditioner is found.preconditioner
+    small = solve_global(model, data, replace(settings, rank=None, memory=10**6))
+    assert isinstance(small.preconditioner, NystromPreconditioner)
+    assert small.preconditioner.rank < 20
 
 
 def test_what_is_refused() -> None:
