@@ -1,66 +1,63 @@
 """The global engine on one scene of `heaton`: grid points are the cells."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
-from dustmap.gp import AbstractPosterior, Batch, ConstantMean, GridPrior
+from dustmap.gp import Batch, ConstantMean, GridPrior, Prediction
 from dustmap.gp.features import LocalFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GridModel, SolveSettings, solve_global
+from dustmap.inference import GridModel, PathwisePosterior, SolveSettings, solve_in_data_space
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._heaton_problem import Scene
-from pipelines.reproduce._heaton_start import Start
+from pipelines.reproduce._heaton_start import Learned
 
-#: Padding of the torus in length scales: opposite edges correlate by e⁻².
+#: Padding of the torus in length scales: opposite edges of the box correlate by e⁻².
 PADDING = 2.0
 #: Of the stencil: any will do, since data on the nodes have exact weights.
 ORDER = 2
-SAMPLES, RTOL, MAX_STEPS = 32, 1e-3, 300
+SAMPLES, RTOL, MAX_STEPS = 32, 1e-3, 200
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The posterior, the learned hyperparameters, and what the engine reports."""
+    """The posterior, the hyperparameters with the fitted mean, and what the engine reports."""
 
-    posterior: AbstractPosterior
-    learned: Start
+    posterior: PathwisePosterior
+    learned: Learned
     report: Row
 
+    def cells(self) -> Prediction:
+        """Mean and variance of the field at every cell."""
+        return self.posterior.at_nodes()
 
-def fit(scene: Scene, start: Start, quick: bool) -> Fitted:
-    """Learning and the final solve, from the hyperparameters of a part of the data."""
+
+def fit(scene: Scene, learned: Learned, quick: bool) -> Fitted:
+    """Mean and draws at the learned hyperparameters, with the mean's coefficient fitted."""
     data = Batch(PointValues(scene.x), scene.y.float())
-    prior = GridPrior.padded(start.kernel, scene.grid, padding=PADDING, dtype=torch.float32)
-    mean, likelihood = ConstantMean(start.mean), GaussianLikelihood(jitter=start.sigma)
-    model = GridModel(LocalFeatures(prior, order=ORDER), mean, likelihood)
-    settings = SolveSettings(RTOL, MAX_STEPS, 8 if quick else SAMPLES, fit_mean=True)
-    solution = solve_global(model, data, settings)
-    assert likelihood.log_jitter is not None
-    learned = Start(
-        start.name,
-        start.kernel,
-        float(solution.mean_coefficients[0]),
-        float(likelihood.log_jitter.detach().exp()),
-        start.log_evidence,
-    )
+    prior = GridPrior.padded(learned.kernel, scene.grid, padding=PADDING, dtype=torch.float32)
+    likelihood = GaussianLikelihood(jitter=learned.sigma, learn=False)
+    model = GridModel(LocalFeatures(prior, order=ORDER), ConstantMean(learned.mean), likelihood)
+    plan = SolveSettings(RTOL, MAX_STEPS, 8 if quick else SAMPLES, fit_mean=True)
+    solution = solve_in_data_space(model, data, plan)
     report: Row = {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.report.wrap_error,
-        "block_steps": solution.block_steps,
+        "cg_steps": solution.block_steps,
         "worst_residual": solution.worst_residual,
         "converged": solution.converged,
     }
-    return Fitted(solution.posterior, learned, report)
+    fitted = replace(learned, mean=float(solution.mean_coefficients[0]))
+    return Fitted(solution.posterior, fitted, report)
 
 
 def settings(quick: bool) -> Row:
     """For the settings of the experiment."""
     return {
-        "features": f"local kriging weights, order {ORDER}",
+        "solve": "data space, preconditioned by 30 neighbours",
         "padding": PADDING,
         "samples": 8 if quick else SAMPLES,
         "rtol": RTOL,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import PointValues
 from pipelines.reproduce._experiment import Request
 from pipelines.reproduce._spatial_problem import KM_PER_DEGREE
 
@@ -66,10 +65,6 @@ class Scene:
     def places(self, which: Tensor) -> Tensor:
         """Coordinates (K, 2) of the cells of a bool array, in C order."""
         return which.nonzero().double() * torch.tensor(self.spacing, dtype=torch.float64)
-
-    def cells(self) -> PointValues:
-        """All cells, in C order."""
-        return PointValues(self.grid.points())
 
 
 def load(request: Request, name: str) -> Scene:
