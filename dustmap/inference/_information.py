@@ -135,10 +135,10 @@ def differentiate(
 
     The parameters are moved in place, one at a time, and set back.
 
-    residual_variance (N,): Var r at the present parameters, where known. residual_rates (P, N):
-    ∂_i ln Var r, where known from parameters nearby; both save tables of Var r.
+    residual_variance (N,): Var r, where known; `model` is then one at the present parameters.
+    residual_rates (P, N): ∂_i ln Var r, where known from parameters nearby.
     """
-    present = model.rebuilt()
+    present = model if residual_variance is not None else model.rebuilt()
     if residual_variance is None:
         residual_variance = present.features.residual_variance(data.functional)
     here_r = residual_variance.detach().double()

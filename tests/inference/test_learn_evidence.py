@@ -1,5 +1,6 @@
 """Climbing the evidence of gridded models against the exact optimum of the dense one."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
+from dustmap.inference._climb import bounded_step
 from dustmap.inference._learn_evidence import (
     LearnedModel,
     LearnSettings,
@@ -61,7 +63,7 @@ class Problem:
         self, settings: LearnSettings, steps: list[LearnStep] | None = None, centred: bool = True
     ) -> LearnedModel[Dense]:
         return learn_evidence(
-            self._builder(),
+            self.builder(),
             self.batch,
             settings,
             DenseSolver(self.batch),
@@ -69,7 +71,7 @@ class Problem:
             progress=None if steps is None else steps.append,
         )
 
-    def _builder(self) -> Callable[[], GridModel]:
+    def builder(self) -> Callable[[], GridModel]:
         """Models on a torus that is kept while its padding is 3 to 8 length scales."""
         grid = RegularGrid.from_bounds((0.0,), (1.0,), (40,))
         shape: list[int] = []
@@ -123,3 +125,113 @@ def test_the_exact_optimum_from_poor_starts(kind: str, start: tuple[float, float
     assert float(case.mean.coefficients().detach()) == pytest.approx(mean, abs=spread)
     present = [*case.kernel.parameters(), *case.likelihood.parameters()]
     assert got == tuple(float(p.detach()) for p in present)
+
+
+def test_too_few_steps_are_reported() -> None:
+    learned = problem(drawn("points", 40)).learned(LearnSettings(max_steps=2))
+    assert learned.status is FitStatus.MAX_STEPS
+    assert learned.message().startswith("learning max_steps after 2 solves")
+
+
+def test_warm_starts_last_as_long_as_the_torus() -> None:
+    case = problem(drawn("points", 60), 0.6, 10.0, 1.0)
+    learned = case.learned(LearnSettings())
+    sizes = [step.n_features for step in learned.history]
+    assert sizes[0] > sizes[-1]
+    kept = next(i for i, size in enumerate(reversed(sizes)) if size != sizes[-1])
+    assert learned.solution.reused == kept - 1
+
+
+def test_weights_divide_the_noise() -> None:
+    batch = drawn("points", 60)
+    case = problem(batch, 0.3, 1.0, 1.0)
+    expected = case.learned(LearnSettings()).parameters
+    other = problem(batch, 0.3, 1.0, 2.0)
+    learned = learn_evidence(
+        other.builder(),
+        batch,
+        LearnSettings(),
+        DenseSolver(batch),
+        prior_draws=prior_draws,
+        weights=torch.full((60,), 4.0, dtype=torch.float64),
+    )
+    got = list(learned.parameters)
+    got[2] -= math.log(2.0)
+    assert got == pytest.approx(expected, abs=1e-4)
+
+
+def test_more_deviations_where_the_error_asks_for_them() -> None:
+    case = problem(drawn("points", 60), 0.2, 0.5, 1.0)
+    settings = LearnSettings(samples=4, max_samples=16, accuracy=1e-3)
+    learned = case.learned(settings)
+    counts = [step.samples for step in learned.history]
+    assert learned.status is FitStatus.CONVERGED
+    assert sorted(set(counts)) == [4, 8, 16]
+    assert counts == sorted(counts)
+
+
+def test_a_tight_prior_holds_the_parameters() -> None:
+    case = problem(drawn("points", 60), 0.2, 0.5, 1.5)
+    start = [float(p.detach()) for p in case.kernel.parameters()]
+    learned = case.learned(LearnSettings(prior_std=1e-3))
+    assert learned.status is FitStatus.CONVERGED
+    assert learned.parameters[:2] == pytest.approx(start, abs=3e-3)
+
+
+def test_what_data_do_not_constrain_ends_at_the_bound() -> None:
+    x = torch.rand((30, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tiny = 1e-3 * torch.randn(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch = Batch(PointValues(x), tiny, torch.ones(30, dtype=torch.float64))
+    case = Problem(
+        batch,
+        Matern32(0.3, 1.0, dim=1),
+        ConstantMean(0.0, learn=False),
+        GaussianLikelihood(jitter=0.1, learn=False),
+    )
+    case.kernel.log_lengthscale.requires_grad_(False)
+    learned = case.learned(LearnSettings(largest_step=3.0))
+    assert learned.status is FitStatus.AT_BOUND
+    assert learned.parameters == pytest.approx([-math.log(1e3)])
+
+
+def test_a_coarse_grid_is_reported() -> None:
+    batch = drawn("points", 40)
+    kernel, likelihood = Matern32(0.05, 1.0, dim=1), GaussianLikelihood()
+    kernel.log_lengthscale.requires_grad_(False)
+    grid = RegularGrid.from_bounds((0.0,), (1.0,), (8,))
+
+    def build() -> GridModel:
+        prior = GridPrior.padded(kernel, grid)
+        return GridModel(TorusFeatures(prior), ConstantMean(1.0, learn=False), likelihood)
+
+    learned = learn_evidence(build, batch, LearnSettings(), DenseSolver(batch))
+    assert learned.depends_on_grid
+    assert "depends on the grid" in learned.message()
+
+
+def test_models_must_share_their_parameters_and_have_some() -> None:
+    case = problem(drawn("points", 20))
+    solver = DenseSolver(case.batch)
+    models = iter([case.builder()(), problem(case.batch).builder()()])
+    with pytest.raises(ValueError, match="other parameters than before"):
+        learn_evidence(lambda: next(models), case.batch, LearnSettings(), solver)
+    for p in [*case.kernel.parameters(), *case.likelihood.parameters()]:
+        p.requires_grad_(False)
+    with pytest.raises(ValueError, match="nothing to learn"):
+        learn_evidence(case.builder(), case.batch, LearnSettings(), solver)
+
+
+@pytest.mark.parametrize("name", ["samples", "max_steps", "accuracy", "tolerance", "prior_std"])
+def test_settings_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        LearnSettings(**{name: 0})
+
+
+def test_long_components_are_cut_and_the_others_solved_for_anew() -> None:
+    information = torch.tensor([[4.0, 1.0], [1.0, 0.5]], dtype=torch.float64)
+    step = torch.tensor([0.2, -3.0], dtype=torch.float64)
+    gradient = information @ step
+    torch.testing.assert_close(bounded_step(gradient, information, 5.0), step)
+    cut = bounded_step(gradient, information, 1.0)
+    assert float(cut[1]) == -1.0
+    assert float(cut[0]) == pytest.approx(float((gradient[0] + 1.0) / 4.0))

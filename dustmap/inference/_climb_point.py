@@ -1,0 +1,185 @@
+"""One point of a climb: solve, gradient and metric at given parameters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Generic, final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp import Batch
+from dustmap.inference._evidence import data_per_pass, gradient_values
+from dustmap.inference._grid_model import GridModel
+from dustmap.inference._information import (
+    Derivatives,
+    Moments,
+    differentiate,
+    joined,
+    noise_variance,
+)
+from dustmap.inference._learn_values import PosteriorMoments, PriorDraws, Solve, T
+
+#: Change of a log-parameter over which ∂ ln Var r hardly changes.
+_NEARBY = 1.5
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Point(Generic[T]):
+    """θ (P,), with gradient (P,), information (P, P) and the gradient's error (P, P) there.
+
+    grid_error: median of Var r / σ² over the data.
+    """
+
+    theta: Tensor
+    gradient: Tensor
+    information: Tensor
+    error: Tensor
+    model: GridModel
+    solution: T
+    grid_error: float
+
+    @property
+    def standard_deviations(self) -> Tensor:
+        return _root_diagonal(torch.linalg.inv(self.information))
+
+    @property
+    def monte_carlo_errors(self) -> Tensor:
+        inverse = torch.linalg.inv(self.information)
+        return _root_diagonal(inverse @ self.error @ inverse)
+
+
+@final
+class Evaluator(Generic[T]):
+    """Solves at one value of the parameters after the other, and reuses what it can."""
+
+    def __init__(
+        self,
+        build: Callable[[], GridModel],
+        data: Batch,
+        solve: Solve[T],
+        prior_draws: PriorDraws | None,
+        weights: Tensor | None,
+    ) -> None:
+        self._build, self._data, self._solve = build, data, solve
+        self._prior_draws, self._weights = prior_draws, weights
+        self._parameters = climbing(build())
+        self._latest: T | None = None
+        self._rates: tuple[Tensor, Tensor] | None = None
+
+    def present(self) -> Tensor:
+        """θ (P,)."""
+        return joined(self._parameters).cpu()
+
+    @torch.no_grad()
+    def load(self, theta: Tensor) -> None:
+        """Sets the parameters."""
+        start = 0
+        for p in self._parameters:
+            p.copy_(theta[start : start + p.numel()].reshape(p.shape))
+            start += p.numel()
+
+    def at(self, theta: Tensor, samples: int) -> Point[T]:
+        """One solve at theta; leaves the parameters there."""
+        self.load(theta)
+        model, data, weights = self._rebuilt(), self._data, self._weights
+        one_pass = len(data) <= data_per_pass(model)
+        with torch.set_grad_enabled(one_pass):
+            noise = noise_variance(model, data, weights)
+            residual = model.features.residual_variance(data.functional).double()
+            sigma = noise + residual
+        solution = self._solved(model, sigma.detach(), samples)
+        assign_mean(model, solution)
+        draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
+        moments = Moments(solution.eps_mean, solution.deviations, draws)
+        shared = sigma if one_pass else None
+        gradient = joined(gradient_values(model, data, moments, weights, shared))
+        derivatives = self._derivatives(model, moments, residual.detach(), theta)
+        information = derivatives.metric(solution.preconditioner)
+        picked = _positions(model)
+        return Point(
+            theta,
+            gradient.cpu()[picked],
+            _regular(information.cpu()[picked][:, picked]),
+            derivatives.monte_carlo_covariance.cpu()[picked][:, picked],
+            model,
+            solution,
+            float((residual.detach() / noise.detach()).median()),
+        )
+
+    def _rebuilt(self) -> GridModel:
+        model = self._build()
+        if [id(p) for p in climbing(model)] != [id(p) for p in self._parameters]:
+            raise ValueError(
+                "build() returned a model with other parameters than before: make it anew from the "
+                "same kernel and likelihood"
+            )
+        return model
+
+    def _solved(self, model: GridModel, sigma: Tensor, samples: int) -> T:
+        start = self._latest
+        if start is not None and start.eps_mean.shape[0] != model.features.n_features:
+            start = None
+        self._latest = self._solve(model, sigma, samples, start)
+        return self._latest
+
+    def _derivatives(
+        self, model: GridModel, moments: Moments, residual: Tensor, theta: Tensor
+    ) -> Derivatives:
+        """With ∂ ln Var r, which changes slowly, from parameters nearby if known there."""
+        if self._rates is not None and float((self._rates[0] - theta).abs().max()) > _NEARBY:
+            self._rates = None
+        derivatives = differentiate(
+            model,
+            self._data,
+            moments,
+            self._weights,
+            residual_variance=residual,
+            residual_rates=None if self._rates is None else self._rates[1],
+        )
+        self._rates = self._rates or (theta, derivatives.of_log_residual)
+        return derivatives
+
+
+def with_prior(point: Point[T], origin: Tensor, std: float) -> Point[T]:
+    """The point of ln evidence + ln N(θ; origin, std²)."""
+    precision = std**-2
+    return replace(
+        point,
+        gradient=point.gradient - precision * (point.theta - origin),
+        information=point.information + precision * torch.eye(len(origin), dtype=origin.dtype),
+    )
+
+
+def assign_mean(model: GridModel, solution: PosteriorMoments) -> None:
+    """Gives a learned mean the coefficients of the solution, in place."""
+    if any(p.requires_grad for p in model.mean.parameters()):
+        model.mean.assign(solution.mean_coefficients)
+
+
+def climbing(model: GridModel) -> list[nn.Parameter]:
+    """Learned parameters of kernel and likelihood, in the order of `GridModel.parameters`."""
+    in_mean = {id(p) for p in model.mean.parameters()}
+    parameters = [p for p in model.parameters() if id(p) not in in_mean]
+    if not parameters:
+        raise ValueError("nothing to learn: no parameter of kernel or likelihood requires grad")
+    return parameters
+
+
+def _positions(model: GridModel) -> Tensor:
+    """Which numbers of all parameters climb."""
+    in_mean = {id(p) for p in model.mean.parameters()}
+    climbs = [torch.full((p.numel(),), id(p) not in in_mean) for p in model.parameters()]
+    return torch.cat(climbs).nonzero().squeeze(-1)
+
+
+def _regular(information: Tensor) -> Tensor:
+    """Finite steps along what the data say nothing about."""
+    diagonal = information.diagonal()
+    floor: Tensor = (1e-8 * diagonal.max()).clamp_min(1e-12) + 1e-6 * diagonal
+    return information + torch.diag(floor)
+
+
+def _root_diagonal(covariance: Tensor) -> Tensor:
+    roots: Tensor = covariance.diagonal().clamp_min(0.0).sqrt()
+    return roots

@@ -1,0 +1,134 @@
+"""Settings and results of learning, and what it asks of a solver."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, final
+
+from torch import Tensor
+
+from dustmap.gp import FitStatus
+from dustmap.inference._grid_model import GridModel
+from dustmap.linalg import AbstractOperator
+
+#: A residual variance above this fraction of the noise makes the result depend on the grid.
+_FINE_ENOUGH = 0.3
+
+
+class PosteriorMoments(Protocol):
+    """What a solve tells the climb; `GlobalSolution` is one.
+
+    eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
+    holds; preconditioner of Λ or None; block_steps: of the solver.
+    """
+
+    @property
+    def eps_mean(self) -> Tensor: ...
+    @property
+    def deviations(self) -> Tensor: ...
+    @property
+    def mean_coefficients(self) -> Tensor: ...
+    @property
+    def preconditioner(self) -> AbstractOperator | None: ...
+    @property
+    def block_steps(self) -> int: ...
+
+
+T = TypeVar("T", bound=PosteriorMoments)
+#: (model, Σ (N,), samples, earlier solution on the same torus or None) ↦ solution. Each call must
+#: use the same random numbers, and fit the mean's coefficients where the mean is learned.
+Solve = Callable[[GridModel, Tensor, int, T | None], T]
+#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
+PriorDraws = Callable[[Tensor], Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class LearnSettings:
+    """How to climb.
+
+    max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
+        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter.
+    tolerance: stop when the next step in every log-parameter is below it, or below half of the
+        parameter's Monte Carlo error if that is small.
+    largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior
+        of this width around its start.
+    """
+
+    max_steps: int = 20
+    samples: int = 16
+    max_samples: int = 64
+    accuracy: float = 0.5
+    tolerance: float = 1e-3
+    largest_step: float = 1.0
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.max_steps < 1:
+            raise ValueError(
+                f"samples must be at least 2 and max_steps at least 1, got samples={self.samples}, "
+                f"max_steps={self.max_steps}"
+            )
+        for name in ("accuracy", "tolerance", "largest_step", "prior_std"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+@final
+@dataclass(frozen=True)
+class LearnStep:
+    """One solve of the climb; P numbers each, of the parameters that climb.
+
+    parameters: logs; gradient: of ln evidence + ln prior; errors: Monte Carlo, of the gradient;
+    samples; solver_steps; n_features; accepted: whether the climb went on from here.
+    """
+
+    parameters: tuple[float, ...]
+    gradient: tuple[float, ...]
+    errors: tuple[float, ...]
+    samples: int
+    solver_steps: int
+    n_features: int
+    accepted: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnedModel(Generic[T]):
+    """Where the climb ended.
+
+    model, solution: at the final parameters. status. history: every solve.
+    standard_deviations: of each log-parameter given the data, from the average information.
+    monte_carlo_errors: what the finite number of deviations adds to that.
+    grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
+    """
+
+    model: GridModel
+    solution: T
+    status: FitStatus
+    history: tuple[LearnStep, ...]
+    standard_deviations: tuple[float, ...]
+    monte_carlo_errors: tuple[float, ...]
+    grid_error: float
+
+    @property
+    def depends_on_grid(self) -> bool:
+        """Whether Var r is so large that another grid would give other parameters."""
+        return self.grid_error > _FINE_ENOUGH
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Final logs, those of the last accepted step."""
+        return next(step.parameters for step in reversed(self.history) if step.accepted)
+
+    def message(self) -> str:
+        """One or two sentences on how it ended."""
+        steps = len(self.history)
+        text = f"learning {self.status.value} after {steps} solves: {self.status.remedy}"
+        if not self.depends_on_grid:
+            return text
+        return (
+            f"{text}; the result depends on the grid, whose median residual variance is "
+            f"{self.grid_error:.2g} of the noise: use a finer grid (aim below {_FINE_ENOUGH:g})"
+        )
