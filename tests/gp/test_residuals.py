@@ -10,13 +10,14 @@ from torch import Tensor
 
 from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm, MonteCarlo
+from dustmap.gp.features import _residual_table as residual_table
 from dustmap.gp.features import _residuals as residuals
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
 from dustmap.gp.features._order import stencil_order
 from dustmap.gp.features._residual_check import exact_residual_variance, residual_check
 from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum
-from dustmap.gp.features._residual_table import BAND, PairLattice, ResidualTable
+from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
 from dustmap.gp.features._residuals import LocalResiduals, ResidualVariance
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import (
@@ -153,62 +154,100 @@ def test_nothing_is_left_at_the_nodes(order: int) -> None:
     assert float(left.detach().abs().max()) < 1e-9
 
 
+def pair_covariance(prior: GridPrior, x: Tensor, order: int) -> float:
+    """c_r(x_1, x_2) of two points x (2, D), by the definition."""
+    both = PointMeasure(x[None], torch.ones(1, 2, dtype=F64))
+    alone = PointMeasure(x[:, None], torch.ones(2, 1, dtype=F64))
+    total = dense_residual(prior, both, both, order).sum()
+    return 0.5 * float(total - dense_residual(prior, alone, alone, order).sum())
+
+
+def at_cells(prior: GridPrior, position: Tensor) -> Tensor:
+    """Coordinates of positions in cells from the grid's lower corner."""
+    return torch.tensor(prior.grid.lower) + torch.tensor(prior.grid.spacing) * position.to(F64)
+
+
 @pytest.mark.parametrize("order", [2, 4])
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_table_holds_the_residual_covariance_of_pairs(dim: int, order: int) -> None:
     prior = make_prior(SHAPES[dim - 1])
     table = ResidualTable.of(Stencil.of(prior, order))
-    walk, lattice = PairWalk.of(table, prior, False), table.lattice
+    walk, lattice = PairWalk.of(table, prior, None), table.lattice
     generator = torch.Generator().manual_seed(dim)
-    lower, spacing = (torch.tensor(v, dtype=F64) for v in (prior.grid.lower, prior.grid.spacing))
-    for _ in range(6):
+    for _ in range(4):
         # offsets inside cells: on a face the two stencils next to it differ a little
         cell = torch.randint(1, 3, (2, dim), generator=generator)
         step = torch.randint(1, lattice.steps, (2, dim), generator=generator)
-        x = lower + spacing * (cell + step.to(F64) / lattice.steps)
-        apart = (cell * lattice.steps + step).diff(dim=0).abs()
-        assert int(apart.max()) <= lattice.reach
+        assert int((cell * lattice.steps + step).diff(dim=0).abs().max()) <= lattice.reach
+        x = at_cells(prior, cell + step / lattice.steps)
         both = PointMeasure(x[None], torch.ones(1, 2, dtype=F64))
-        alone = PointMeasure(x[:, None], torch.ones(2, 1, dtype=F64))
-        expected = dense_residual(prior, both, both, order).sum()
-        expected = expected - dense_residual(prior, alone, alone, order).sum()
-        nodes = nodes_of(both, prior.grid, prior.torus_shape)
-        index, weight = list(walk.visits(nodes))[1]
-        actual = (table.values[index] * weight).sum().detach()
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+        index, weight = list(walk.visits(nodes_of(both, prior.grid, prior.torus_shape)))[1]
+        actual = float((table.values[index] * weight).sum().detach())
+        assert actual == pytest.approx(2.0 * pair_covariance(prior, x, order), abs=1e-6)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_banded_sum_is_the_double_loop(dim: int) -> None:
-    prior = make_prior(SHAPES[dim - 1])
+def test_tail_is_the_mean_over_offsets() -> None:
+    prior = make_prior((14,))
     table = ResidualTable.of(Stencil.of(prior, 2))
-    walk, lattice = PairWalk.of(table, prior, True), table.lattice
+    tail = table.values[-table.tail :].detach()
+    assert table.tail == 2 * REACH + 1
+    for half in (5, 9, 16):
+        offsets = [torch.tensor([[2.0 + j / 4], [2.0 + j / 4 + half / 2]]) for j in range(4)]
+        mean = sum(pair_covariance(prior, at_cells(prior, x), 2) for x in offsets) / 4
+        assert float(tail[half]) == pytest.approx(mean, abs=1e-7)
+    assert ResidualTable.of(Stencil.of(prior, 4)).tail == 0
+
+
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_banded_sum_is_the_double_loop(dim: int, order: int) -> None:
+    prior = make_prior(((30,), (16, 14), (10, 9, 9))[dim - 1])
+    table = ResidualTable.of(Stencil.of(prior, order))
+    walk = PairWalk.of(table, prior, 2.0)
     functional = rays(prior, 5)
     source = NodeSource(lambda part: nodes_of(functional[part], prior.grid, prior.torus_shape), 2)
     actual = banded_sum(walk, source, 5).detach()
     nodes = nodes_of(functional, prior.grid, prior.torus_shape)
-    lower, spacing = (torch.tensor(v, dtype=F64) for v in (prior.grid.lower, prior.grid.spacing))
-    entry, values = lattice.entry_of(), table.values.detach()
+    lattice, values = table.lattice, table.values.detach()
     place = ((nodes.cell + nodes.offset) * lattice.steps).round().long().tolist()
     fine = ((nodes.offset * table.fine).round().long() % table.fine).tolist()
     expected = torch.zeros(5, dtype=F64)
-    for q, r in itertools.product(range(len(nodes)), repeat=2):
-        apart = [b - a for a, b in zip(place[q], place[r], strict=True)]
-        if nodes.row[q] != nodes.row[r] or max(map(abs, apart)) > lattice.reach:
+    for q, r in itertools.combinations_with_replacement(range(len(nodes)), 2):
+        if nodes.row[q] != nodes.row[r]:
             continue
-        position = 0
-        for d in range(dim):
-            if q == r:
-                position = position * table.fine + fine[q][d]
-            else:
-                first, step = (q, apart[d]) if q < r else (r, -apart[d])
-                key = place[first][d] % lattice.steps * (2 * lattice.reach + 1)
-                position = position * lattice.entries + int(entry[key + step + lattice.reach])
-        position += 0 if q == r else table.fine**dim
-        weight = nodes.weight[q] * nodes.weight[r]
-        expected[nodes.row[q]] += weight * values[position]
-    assert len(lower) == len(spacing) == dim
+        multiple, position = 1, flat_position(fine[q], [table.fine] * dim)
+        if q < r:
+            assert walk.dense is not None
+            multiple = 2 if r - q <= walk.dense else 6 * ((r - q - walk.dense) % 3 == 2)
+            position = pair_position(table, place[q], place[r])
+        if position >= 0:
+            weight = multiple * nodes.weight[q] * nodes.weight[r]
+            expected[nodes.row[q]] += weight * values[position]
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=0)
+
+
+def flat_position(index: list[int], sides: list[int]) -> int:
+    position = 0
+    for i, side in zip(index, sides, strict=True):
+        position = position * side + i
+    return position
+
+
+def pair_position(table: ResidualTable, first: list[int], second: list[int]) -> int:
+    """Where the covariance of two lattice points is tabulated, −1 out of reach."""
+    lattice, dim = table.lattice, len(first)
+    entry, half = lattice.entry_of(), lattice.steps // 2
+    apart = [b - a for a, b in zip(first, second, strict=True)]
+    if max(map(abs, apart)) <= lattice.reach:
+        keys = [a % lattice.steps * (2 * lattice.reach + 1) for a in first]
+        own = [int(entry[k + m + lattice.reach]) for k, m in zip(keys, apart, strict=True)]
+        start: int = table.fine**dim
+        return start + flat_position(own, [lattice.entries] * dim)
+    if table.tail == 0 or max(map(abs, apart)) > (table.tail - 1) * half:
+        return -1
+    halves = [(abs(m) + half // 2) // half for m in apart]
+    end: int = table.tail**dim
+    return len(table.values) - end + flat_position(halves, [table.tail] * dim)
 
 
 def test_pairs_of_an_axis_are_numbered_once() -> None:
@@ -260,7 +299,11 @@ def test_definition_is_the_dense_one(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9,), (6, 5), (4, 4, 4)])
-def test_gradients_in_every_kernel_parameter(shape: tuple[int, ...]) -> None:
+def test_gradients_in_every_kernel_parameter(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residual_table, "_STEPS", {1: 8, 2: 4, 3: 4})  # small tables are quick
+    monkeypatch.setattr(residual_table, "REACH", 3)
     dim = len(shape)
     prior = make_prior(shape)
     functional = Stacked(

@@ -1,17 +1,24 @@
 """Banded double sums over the nodes of many rays through one table of residual covariances."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.features._base import chunks
 from dustmap.gp.features._nodes import Nodes
-from dustmap.gp.features._residual_table import ResidualTable
+from dustmap.gp.features._residual_table import BAND, ResidualTable
+
+#: Beyond the band c_r is smooth: every third lag stands for its neighbours.
+_STRIDE = 3
+#: Share of the position of a pair outside the band: negative whatever the other axes add.
+_OUTSIDE = -(2**27)
 
 
 @final
@@ -26,62 +33,101 @@ class NodeSource:
 @final
 @dataclass(frozen=True, eq=False)
 class PairWalk:
-    """The pairs of nodes within the band, as positions in the values of a `ResidualTable`.
+    """The pairs of nodes within reach, as positions in the values of a `ResidualTable`.
 
-    entries: for each axis, of the pair (j, m) at j (2B + 1) + m + B, its share of the position;
-    last, torus_shape: cells beyond (D,), on which axis lie on the other side of the torus;
-    straight: whether nodes of a row only get farther apart with their distance in the row.
+    entries: for each axis, of the pair (j, m) at j (2B + 3) + m + B + 1, its share of the position,
+    hugely negative for |m| = B + 1; last, torus_shape: cells beyond (D,), on which axis lie on the
+    other side of the torus; dense: lags after which only every third is visited, and then no pair
+    is looked for within the band; None for points in no order, which are all paired.
     """
 
     table: ResidualTable
     entries: tuple[Tensor, ...]
     last: tuple[float, ...]
     torus_shape: tuple[int, ...]
-    straight: bool
+    dense: int | None
 
     @staticmethod
-    def of(table: ResidualTable, prior: GridPrior, straight: bool) -> "PairWalk":
-        """The walk on the torus of a prior."""
+    def of(table: ResidualTable, prior: GridPrior, per_cell: float | None) -> "PairWalk":
+        """The walk on the torus of a prior; per_cell: steps of straight rays, None for points."""
         lattice, D = table.lattice, prior.grid.dim
-        entry = lattice.entry_of().to(table.values.device)
-        entries = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
-        entries[0] = entries[0] + table.fine**D
+        entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
+        shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
+        entries = [F.pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
         middle = zip(prior.grid.shape, prior.torus_shape, strict=True)
         last = tuple(0.5 * (m + length - 1) for m, length in middle)
-        return PairWalk(table, tuple(entries), last, prior.torus_shape, straight)
+        dense = None
+        if per_cell is not None:  # a step is at least m / (m + 1) of 1 / per_cell, m its lag
+            dense = 1 + int(per_cell * math.sqrt(D) * (BAND + 1.0 / lattice.steps))
+        moved = tuple(e.to(table.values.device) for e in entries)
+        return PairWalk(table, moved, last, prior.torus_shape, dense)
 
     def visits(self, nodes: Nodes) -> Iterator[tuple[Tensor, Tensor]]:
         """For lags 0, 1, .. in the list of nodes: positions and weights, of as many first nodes.
 
-        Weights v_q v_q', twice for two different nodes, are 0 for pairs of two rows or outside
-        the band.
+        Weights v_q v_q', twice for two different nodes, are 0 for pairs of two rows or out of
+        reach.
         """
         yield self._single(nodes.offset), nodes.weight.square()
-        place = self._lattice_place(nodes)
+        place, row = self._lattice_place(nodes), nodes.row.to(torch.int32)
         B, T = self.table.lattice.reach, self.table.lattice.steps
-        key = [n.remainder(T) * (2 * B + 1) + B - n for n in place]
-        for lag in range(1, len(nodes)):
+        key = [n.remainder(T) * (2 * B + 3) + B + 1 for n in place]
+        for lag, every in self._lags(len(nodes)):
             first = len(nodes) - lag
-            paired = nodes.row[lag:] == nodes.row[:first]
+            paired = row[lag:] == row[:first]
             if not bool(paired.any()):
                 return
-            index: Tensor | None = None
-            for n, k, entry in zip(place, key, self.entries, strict=True):
-                low = n[:first] - B
-                other = torch.minimum(torch.maximum(n[lag:], low), low + 2 * B)
-                paired &= other == n[lag:]
-                share = entry.index_select(0, k[:first] + other)
-                index = share if index is None else index.add_(share)
-            if bool(paired.any()):
-                assert index is not None
-                yield index, 2.0 * nodes.weight[lag:] * nodes.weight[:first] * paired
-            elif self.straight:
+            if every == 1:
+                index = self._near(place, key, lag)
+                near = index >= 0
+                if self.table.tail > 0 and not bool((near | ~paired).all()):
+                    index = torch.where(near, index, self._far(place, lag))
+            else:
+                index = self._far(place, lag)
+            paired &= index >= 0
+            if self.dense is not None and not bool(paired.any()):
                 return
+            weight = (2.0 * every) * nodes.weight[lag:] * nodes.weight[:first]
+            yield index.clamp_(min=0), weight.mul_(paired)
+
+    def _lags(self, count: int) -> Iterator[tuple[int, int]]:
+        """Lags with the number of lags that each stands for."""
+        dense = count - 1 if self.dense is None else self.dense
+        for lag in range(1, min(dense, count - 1) + 1):
+            yield lag, 1
+        if self.table.tail > 0:
+            for lag in range(dense + 1 + _STRIDE // 2, count, _STRIDE):
+                yield lag, _STRIDE
+
+    def _near(self, place: Sequence[Tensor], key: Sequence[Tensor], lag: int) -> Tensor:
+        """Positions of pairs by their offsets; negative outside the band."""
+        B, index = self.table.lattice.reach, None
+        for n, k, entry in zip(place, key, self.entries, strict=True):
+            apart = (n[lag:] - n[: len(n) - lag]).clamp_(-B - 1, B + 1)
+            share = entry.index_select(0, apart.add_(k[: len(n) - lag]))
+            index = (
+                share.add_(self.table.fine ** len(place)) if index is None else index.add_(share)
+            )
+        assert index is not None
+        return index
+
+    def _far(self, place: Sequence[Tensor], lag: int) -> Tensor:
+        """Positions of pairs by their displacement to half a cell; negative out of reach."""
+        half, side = self.table.lattice.steps // 2, self.table.tail
+        first = len(place[0]) - lag
+        index = torch.full_like(place[0][lag:], len(self.table.values) - side ** len(place))
+        largest = torch.zeros_like(index)
+        for d, n in enumerate(place):
+            apart = (n[lag:] - n[:first]).abs_()
+            torch.maximum(largest, apart, out=largest)
+            apart.add_(half // 2).div_(half, rounding_mode="floor")
+            index.add_(apart, alpha=side ** (len(place) - 1 - d))
+        return index.masked_fill_(largest > (side - 1) * half, -1)
 
     def _single(self, offset: Tensor) -> Tensor:
         """Positions of the nodes' own variances on the finer lattice: (Q,)."""
         fine = self.table.fine
-        j = (offset * fine).round().to(torch.int64).remainder(fine)
+        j = (offset * fine).round().to(torch.int32).remainder(fine)
         flat = j[:, 0]
         for d in range(1, offset.shape[1]):
             flat = flat * fine + j[:, d]
@@ -93,7 +139,7 @@ class PairWalk:
         for d, (last, length) in enumerate(zip(self.last, self.torus_shape, strict=True)):
             cell = nodes.cell[:, d]
             cell = cell - length * (cell > last)
-            found.append(cell * T + (nodes.offset[:, d] * T).round().to(torch.int64))
+            found.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
         return found
 
 

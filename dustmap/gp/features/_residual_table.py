@@ -4,11 +4,13 @@ The residual r(x) = ρ(x) − w(x)ᵀu of kriging weights w on the stencil S of 
 
     c_r(x, x') = k(x − x') − w(x)ᵀ k_S(x') − w(x')ᵀ k_S'(x) + w(x)ᵀ K_SS' w(x'),
 
-which dies out within two cells, so that a small table on offsets j / T serves every pair of points.
+which is all but zero beyond two cells for p = 4, so that a small table on offsets j / T serves
+every pair of points. For p = 2 the weights of a smooth field neither sum to one nor follow its
+curvature, and a faint tail reaches as far as the field is correlated: there c_r is averaged over
+offsets.
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import final
 
 import torch
@@ -19,12 +21,16 @@ from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import PointMeasure, PointValues
 
-#: Cells on each axis beyond which residuals are taken for uncorrelated.
+#: Cells on each axis within which pairs are tabulated by their offsets.
 BAND = 2
+#: Cells on each axis beyond which residuals are taken for uncorrelated where p = 2.
+REACH = 8
+#: Displacements of the tail are tabulated at halves of a cell, averaged over this many offsets.
+_TAIL_STEPS = 4
 #: T, offsets per axis at which pairs are tabulated, by dimension.
 _STEPS = {1: 64, 2: 16, 3: 8}
 #: In higher dimensions.
-_FEWEST_STEPS = 3
+_FEWEST_STEPS = 4
 #: The variance of one point alone is tabulated this many times finer.
 _FINER = 3
 
@@ -81,12 +87,14 @@ class ResidualTable:
     """c_r at lattice points, float64, with the graph of the kernel.
 
     values: first Var r(x) at offsets on the finer lattice, `fine`^D entries, then the entries of
-    pairs, `lattice.entries`^D, both in C order.
+    pairs, `lattice.entries`^D, then those of the tail at displacements 0, ½, 1, .. of a cell,
+    `tail`^D (none for p = 4), all in C order.
     """
 
     values: Tensor
     lattice: PairLattice
     fine: int
+    tail: int
 
     @staticmethod
     def of(stencil: Stencil) -> "ResidualTable":
@@ -94,7 +102,10 @@ class ResidualTable:
         lattice = PairLattice.of(stencil.dim)
         fine = _FINER * lattice.steps
         single = point_variance(stencil, _offsets(stencil.dim, fine, stencil.shifts().device))
-        return ResidualTable(torch.cat([single, _pair_values(stencil, lattice)]), lattice, fine)
+        pairs = _pair_values(stencil, lattice.steps, *lattice.representatives())
+        tail = 2 * REACH + 1 if stencil.order == 2 else 0
+        parts = [single, pairs, _tail_values(stencil)] if tail else [single, pairs]
+        return ResidualTable(torch.cat(parts), lattice, fine, tail)
 
 
 def point_variance(stencil: Stencil, offsets: Tensor) -> Tensor:
@@ -128,15 +139,25 @@ def _offsets(dim: int, steps: int, device: torch.device) -> Tensor:
     return torch.cartesian_prod(*([axis] * dim)).reshape(-1, dim)
 
 
-def _pair_values(stencil: Stencil, lattice: PairLattice) -> Tensor:
-    """c_r of every entry of pairs, flat: k(m) − (w k_S'ᵀ + k_S w'ᵀ − w K_SS' w'ᵀ).
+def _tail_values(stencil: Stencil) -> Tensor:
+    """c_r at displacements of 0, ½, .., `REACH` cells per axis, averaged over offsets, flat."""
+    D, apart = stencil.dim, torch.arange(2 * REACH + 1) * (_TAIL_STEPS // 2)
+    offset = torch.arange(_TAIL_STEPS).repeat_interleave(len(apart))
+    values = _pair_values(stencil, _TAIL_STEPS, offset, apart.repeat(_TAIL_STEPS))
+    offsets = tuple(range(0, 2 * D, 2))
+    return values.reshape((_TAIL_STEPS, len(apart)) * D).mean(offsets).flatten()
 
-    With all displacements on the lattice, every covariance is looked up in one table of lags.
+
+def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) -> Tensor:
+    """c_r of pairs with one of (offset j, displacement m ≥ 0) (E,) on each axis: (E^D,).
+
+    k(m) − (w k_S'ᵀ + k_S w'ᵀ − w K_SS' w'ᵀ). With all displacements on the lattice h / steps,
+    every covariance is looked up in one table of lags.
     """
     D, device = stencil.dim, stencil.shifts().device
-    index = _PairIndex.of(lattice, stencil.order)
-    lags = _lattice_lags(stencil, lattice, index.longest)
-    w = stencil.weights(_offsets(D, lattice.steps, device))  # (T^D, P)
+    index = _PairIndex.of(steps, stencil.order, offset, apart)
+    lags = _lattice_lags(stencil, steps, index.longest)
+    w = stencil.weights(_offsets(D, steps, device))  # (T^D, P)
     first = lags[index.joint(index.ahead, D).to(device)]  # (Δ, P, T^D): k_S(x')
     second = lags[index.joint(index.behind, D).to(device)]  # (Δ, T^D, P): k_S'(x)
     between = index.joint(index.nodes, D).to(device)  # (Δ, P, P)
@@ -145,14 +166,14 @@ def _pair_values(stencil: Stencil, lattice: PairLattice) -> Tensor:
         K = K + stencil.nugget * (between == 0)
     G = w @ (first - 0.5 * K @ w.mT) + (second - 0.5 * w @ K) @ w.mT
     place = index.places(D).to(device)
-    apart = index.joint(index.apart[None, None], D).flatten().to(device)
-    return lags[apart] - G.flatten()[place]
+    own = index.joint(apart[None, None], D).flatten().to(device)
+    return lags[own] - G.flatten()[place]
 
 
-def _lattice_lags(stencil: Stencil, lattice: PairLattice, longest: int) -> Tensor:
+def _lattice_lags(stencil: Stencil, steps: int, longest: int) -> Tensor:
     """k at 0..longest lattice steps on every axis, flat."""
     D = stencil.dim
-    spacing = tuple(h / lattice.steps for h in stencil.spacing)
+    spacing = tuple(h / steps for h in stencil.spacing)
     grid = RegularGrid((0.0,) * D, spacing, (longest + 1,) * D)
     origin = torch.zeros(1, D, dtype=torch.float64, device=stencil.shifts().device)
     return ClosedForm().cross(stencil.kernel, PointValues(origin), grid, stencil.wrapping)[0]
@@ -161,17 +182,16 @@ def _lattice_lags(stencil: Stencil, lattice: PairLattice, longest: int) -> Tenso
 @final
 @dataclass(frozen=True, eq=False)
 class _PairIndex:
-    """Lags, in lattice steps, that the pairs of one axis ask for; Δ in 0..BAND is the cell of x'.
+    """Lags, in lattice steps, that pairs ask for on one axis; Δ = 0, 1, .. is the cell of x'.
 
     ahead (Δ, p, T): between x' and the stencil of x; behind (Δ, T, p): between x and the stencil
-    of x'; nodes (Δ, p, p): between the stencils; apart (E,): between the points of an entry;
-    offset, cell, other (E,): j, Δ and j' of an entry.
+    of x'; nodes (Δ, p, p): between the stencils; offset, cell, other (E,): j, Δ and j' of every
+    pair; longest: of all lags; steps: T.
     """
 
     ahead: Tensor
     behind: Tensor
     nodes: Tensor
-    apart: Tensor
     offset: Tensor
     cell: Tensor
     other: Tensor
@@ -179,20 +199,19 @@ class _PairIndex:
     steps: int
 
     @staticmethod
-    @cache
-    def of(lattice: PairLattice, order: int) -> "_PairIndex":
-        """The lags for stencils of `order` nodes per axis."""
-        T = lattice.steps
-        j = torch.arange(T)
-        s = T * (torch.arange(order) - (order // 2 - 1))
-        cell = T * torch.arange(BAND + 1)[:, None, None]
-        ahead = (cell + j - s[:, None]).abs()
-        behind = (cell + s - j[:, None]).abs()
-        nodes = (cell + s - s[:, None]).abs()
-        offset, apart = lattice.representatives()
+    def of(steps: int, order: int, offset: Tensor, apart: Tensor) -> "_PairIndex":
+        """For stencils of `order` nodes per axis."""
+        j = torch.arange(steps)
+        s = steps * (torch.arange(order) - (order // 2 - 1))
         second = offset + apart
+        cells = int(second.max()) // steps + 1
+        start = steps * torch.arange(cells)[:, None, None]
+        ahead = (start + j - s[:, None]).abs()
+        behind = (start + s - j[:, None]).abs()
+        nodes = (start + s - s[:, None]).abs()
         longest = max(int(v.max()) for v in (ahead, behind, nodes, apart))
-        return _PairIndex(ahead, behind, nodes, apart, offset, second // T, second % T, longest, T)
+        other = second % steps
+        return _PairIndex(ahead, behind, nodes, offset, second // steps, other, longest, steps)
 
     def joint(self, lag: Tensor, dim: int) -> Tensor:
         """Flat positions in the lags of all axes together: (a, b, c) -> (a^D, b^D, c^D)."""
@@ -209,7 +228,7 @@ class _PairIndex:
         T, total = self.steps, torch.zeros((), dtype=torch.int64)
         for d in range(dim):
             power = dim - 1 - d
-            cells = self.cell * (BAND + 1) ** power * T ** (2 * dim)
+            cells = self.cell * len(self.ahead) ** power * T ** (2 * dim)
             pair = self.offset * T ** (power + dim) + self.other * T**power
             place = [1] * dim
             place[d] = -1

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 #: Steps per cell of rays under a kernel without a derivative, whose c_r has a cusp at x = x'.
 ROUGH_PER_CELL = 4.0
 #: Nodes of rays whose arrays stay in the processor's cache together.
-_CHUNK_NODES = 2**15
+_CHUNK_NODES = 2**16
 #: Covariances evaluated at once for points.
 _CHUNK_ENTRIES = 2**19
 #: Measures of more points than this take the table of pairs.
@@ -149,8 +149,8 @@ class LocalResiduals:
         return lags
 
     def _pairs(self, observed: PointMeasure | LineIntegrals, stencil: Stencil) -> Tensor:
-        straight = isinstance(observed, LineIntegrals)
-        walk = PairWalk.of(ResidualTable.of(stencil), self.prior, straight)
+        steps = self._steps if isinstance(observed, LineIntegrals) else None
+        walk = PairWalk.of(ResidualTable.of(stencil), self.prior, steps)
         size = max(1, _CHUNK_NODES * len(observed) // max(1, self._count_nodes(observed)))
         source = NodeSource(lambda part: self._nodes(observed[part], self._steps), size)
         return banded_sum(walk, source, len(observed))
