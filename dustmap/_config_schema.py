@@ -121,7 +121,11 @@ class ModelConfig:
     """The prior of the density and the noise of the data."""
 
     density: Annotated[
-        str, Key(choice("gaussian", planned=("lognormal",)), "distribution of the density")
+        str,
+        Key(
+            choice("gaussian", planned=("lognormal",)),
+            "distribution of the density",
+        ),
     ] = "gaussian"
     kernel: Annotated[
         str,
@@ -131,17 +135,31 @@ class ModelConfig:
         ),
     ] = "matern32"
     length: Annotated[float, Key(parsecs(positive=True), "correlation length", "pc")] = 60.0
-    std: Annotated[float, Key(number(above=0.0), "standard deviation of the density", "mag/pc")] = (
-        0.001
-    )
+    std: Annotated[
+        float,
+        Key(
+            number(above=0.0),
+            "standard deviation of the density",
+            "mag/pc",
+        ),
+    ] = 0.001
     mean: Annotated[str, Key(choice("constant", planned=("disc",)), "mean of the density")] = (
         "constant"
     )
     mean_density: Annotated[
-        float, Key(number(), "the constant; its start value where it is learned", "mag/pc")
+        float,
+        Key(
+            number(),
+            "the constant; its start value where it is learned",
+            "mag/pc",
+        ),
     ] = 0.001
     noise: Annotated[
-        str, Key(choice("gaussian", planned=("student-t",)), "distribution of the errors")
+        str,
+        Key(
+            choice("gaussian", planned=("student-t",)),
+            "distribution of the errors",
+        ),
     ] = "gaussian"
     learn: Annotated[
         tuple[str, ...],
@@ -167,10 +185,14 @@ class FitConfig:
     engine: Annotated[
         str,
         Key(
-            choice("exact", "hip", planned=("global",)),
-            "exact is dense and takes 10,000 rows, hip puts inducing points on the grid",
+            choice("global", "hip", "exact"),
+            "global solves once for all rows and draws samples, hip puts inducing points on the "
+            "grid and fits a structured posterior, exact is dense and takes 10,000 rows",
         ),
-    ] = "exact"
+    ] = "global"
+    samples: Annotated[
+        int, Key(integer(2), "global: draws from the posterior, which its std is made of")
+    ] = 32
     max_steps: Annotated[int, Key(integer(1), "most steps of learning or solving")] = 500
     tolerance: Annotated[
         float, Key(number(above=0.0, below=1.0), "relative change at which steps end")

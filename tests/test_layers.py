@@ -40,6 +40,7 @@ HALVES = (
     frozenset({"_svi", "_direct", "_collapsed"}),
     frozenset(
         {
+            "_global_fit",
             "_global_solve",
             "_pathwise",
             "_evidence",

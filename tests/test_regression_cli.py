@@ -42,7 +42,7 @@ def write(folder: Path, dim: int, **sections: dict[str, Any]) -> Path:
             "inputs": list(INPUTS[:dim]),
             "target": "log(price)",
         },
-        "fit": {"learn_rows": 60},
+        "fit": {"engine": "exact", "learn_rows": 60},
     }
     for name, section in sections.items():
         content.setdefault(name, {}).update(section)
@@ -91,7 +91,7 @@ def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
     for name in ("config.toml", "report.md", "map.fits", "map.zarr", "plots/regression.png"):
         assert (curve / "run" / name).exists()
     lines = (curve / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["evidence"] == pytest.approx(told["fit"]["log_evidence"])
+    assert json.loads(lines[-1])["log_evidence"] == pytest.approx(told["fit"]["log_evidence"])
     assert config.load(curve / "run" / "config.toml").data.target == "log(price)"
 
 

@@ -25,6 +25,10 @@ from dustmap.inference._direct import full_elbo as full_elbo
 from dustmap.inference._direct import solve_direct as solve_direct
 from dustmap.inference._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference._evidence import evidence_gradient as evidence_gradient
+from dustmap.inference._global_fit import GlobalFit as GlobalFit
+from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
+from dustmap.inference._global_fit import ModelMaker as ModelMaker
+from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_solve import GlobalSolution as GlobalSolution
 from dustmap.inference._global_solve import SolveSettings as SolveSettings
 from dustmap.inference._global_solve import solve_global as solve_global

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.regression._choices import one_of
+from dustmap.regression._global import GlobalSettings
 from dustmap.regression._grid import refuse_outside
 from dustmap.regression._plan import FAMILIES, WHITENINGS, HipSettings
 from dustmap.regression._scaling import Array
 
-ENGINES = ("auto", "exact", "hip")
+ENGINES = ("auto", "exact", "hip", "global")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 #: `engine="auto"` is exact up to so many rows, and wherever X has more columns than a grid axes.
@@ -105,6 +106,12 @@ def hip_settings(
         dtype=DTYPES[one_of("dtype", dtype, tuple(DTYPES))],
         max_memory=int(max_memory),
     )
+
+
+def global_settings(hip: HipSettings, samples: int) -> GlobalSettings:
+    """The settings of the global engine, which shares padding, dtype and memory with the other."""
+    _refuse_unless(samples >= 2, "samples", samples, "a whole number of at least 2")
+    return GlobalSettings(int(samples), hip.padding, hip.dtype, hip.max_memory)
 
 
 def at_least(low: int, name: str, value: int) -> int:

@@ -1,7 +1,7 @@
 """Fitted regressions as directories of one JSON and one npz file; nothing is pickled.
 
 model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
-arrays.npz    the exact engine: the data; the gridded engine: mean and statistics of q(ε)
+arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε
 """
 
 import json
@@ -26,8 +26,9 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import VariationalPosterior
-from dustmap.regression import _hip
-from dustmap.regression._fit import ExactState, HipState, Regression
+from dustmap.regression import _global, _hip
+from dustmap.regression._fit import ExactState, GlobalState, HipState, Regression, State
+from dustmap.regression._global import GlobalPlan
 from dustmap.regression._learning import KERNELS, Prior
 from dustmap.regression._plan import HipPlan
 from dustmap.regression._scaling import Standardisation, kernel_of_terms
@@ -57,7 +58,7 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "evidence": fitted.evidence,
         "report": fitted.report,
     }
-    if isinstance(fitted.state, HipState):
+    if isinstance(fitted.state, HipState | GlobalState):
         content["plan"] = _plain_plan(fitted.state.plan)
     np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
     # Last: a directory without it is not a model.
@@ -88,7 +89,9 @@ def read(path: Path) -> tuple[Regression, _Json]:
     return fitted, {name: _argument(value) for name, value in content["parameters"].items()}
 
 
-def _arrays(state: ExactState | HipState) -> dict[str, NDArray[Any]]:
+def _arrays(state: State) -> dict[str, NDArray[Any]]:
+    if isinstance(state, GlobalState):
+        return _global.arrays_of(state.posterior)
     if isinstance(state, HipState):
         q = state.posterior.state
         return {"mean": q.mean.numpy(), "statistics": q.statistics.numpy()}
@@ -99,9 +102,12 @@ def _arrays(state: ExactState | HipState) -> dict[str, NDArray[Any]]:
     return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
 
 
-def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> ExactState | HipState:
+def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     if content["engine"] == "exact":
         return ExactState.of(prior, Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"]))
+    if content["engine"] == "global":
+        whole = _global_plan(content["plan"])
+        return GlobalState(_global.restored(prior, whole, arrays), whole)
     plan = _plan(content["plan"])
     model = _hip.build_model(prior, plan)
     q = model.family.posterior(arrays["mean"], arrays["statistics"])
@@ -154,7 +160,7 @@ def _scaling(content: _Json) -> Standardisation:
     )
 
 
-def _plain_plan(plan: HipPlan) -> _Json:
+def _plain_plan(plan: HipPlan | GlobalPlan) -> _Json:
     return asdict(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")}
 
 
@@ -167,6 +173,18 @@ def _plan(content: _Json) -> HipPlan:
         family=content["family"],
         block=None if block is None else tuple(block),
         n=content["n"],
+        dtype=getattr(torch, content["dtype"]),
+        max_memory=content["max_memory"],
+    )
+
+
+def _global_plan(content: _Json) -> GlobalPlan:
+    return GlobalPlan(
+        grid=_grid(content["grid"]),
+        torus_shape=tuple(content["torus_shape"]),
+        n=content["n"],
+        samples=content["samples"],
+        seed=content["seed"],
         dtype=getattr(torch, content["dtype"]),
         max_memory=content["max_memory"],
     )

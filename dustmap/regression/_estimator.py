@@ -34,9 +34,11 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `dustmap.gp.kernels` object starts at its own parameters; it is copied, not changed.
     grid : "auto", tuple of points per axis, or RegularGrid
         "auto" covers the data with a spacing tied to the learned length scale and the noise.
-    engine : "auto", "exact" or "hip"
+    engine : "auto", "exact", "hip" or "global"
         "auto" is the dense exact GP for N ≤ 2,000 or more than four columns, unless a grid is
-        given, and the grid otherwise. See `engine_`.
+        given, and "hip" otherwise: inducing points on a grid and a structured posterior. "global"
+        has no such structure: one solve on the grid for the mean and for `samples` draws from the
+        posterior, which standard deviations are made of. See `engine_`.
     family : "auto", "full", "block" or "mean-field"
         Structure of the posterior covariance on the grid. Only "full" has the right standard
         deviations: the others ignore correlations and are too wide. The mean is the same in all.
@@ -55,23 +57,25 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
         `max_steps` steps of L-BFGS.
     n_learn, max_steps : int
+    samples : int
+        Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
     padding : float
         Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
     dtype : "float64" or "float32"
-        Of the gridded engine; the exact engine is float64.
+        Of the gridded engines; the exact engine is float64.
     max_memory : int
         Bytes the fit may take; a plan beyond it is refused before it starts.
     random_state : int, RandomState instance or None
 
     Attributes
     ----------
-    engine_ : "exact" or "hip"
+    engine_ : "exact", "hip" or "global"
     kernel_ : the kernel, learned
     grid_ : RegularGrid, or None for the exact engine
     noise_std_ : learned (or given) standard deviation of the noise; None where it comes per datum
     mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters
-    elbo_ : its lower bound with the grid
+    elbo_ : its lower bound of the hip engine
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
     """
 
@@ -89,6 +93,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         learn: Any = True,
         n_learn: int = 2000,
         max_steps: int = 100,
+        samples: int = 64,
         padding: float = 4.0,
         dtype: str = "float64",
         max_memory: int = 4 * 2**30,
@@ -105,6 +110,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.learn = learn
         self.n_learn = n_learn
         self.max_steps = max_steps
+        self.samples = samples
         self.padding = padding
         self.dtype = dtype
         self.max_memory = max_memory
@@ -176,12 +182,14 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, inputs: Array, scaling: Standardisation, named: bool) -> FitSettings:
         grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
+        hip = _arguments.hip_settings(
+            self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
+        )
         return FitSettings(
             engine=_arguments.engine_of(self.engine, self.grid, *inputs.shape),
             grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
-            hip=_arguments.hip_settings(
-                self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
-            ),
+            hip=hip,
+            whole=_arguments.global_settings(hip, self.samples),
             n_learn=_arguments.at_least(2, "n_learn", self.n_learn),
             max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
             seed=_arguments.seed_of(self.random_state),
@@ -210,7 +218,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_"):
             self.__dict__.pop(name, None)
-        setattr(self, "log_evidence_" if fitted.engine == "exact" else "elbo_", fitted.evidence)
+        if fitted.evidence is not None:
+            name = "log_evidence_" if fitted.engine == "exact" else "elbo_"
+            setattr(self, name, fitted.evidence)
 
     def _hyperparameters(self) -> dict[str, Any]:
         terms = [

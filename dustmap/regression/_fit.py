@@ -17,9 +17,10 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior, Batch, ExactGP, HyperparameterFit, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.inference import VariationalPosterior
-from dustmap.regression import _grid, _hip, _learning
+from dustmap.inference import PathwisePosterior, VariationalPosterior
+from dustmap.regression import _global, _grid, _hip, _learning
 from dustmap.regression._arguments import noise_std_of
+from dustmap.regression._global import GlobalPlan, GlobalSettings
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
 from dustmap.regression._scaling import Array, Standardisation
@@ -44,6 +45,7 @@ class FitSettings:
     engine: str
     grid: RegularGrid | tuple[int, ...] | None
     hip: HipSettings
+    whole: GlobalSettings
     n_learn: int
     max_steps: int
     seed: int
@@ -77,24 +79,37 @@ class HipState:
 
 @final
 @dataclass(frozen=True, eq=False)
+class GlobalState:
+    """The global engine."""
+
+    posterior: PathwisePosterior
+    plan: GlobalPlan
+
+
+State = ExactState | HipState | GlobalState
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Regression:
     """A fitted regression, in standardised units but for `scaling`.
 
-    evidence: ln p(y) of the exact engine, its lower bound with the grid, of y in user units.
+    evidence: ln p(y) of the exact engine, its lower bound of the hip engine, of y in user units;
+        None of the global engine, which knows its gradient only.
     noise_is_given: whether the data came with noise_std.
     report: plain values.
     """
 
     scaling: Standardisation
     prior: Prior
-    state: ExactState | HipState
-    evidence: float
+    state: State
+    evidence: float | None
     noise_is_given: bool
     report: dict[str, Any]
 
     @property
     def engine(self) -> str:
-        return "exact" if isinstance(self.state, ExactState) else "hip"
+        return {ExactState: "exact", HipState: "hip", GlobalState: "global"}[type(self.state)]
 
     @property
     def posterior(self) -> AbstractPosterior:
@@ -139,9 +154,8 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
             _learning.choose_start(prior, probe)
         subset = _learning.random_part(batch, settings.n_learn, settings.seed)
         learned = _learning.learn(prior, subset, settings.max_steps)
-    engine = _fit_exact if settings.engine == "exact" else _fit_hip
     with _timed(clock, "posterior"):
-        state, evidence, details = engine(prior, batch, settings)
+        state, evidence, details = _ENGINES[settings.engine](prior, batch, settings)
     report = {
         "engine": settings.engine,
         "n": len(batch),
@@ -150,11 +164,12 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
         **details,
         "seconds": clock,
     }
-    evidence -= len(batch) * math.log(scaling.y_scale)
+    if evidence is not None:
+        evidence -= len(batch) * math.log(scaling.y_scale)
     return Regression(scaling, prior, state, evidence, batch.noise_variance is not None, report)
 
 
-_Outcome = tuple[ExactState | HipState, float, dict[str, Any]]
+_Outcome = tuple[State, float | None, dict[str, Any]]
 
 
 @torch.no_grad()
@@ -179,6 +194,17 @@ def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     report["advice"] = told + report["advice"]
     posterior = VariationalPosterior(model, fitted.solution.state)
     return HipState(posterior, plan), fitted.solution.elbo, report
+
+
+def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    plan, expected = _global_plan_for(prior, batch, settings)
+    plan.check()
+    fitted = _global.fit_global(prior, batch, plan)
+    report = _global_report(plan, fitted) | {"expected": expected}
+    return GlobalState(fitted.solution.posterior, plan), None, report
+
+
+_ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global}
 
 
 @torch.no_grad()
@@ -231,11 +257,39 @@ def _plan_for(prior: Prior, batch: Batch, settings: FitSettings) -> tuple[HipPla
         if choice.fine_enough:
             break
     choice, candidate = min(choices, key=lambda pair: pair[0].posterior_share)
-    expected = {
+    return plan_fit(prior.kernel, choice.grid, n, candidate), _expected(choice)
+
+
+def _global_plan_for(
+    prior: Prior, batch: Batch, settings: FitSettings
+) -> tuple[GlobalPlan, dict[str, Any]]:
+    """The plan on the grid asked for, or on the coarsest that is fine enough, if that fits."""
+    points, n = batch.functional, len(batch)
+    assert isinstance(points, PointValues)
+    plan = functools.partial(
+        _global.plan_global, prior.kernel, n=n, seed=settings.seed, settings=settings.whole
+    )
+    if settings.grid is not None:
+        given = settings.grid
+        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
+        return plan(grid), {}
+    with torch.no_grad():
+        noise = float(prior.likelihood.noise_variance(batch).median())
+    choice = _grid.automatic_grid(
+        prior.kernel,
+        points.x,
+        noise,
+        lambda grid: plan(grid).n_features,
+        settings.whole.max_features,
+    )
+    return plan(choice.grid), _expected(choice)
+
+
+def _expected(choice: _grid.GridChoice) -> dict[str, float]:
+    return {
         "residual_over_noise": choice.noise_share,
         "residual_over_posterior": choice.posterior_share,
     }
-    return plan_fit(prior.kernel, choice.grid, n, candidate), expected
 
 
 def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
@@ -278,14 +332,40 @@ def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
     }
 
 
+def _global_report(plan: GlobalPlan, fitted: _global.GlobalFit) -> dict[str, Any]:
+    solution = fitted.solution
+    advice = _coarse(fitted.residual_ratio)
+    if not solution.converged:
+        advice.append(solution.message())
+    return {
+        "grid_shape": list(plan.grid.shape),
+        "torus_shape": list(plan.torus_shape),
+        "n_features": plan.n_features,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "bytes_needed": plan.bytes_needed,
+        "samples": plan.samples,
+        "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
+        "solve": {
+            "status": solution.solve.worst.name.lower(),
+            "steps": solution.block_steps,
+            "residual": solution.worst_residual,
+        },
+        "residual_ratio": fitted.residual_ratio,
+        "advice": advice,
+    }
+
+
+def _coarse(residual_ratio: float) -> list[str]:
+    if residual_ratio <= 1.0:
+        return []
+    return [
+        f"the grid is too coarse: it leaves {residual_ratio:.2g} times the noise variance of a "
+        f"typical datum unexplained; give grid more points per axis, or raise max_memory"
+    ]
+
+
 def _advice(fitted: _hip.HipFit) -> list[str]:
-    advice = []
-    if fitted.residual_ratio > 1.0:
-        advice.append(
-            f"the grid is too coarse: it leaves {fitted.residual_ratio:.2g} times the noise "
-            f"variance of a typical datum unexplained; give grid more points per axis, or raise "
-            f"max_memory"
-        )
+    advice = _coarse(fitted.residual_ratio)
     if fitted.rows.unconverged:
         advice.append(
             f"{fitted.rows.unconverged} of {fitted.rows.columns} rows of features stopped at a "

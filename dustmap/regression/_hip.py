@@ -1,28 +1,23 @@
 """The gridded engine: features of a padded torus, one direct solve."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
 
-from dustmap.gp import Batch, GridPrior, RegularGrid
+from dustmap.gp import Batch, GridPrior
 from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CholeskyFeatures,
-    Features,
     HIPFeatures,
     SolveSummary,
     TorusFeatures,
-    products_by_rows,
-    residual_variance_by_rows,
 )
-from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
+from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import DirectSolution, RowSource, VariationalModel, solve_direct
-from dustmap.linalg import AbstractOperator, TilePartition
+from dustmap.linalg import TilePartition
+from dustmap.regression._features import ExtrapolatingFeatures, nugget_of
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan
 
@@ -32,8 +27,6 @@ _SAMPLE = 2000
 _ROUNDED = 64
 # Of the solves behind the rows and of the one for the mean: tens to hundreds are the rule.
 _MAX_STEPS = 3000
-# Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
-_NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 @final
@@ -84,7 +77,7 @@ def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> Hip
 
 def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
     """Rows of Φ for points inside the grid and beyond it."""
-    grid, nugget = plan.grid, _nugget(kernel, plan.dtype)
+    grid, nugget = plan.grid, nugget_of(kernel, plan.dtype)
     if plan.whitening == "cholesky":
         return CholeskyFeatures(kernel, grid, nugget=max(nugget, 1e-10), rows_dtype=plan.dtype)
     prior = GridPrior.padded(
@@ -122,75 +115,3 @@ def make_family(plan: HipPlan) -> AbstractFamily:
     assert plan.block is not None
     partition = TilePartition(plan.torus_shape, plan.block)
     return BlockFamily(partition, max_bytes=plan.max_memory)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ExtrapolatingFeatures(AbstractFeatureMap):
-    """`inner` for points inside the grid, `outer` for those beyond it; both see the same ε.
-
-    outer: HIP rows of the plain kernel. Far from the grid they vanish, and the prior comes back.
-    """
-
-    inner: AbstractFeatureMap
-    outer: HIPFeatures
-    grid: RegularGrid
-
-    @property
-    def n_features(self) -> int:
-        return self.inner.n_features
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def chunk(self) -> int:
-        return min(self.inner.chunk, self.outer.chunk)
-
-    @property
-    def prefers_products(self) -> bool:
-        return self.inner.prefers_products
-
-    def rows(self, functional: AbstractFunctional) -> Features:
-        inside = self._inside(functional)
-        if bool(inside.all()):
-            return self.inner.rows(functional)
-        if not bool(inside.any()):
-            return self.outer.rows(functional)
-        parts = [self.inner.rows(functional[inside]), self.outer.rows(functional[~inside])]
-        order = torch.cat([inside.nonzero(), (~inside).nonzero()]).squeeze(-1).argsort()
-        return Features(
-            torch.cat([part.phi for part in parts])[order],
-            torch.cat([part.residual_variance for part in parts])[order],
-            parts[0].solves.merged(parts[1].solves),
-        )
-
-    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
-        if not bool(self._inside(functional).all()):
-            raise ValueError("functional has points outside the grid, which only rows can serve")
-        return self.inner.operator(functional)
-
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return self.inner.parameters()
-
-    def rebuilt(self) -> "ExtrapolatingFeatures":
-        inner = self.inner.rebuilt()
-        prior = inner.prior if isinstance(inner, HIPFeatures | TorusFeatures) else self.outer.prior
-        outer = replace(self.outer, prior=replace(prior, wrapping=None))
-        return ExtrapolatingFeatures(inner, outer, self.grid)
-
-    def _inside(self, functional: AbstractFunctional) -> Tensor:
-        assert isinstance(functional, PointValues)
-        return self.grid.contains(functional.x)
-
-
-def _nugget(kernel: AbstractKernel, dtype: torch.dtype) -> float:
-    smooth = any(isinstance(term.profile, SquaredExponentialProfile) for term in kernel.terms())
-    return _NUGGETS[dtype] if smooth else 0.0

@@ -6,8 +6,7 @@ from typing import final
 
 import torch
 
-from dustmap.gp import RegularGrid
-from dustmap.gp._prior import torus_for
+from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.kernels import AbstractKernel
 
 FAMILIES = ("auto", "full", "block", "mean-field")

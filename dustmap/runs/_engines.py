@@ -6,8 +6,9 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.gp import Batch
-from dustmap.runs import _exact, _hip
+from dustmap.runs import _exact, _global, _hip
 from dustmap.runs._exact import exact_bytes, fit_exact, reopen_exact
+from dustmap.runs._global import fit_whole, reopen_whole, whole_bytes
 from dustmap.runs._hip import fit_hip, hip_bytes, reopen_hip
 from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit
 
@@ -27,6 +28,7 @@ class Engine:
 
 
 ENGINES = {
+    "global": Engine(fit_whole, reopen_whole, whole_bytes, _global.MOST_ROWS),
     "exact": Engine(fit_exact, reopen_exact, exact_bytes, _exact.MOST_ROWS),
     "hip": Engine(fit_hip, reopen_hip, hip_bytes, _hip.MOST_ROWS),
 }

@@ -4,6 +4,7 @@ import torch
 
 from dustmap.config import Config, ModelConfig
 from dustmap.gp import (
+    AbstractMean,
     Batch,
     ConstantMean,
     ExactGP,
@@ -12,6 +13,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.gp.kernels import (
+    AbstractKernel,
     Matern12,
     Matern32,
     Matern52,
@@ -108,20 +110,22 @@ def _conditioned(
     noise_variance = likelihood.noise_variance(data)
     return StarFit(
         posterior=gp.condition(data.functional, data.y, noise_variance),
-        hyperparameters=hyperparameters_of(gp, likelihood),
+        hyperparameters=hyperparameters_of(gp.kernel, gp.mean, likelihood),
         summary={"log_evidence": float(gp.log_evidence(data.functional, data.y, noise_variance))},
         learning=Learning.of_evidence(learning),
     )
 
 
 @torch.no_grad()
-def hyperparameters_of(gp: ExactGP, likelihood: GaussianLikelihood) -> Hyperparameters:
+def hyperparameters_of(
+    kernel: AbstractKernel, mean: AbstractMean, likelihood: GaussianLikelihood
+) -> Hyperparameters:
     """The present values of what `Hyperparameters` names."""
-    (term,) = gp.kernel.terms()
+    (term,) = kernel.terms()
     assert likelihood.log_scale is not None
     return Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
-        mean=float(gp.mean.coefficients()[0]),
+        mean=float(mean.coefficients()[0]),
         noise=float(likelihood.log_scale.exp()),
     )

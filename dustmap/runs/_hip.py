@@ -41,7 +41,7 @@ def fit_hip(config: Config, data: Batch) -> StarFit:
     """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
     # All estimators have the same covariances in mind, and the table is the quickest.
     gp, likelihood, learning = learn_exact(config, data, ClosedForm())
-    at = hyperparameters_of(gp, likelihood)
+    at = hyperparameters_of(gp.kernel, gp.mean, likelihood)
     fit = _conditioned(config, data, at)
     return StarFit(fit.posterior, at, fit.summary, Learning.of_evidence(learning))
 

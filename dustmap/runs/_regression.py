@@ -83,7 +83,7 @@ class RegressionRun(AbstractRun):
         objective = model.report_["learning"].pop("objective", [])
         for step, value in enumerate(objective):
             directory.record(stage="learn", step=step, objective_per_row=value)
-        directory.record(stage="fit", evidence=_evidence(model))
+        directory.record(stage="fit", **_evidence(model))
         sections = _sections(model) | {
             "counts": self.counts(),
             "held_out_rows": {} if held_out is None else held_out.as_dict(),
@@ -169,7 +169,7 @@ def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
     if n > MOST_ROWS:
         raise ValueError(
             f'fit.engine = "exact" takes at most {MOST_ROWS:,} rows, and {n:,} are left to fit: '
-            f'use fit.engine = "hip", which puts inducing points on a grid'
+            f'use fit.engine = "global", which solves on a grid'
         )
     if grid is not None:
         log.info('fit.engine = "exact" needs no grid: [grid] says where the maps are made')
@@ -192,11 +192,11 @@ def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPR
             f'model.learn = {list(model.learn)}: a regression always learns its mean; add "mean"'
         )
     names = {"length": "length", "std": "variance", "noise": "noise", "mean": "mean"}
-    hip = fit.engine == "hip"
+    on_grid = fit.engine in ("hip", "global")
     return HIPGPRegressor(
         _kernel(config, rows),
         engine=fit.engine,
-        grid=grid if hip and grid is not None else "auto",
+        grid=grid if on_grid and grid is not None else "auto",
         family=fit.family,
         block=fit.block or None,
         whitening=fit.whitening,
@@ -204,6 +204,7 @@ def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPR
         learn=tuple(names[name] for name in model.learn),
         n_learn=fit.learn_rows,
         max_steps=fit.max_steps,
+        samples=fit.samples,
         dtype=config.compute.dtype,
         max_memory=config.compute.memory_bytes,
         random_state=fit.seed,
@@ -267,8 +268,13 @@ def provenance(config: Config) -> Provenance:
     return Provenance(configuration.sha256(config), (f"engine {config.fit.engine}",))
 
 
-def _evidence(model: HIPGPRegressor) -> float:
-    return float(model.log_evidence_ if model.engine_ == "exact" else model.elbo_)
+def _evidence(model: HIPGPRegressor) -> dict[str, float]:
+    """What the engine knows of ln p(y); the global one knows its gradient only."""
+    names = {"exact": ("log_evidence", "log_evidence_"), "hip": ("evidence_lower_bound", "elbo_")}
+    if model.engine_ not in names:
+        return {}
+    name, attribute = names[model.engine_]
+    return {name: float(getattr(model, attribute))}
 
 
 def _sections(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
@@ -278,10 +284,9 @@ def _sections(model: HIPGPRegressor) -> dict[str, dict[str, Any]]:
     (term,) = learned.pop("kernel")  # a configuration names one kernel
     nested = {name: report.pop(name) for name in list(report) if isinstance(report[name], dict)}
     nested["seconds_of_the_fit"] = nested.pop("seconds")
-    kind = "log_evidence" if model.engine_ == "exact" else "evidence_lower_bound"
     return {
         "hyperparameters": term | learned,
-        "fit": report | {kind: _evidence(model)},
+        "fit": report | _evidence(model),
         **{name: section for name, section in nested.items() if section},
     }
 
@@ -293,7 +298,7 @@ def _checks(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ...]
     learned = float(status in ("converged", "at_bound", "nothing to learn"))
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     found.append(Check("learning converged", learned, 1.0, 1.0, advice))
-    if model.engine_ == "hip":
+    if model.engine_ in ("hip", "global"):
         report = model.report_
         solved = float(report["solve"]["status"] == "converged")
         told = "; ".join(report["advice"]) or "nothing to do"

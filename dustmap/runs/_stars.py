@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from dustmap import config as configuration
-from dustmap.config import Config, GridConfig
+from dustmap.config import Config
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._engines import engine_of
+from dustmap.runs._grid import grid_of
 from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._star_fit import Learning, StarFit
@@ -41,6 +42,7 @@ NODES_AT_ONCE = 4096
 #: What an engine may report -> the most that is sound, and what to do beyond.
 LIMITS = {
     "cg_residual": (1e-3, "the posterior mean is not solved for: take float64 or a coarser grid"),
+    "cg_columns_unconverged": (0.0, "raise fit.max_steps, take float64, or loosen fit.tolerance"),
     "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
     "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
 }
@@ -165,13 +167,6 @@ def assemble(config: Config, stars: StarTable, truth: DensityMap | None) -> Star
     return StarRun(
         config, stars, grid, observed, torch.from_numpy(train), torch.from_numpy(holdout), truth
     )
-
-
-def grid_of(config: GridConfig) -> RegularGrid:
-    """Nodes from face to face of the box."""
-    shape = tuple(round(size / config.spacing) + 1 for size in config.size)
-    lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
-    return RegularGrid(lower, (config.spacing,) * 3, shape)
 
 
 def predict_map(

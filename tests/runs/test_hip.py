@@ -24,6 +24,8 @@ spacing = 20
 length = 40
 std = 0.002
 learn = []
+[fit]
+engine = "exact"
 [compute]
 dtype = "float64"
 """

@@ -33,6 +33,7 @@ length = 40
 std = 0.002
 learn = ["length", "std", "mean"]
 [fit]
+engine = "exact"
 learn_rows = 60
 """
 

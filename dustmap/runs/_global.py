@@ -1,0 +1,160 @@
+"""The global engine: sparse weights on the map's own grid, one solve for all stars."""
+
+import logging
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+
+from dustmap.config import Config
+from dustmap.gp import Batch, ConstantMean, FitStatus
+from dustmap.gp.kernels import StationaryKernel
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    GlobalFit,
+    GlobalSettings,
+    LearnStep,
+    ModelMaker,
+    PathwisePosterior,
+    fit_global,
+)
+from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of
+from dustmap.runs._grid import grid_of
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 100_000_000
+#: Stars that take part in learning on the grid, at most: more would hardly sharpen it.
+LEARN_ROWS = 100_000
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+#: Vectors over the torus beside the draws, and over the data, while solving.
+_FIELD_VECTORS, _DATA_VECTORS = 12, 3
+#: Entries of a star's row, and their bytes with the transpose: some 40 cells of 8 nodes.
+_ROW_BYTES = 2 * 8 * 200
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a configuration says of the model, at given hyperparameters."""
+
+    kernel: StationaryKernel
+    mean: ConstantMean
+    likelihood: GaussianLikelihood
+
+    @staticmethod
+    def of(config: Config, at: Hyperparameters, device: torch.device) -> "_Parts":
+        learn = config.model.learn
+        kernel = kernel_of(config.model, at)
+        kernel.log_lengthscale.requires_grad_("length" in learn)
+        kernel.log_variance.requires_grad_("std" in learn)
+        mean = ConstantMean(at.mean, learn="mean" in learn)
+        likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn)
+        return _Parts(kernel.to(device), mean.to(device), likelihood.to(device))
+
+    def maker(self, config: Config) -> ModelMaker:
+        """Makes the gridded model."""
+        return ModelMaker(
+            self.kernel,
+            self.mean,
+            self.likelihood,
+            grid_of(config.grid),
+            _settings(config),
+            estimator_of(config),
+        )
+
+
+def fit_whole(config: Config, data: Batch) -> StarFit:
+    """Learns on the grid, starting from the evidence of fit.learn_rows stars; solves for all."""
+    model = config.model
+    start = Hyperparameters(model.length, model.std, model.mean_density, 1.0)
+    parts = _Parts.of(config, start, data.y.device)
+    fit = fit_global(
+        parts.kernel,
+        parts.mean,
+        parts.likelihood,
+        data,
+        grid_of(config.grid),
+        _settings(config),
+        estimator=estimator_of(config),
+        progress=_tell,
+    )
+    at = hyperparameters_of(parts.kernel, parts.mean, parts.likelihood)
+    return StarFit(fit.posterior, at, fit.report, _learning(fit, len(data)), _arrays(fit))
+
+
+def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
+    """The posterior that an earlier fit has left: nothing is solved again."""
+    parts = _Parts.of(config, at, data.y.device)
+    maker = parts.maker(config)
+    order, torus = int(arrays["order"]), tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
+    mean, deviations, coefficients = (
+        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
+        for name in ("eps_mean", "deviations", "coefficients")
+    )
+    posterior = PathwisePosterior(maker.on_torus(torus, order), coefficients, mean, deviations)
+    return StarFit(posterior, at, {}, None)
+
+
+def whole_bytes(rows: int, nodes: int) -> int:
+    """Draws, vectors and spectra of the torus, and the sparse rows of the stars, about."""
+    torus = 4 * nodes
+    return 4 * (64 + _FIELD_VECTORS) * torus + _ROW_BYTES * rows
+
+
+def _settings(config: Config) -> GlobalSettings:
+    return GlobalSettings(
+        samples=config.fit.samples,
+        rtol=config.fit.tolerance,
+        max_steps=config.fit.max_steps,
+        seed=config.fit.seed,
+        dtype=DTYPES[config.compute.dtype],
+        memory=config.compute.memory_bytes,
+        start_rows=config.fit.learn_rows,
+        learn_rows=LEARN_ROWS,
+    )
+
+
+def _arrays(fit: GlobalFit) -> Arrays:
+    posterior = fit.posterior
+    return {
+        "order": np.array(fit.features.order),
+        "torus_shape": np.array(fit.features.prior.torus_shape),
+        "coefficients": posterior.coefficients.cpu().numpy(),
+        "eps_mean": posterior.eps_mean.cpu().numpy(),
+        "deviations": posterior.deviations.cpu().numpy(),
+    }
+
+
+def _learning(fit: GlobalFit, n: int) -> Learning | None:
+    learned = fit.learned
+    if learned is None:
+        return None
+    return Learning(
+        status=learned.status.value,
+        converged=learned.status is FitStatus.CONVERGED,
+        remedy=learned.message(),
+        n_data=min(n, LEARN_ROWS),
+        trace=tuple(_line(step) for step in learned.history),
+        summary={"learning_median_residual_variance_over_noise": learned.grid_error},
+    )
+
+
+def _line(step: LearnStep) -> dict[str, float]:
+    """Numbers of one step, for metrics.jsonl."""
+    values = {"solver_steps": float(step.solver_steps), "accepted": float(step.accepted)}
+    for i, (parameter, slope) in enumerate(zip(step.parameters, step.gradient, strict=True)):
+        values[f"log_parameter_{i}"] = parameter
+        values[f"gradient_{i}"] = slope
+    return values
+
+
+def _tell(step: LearnStep) -> None:
+    log.info(
+        "learning: log-parameters %s, gradient %s, %d solver steps",
+        ", ".join(f"{value:.3f}" for value in step.parameters),
+        ", ".join(f"{value:.3g}" for value in step.gradient),
+        step.solver_steps,
+    )
