@@ -1,6 +1,7 @@
 """Variational inference for a positive field: mode, hyperparameters, metric samples, mean."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import final
@@ -16,18 +17,22 @@ from dustmap.inference._mgvi_draws import Perturbations, curved_draw, metric_dra
 from dustmap.inference._mgvi_hyper import HyperPrior, carry, evidence_step, read, write
 from dustmap.inference._mgvi_newton import Accuracy, Descent, descend
 from dustmap.inference._mgvi_report import MGVIRound, MGVISettings, MGVISolution, MGVIStatus
-from dustmap.linalg import NystromPreconditioner, SolveResult, nystrom
+from dustmap.linalg import NystromPreconditioner, SolveResult, fast_length, nystrom
 
 _log = logging.getLogger(__name__)
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
+#: CG steps below which a preconditioner need not be renewed.
+_QUICK = 30
 #: Prior correlation of opposite faces beyond which the torus is enlarged.
 _LARGEST_WRAP = 0.15
 #: A torus with this many times the points that the present length scale asks for is replaced.
 _WASTE = 1.5
 #: Bounds |Δθ| of one evidence step.
 _LARGEST_STEP = 0.5
+#: Gain in nats of an evidence step below which θ is as good as it need be.
+_NEGLIGIBLE = 0.3
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
 _LARGEST_MISFIT = 3.0
 
@@ -76,6 +81,11 @@ class _Fit:
         self.preconditioner: NystromPreconditioner | None = None
         self.hyper_prior = HyperPrior(read(problem), settings.prior_std)
         self.deviations: Tensor | None = None
+        self.evidence_draws: Tensor | None = None
+        self.sample_draws: Tensor | None = None
+        self.last_step: Tensor | None = None
+        self.largest_step = _LARGEST_STEP
+        self.slowest = _QUICK
         self.moved, self.unsolved = False, False
 
     @property
@@ -85,13 +95,13 @@ class _Fit:
 
     def find_mode(self) -> None:
         """From ξ = 0 to where Gauss-Newton gains little, the preconditioner kept up to date."""
-        accuracy = replace(self._accuracy(), residual=0.5, decrease=0.01 * len(self.z))
+        accuracy = replace(self._accuracy(), decrease=0.01 * len(self.z))
         for _ in range(10):
             before = self.centre
             self._precondition()
             found = self._descend(replace(accuracy, steps=_STRIDE), "mode")
             gained = before.energy - found.iterate.energy
-            if found.decrease < accuracy.decrease or gained < 0.05 * before.energy:
+            if found.decrease < accuracy.decrease and gained < 0.05 * before.energy:
                 return
 
     def learn(self) -> None:
@@ -102,18 +112,25 @@ class _Fit:
         for _ in range(self.settings.rounds):
             self._precondition()
             self._descend(self._accuracy(), "mode", quiet=True)
-            if self._evidence_round() < self.settings.tolerance:
+            if self._evidence_round():
                 self._descend(self._accuracy(), "mode")
                 return
         self.moved = True
 
-    def _evidence_round(self) -> float:
-        """One step in θ; how far it went."""
+    def _evidence_round(self) -> bool:
+        """One step in θ; whether θ rests: a small step, or one that promises next to nothing."""
         before, settings = self.centre, self.settings
         perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
         _, draws = metric_draws(
-            before, perturbations, 0.5 * settings.residual, settings.cg_steps, self.preconditioner
+            before,
+            perturbations,
+            settings.residual,
+            settings.cg_steps,
+            self.preconditioner,
+            self.evidence_draws,
         )
+        self.evidence_draws = draws.x
+        self.slowest = max(self.slowest, int(draws.steps.max()))
         step = evidence_step(
             before,
             self.z,
@@ -121,11 +138,10 @@ class _Fit:
             self.hyper_prior,
             self._accuracy(),
             self.preconditioner,
-            _LARGEST_STEP,
+            self.largest_step,
         )
-        write(self.problem, read(self.problem) + step.delta)
-        changed = self._on_its_torus(self.problem.rebuilt().with_present_noise())
-        self.centre, self.z = carry(before, changed, self.z, self._accuracy(), self.preconditioner)
+        self._damp(step.delta)
+        self._move(step.delta)
         self._record(
             "evidence",
             before,
@@ -133,7 +149,26 @@ class _Fit:
             gradient=tuple(step.gradient.tolist()),
             gradient_error=tuple(step.error.tolist()),
         )
-        return float(step.delta.abs().max())
+        promised = 0.5 * float(step.gradient @ step.delta)
+        return float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
+
+    def _move(self, delta: Tensor) -> None:
+        """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
+        before, theta = self.centre, read(self.problem)
+        for length in (1.0, 0.5, 0.25, 0.125):
+            write(before.problem, theta + length * delta)
+            changed = self._on_its_torus(before.problem.rebuilt().with_present_noise())
+            self.centre, self.z = carry(
+                before, changed, self.z, self._accuracy(), self.preconditioner
+            )
+            if self.centre.misfit() < 2.0 * max(before.misfit(), 1.0):
+                return
+
+    def _damp(self, delta: Tensor) -> None:
+        """Halve the reach of steps that turn back: the linearisation moves with θ."""
+        if self.last_step is not None and float(delta @ self.last_step) < 0:
+            self.largest_step = 0.5 * float(delta.abs().max())
+        self.last_step = delta
 
     def sample(self) -> None:
         """Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests."""
@@ -152,9 +187,15 @@ class _Fit:
         perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
         mode = Iterate.at(self.problem, self.centre.tether, self.centre.xi)
         straight, solve = metric_draws(
-            mode, perturbations, settings.residual, settings.cg_steps, self.preconditioner
+            mode,
+            perturbations,
+            settings.residual,
+            settings.cg_steps,
+            self.preconditioner,
+            self.sample_draws,
         )
         self._check(solve)
+        self.sample_draws, self.slowest = solve.x, max(self.slowest, int(solve.steps.max()))
         deviations = torch.cat([straight, -straight])
         if settings.curved:
             deviations = self._curve(mode, perturbations, deviations, solve.x)
@@ -180,6 +221,7 @@ class _Fit:
         before = self.centre
         found = descend(before, self.z, accuracy, self.preconditioner)
         self.centre, self.z = found.iterate, found.z
+        self.slowest = max(self.slowest, found.cg_steps // max(1, found.steps))
         if not quiet:
             self._record(stage, before, found.cg_steps)
         return found
@@ -187,17 +229,24 @@ class _Fit:
     def _precondition(self) -> None:
         """Nyström of I + W^½ J Jᵀ W^½ at the centre."""
         n = len(self.z)
-        rank = min(256, n // 8) if self.settings.rank is None else self.settings.rank
+        rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0:
             return
-        gram = self.problem.gram(self.centre.density)
         old = self.preconditioner
+        if old is not None and self.slowest < _QUICK:
+            return
+        self.slowest = 0
+        gram = self.problem.gram(self.centre.density)
         self.preconditioner = nystrom(gram, rank, seed=0) if old is None else old.refreshed(gram)
 
     def _on_its_torus(self, problem: LogNormalProblem) -> LogNormalProblem:
         """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted."""
         prior = problem.model.prior
         if prior.wrapping is None:
+            return problem
+        wanted = math.prod(_torus_shape(prior, self.settings.padding))
+        outgrown = prior.report.wrap_error > _LARGEST_WRAP
+        if not (outgrown or prior.n_white > _WASTE * wanted):
             return problem
         other = GridPrior.padded(
             prior.kernel,
@@ -207,9 +256,6 @@ class _Fit:
             dtype=prior.dtype,
             memory=prior.memory,
         )
-        outgrown = prior.report.wrap_error > _LARGEST_WRAP
-        if not (outgrown or prior.n_white > _WASTE * other.n_white):
-            return problem
         _log.info("torus %s -> %s for the present length", prior.torus_shape, other.torus_shape)
         return problem.on(other)
 
@@ -279,3 +325,17 @@ class _Fit:
 
 def _start(problem: LogNormalProblem, xi: Tensor) -> Iterate:
     return Iterate.at(problem, Tether(problem.y, torch.zeros_like(xi)), xi)
+
+
+def _torus_shape(prior: GridPrior, padding: float) -> tuple[int, ...]:
+    """Points per axis of a torus with this padding, in length scales."""
+    scales = torch.stack([t.lengthscale.detach() for t in prior.kernel.terms()]).amax(0)
+    return tuple(
+        fast_length(m + math.ceil(padding * scale / h))
+        for m, scale, h in zip(
+            prior.grid.shape,
+            scales.expand(prior.grid.dim).tolist(),
+            prior.grid.spacing,
+            strict=True,
+        )
+    )

@@ -40,12 +40,14 @@ def metric_draws(
     residual: float,
     max_steps: int,
     preconditioner: AbstractOperator | None,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, SolveResult]:
     """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
 
         δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
 
     Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
+    start: z (K, N) of the same perturbations at a centre nearby.
     """
     problem, density = mean.problem, mean.log_density.exp()
     root_weights = problem.noise.rsqrt()
@@ -54,6 +56,7 @@ def metric_draws(
         problem.gram(density),
         target,
         preconditioner=preconditioner,
+        x0=start,
         rtol=relative(residual, target),
         max_steps=max_steps,
     )

@@ -12,6 +12,8 @@ from dustmap.linalg import AbstractOperator, SolveResult, pcg
 
 #: A misfit beyond which the data are not fit yet, and rough steps do.
 _FAR = 2.0
+#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
+_TIGHTER, _TIGHTEST = 0.2, 0.03
 #: Halvings of a step before the line search gives up.
 _HALVINGS = 8
 #: Largest change of the log-density that a step may ask for: the linearised exponential holds
@@ -63,15 +65,18 @@ def descend(
     metric I + Jᵀ Σ⁻¹ J, in vectors of the data's length. At the optimum without deviations z is
     the whitened residual, so z of one step starts the next.
     """
-    spent, taken, decrease = 0, 0, 0.0
-    for _ in range(accuracy.steps):
-        solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner)
+    spent, taken, decrease, tight = 0, 0, 0.0, 1.0
+    while taken < accuracy.steps:
+        solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight)
         root_weights = iterate.problem.noise.rsqrt()
         full = iterate.problem.jacobian_transpose(iterate.density, root_weights * solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
         found = line_search(iterate, anchor + full - iterate.xi)
         if found is None:
-            return Descent(iterate, z, spent, taken, -1.0)
+            decrease, tight = -1.0, tight * _TIGHTER
+            if tight < _TIGHTEST:
+                break
+            continue
         decrease, iterate = iterate.energy - found.energy, found
         if decrease < accuracy.decrease:
             break
@@ -79,9 +84,13 @@ def descend(
 
 
 def solve_multipliers(
-    iterate: Iterate, z: Tensor, accuracy: Accuracy, preconditioner: AbstractOperator | None
+    iterate: Iterate,
+    z: Tensor,
+    accuracy: Accuracy,
+    preconditioner: AbstractOperator | None,
+    tight: float = 1.0,
 ) -> tuple[SolveResult, Tensor]:
-    """z of the next step, and a + e."""
+    """z of the next step, and a + e; tight scales the residual asked for."""
     problem, density = iterate.problem, iterate.density
     root_weights = problem.noise.rsqrt()
     anchor = iterate.tether.anchor + iterate.covariance_pull()
@@ -94,7 +103,7 @@ def solve_multipliers(
         target,
         preconditioner=preconditioner,
         x0=z,
-        rtol=relative(wanted, target),
+        rtol=relative(tight * wanted, target),
         max_steps=accuracy.cg_steps,
     )
     return solve, anchor

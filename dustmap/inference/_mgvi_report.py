@@ -46,7 +46,7 @@ _REMEDIES = {
 class MGVISettings:
     """samples S, in S/2 antithetic pairs; curved: let them follow the curvature of ρ; rounds: of
     hyperparameters at most; refinements: of mean and samples at most; draws: per gradient of the
-    evidence; rank: of the preconditioner (None: an eighth of the data, at most 256, 0: none);
+    evidence; rank: of the preconditioner (None: an eighth of the data, at most 128, 0: none);
     tolerance: |Δθ| at which hyperparameters count as converged; prior_std: of the log-normal
     priors around their start; residual: of CG per datum, in units of the noise; padding: of a
     torus that replaces the prior's own, in length scales."""

@@ -7,6 +7,7 @@ from pipelines.reproduce import (
     ananke,
     derivatives,
     dust,
+    lognormal,
     preconditioner,
     spatial,
     whitening,
@@ -48,6 +49,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "accuracy_per_second",
         "error against time: exact GP, HIP-GP, SVGP, KISS-GP and the global engine",
         accuracy_per_second.run,
+    ),
+    Experiment(
+        "lognormal",
+        "positive densities beside NIFTy.re on simulated skies of 32³ nodes",
+        lognormal.run,
     ),
 )
 
