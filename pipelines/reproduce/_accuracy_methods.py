@@ -10,16 +10,15 @@ import torch
 
 from dustmap.gp import AbstractPosterior, ExactGP, GridPrior, Prediction
 from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily
-from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, LocalFeatures
+from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    GridModel,
+    GlobalSettings,
     RowSource,
-    SolveSettings,
     VariationalModel,
     VariationalPosterior,
+    fit_global,
     solve_direct,
-    solve_global,
 )
 from dustmap.linalg import TilePartition
 from pipelines.reproduce._accuracy_task import Task
@@ -99,9 +98,11 @@ def engine(task: Task, shape: tuple[int, ...], samples: int) -> Run:
 
 
 def _global_fit(task: Task, shape: tuple[int, ...], samples: int) -> AbstractPosterior:
-    prior = GridPrior.padded(task.kernel, task.grid(shape), dtype=torch.float32)
-    model = GridModel(LocalFeatures(prior), task.mean, GaussianLikelihood())
-    return solve_global(model, task.train, SolveSettings(samples=samples)).posterior
+    settings = GlobalSettings(samples=samples)
+    likelihood = GaussianLikelihood()
+    return fit_global(
+        task.kernel, task.mean, likelihood, task.train, task.grid(shape), settings
+    ).posterior
 
 
 def _direct(

@@ -12,7 +12,7 @@ from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from pipelines.reproduce._experiment import Request
 
 #: Length scale (kpc) and variance of the simulated fields: close to what the file's sky has.
-SIMULATED = (0.15, 0.0016)
+SIMULATED = (0.15, 0.0022)
 #: Of the largest prior variance, added to the covariance of the draws so that it factorises: the
 #: truth moves by a thousandth of the noise.
 _DRAW_NUGGET = 1e-8

@@ -35,14 +35,14 @@ class Scale:
     """How large the experiment is: splits, grids, length scales of the search, map points."""
 
     seeds: tuple[int, ...]
-    grid: tuple[int, ...]
+    effort: engine.Effort
     hip_grid: tuple[int, ...]
     lengths: tuple[float, ...]
     step: int
 
 
-FULL = Scale((0, 1, 2), (32, 32, 8), (15, 15, 5), LENGTHS, 61)
-QUICK = Scale((0,), (10, 10, 4), (8, 8, 4), LENGTHS[::2], 15)
+FULL = Scale((0, 1, 2), engine.Effort((20, 20, 6), 128, 10), (15, 15, 5), LENGTHS, 61)
+QUICK = Scale((0,), engine.Effort((10, 10, 4), 32, 3), (8, 8, 4), LENGTHS[::2], 15)
 
 
 def run(request: Request) -> Outcome:
@@ -85,7 +85,7 @@ class Comparison:
     def of(sky: Sky, correlations: Correlations, scale: Scale) -> "Comparison":
         """The reference, the engine, and HIP-GP at the reference's hyperparameters."""
         best = reference(sky, correlations, scale.lengths)
-        found = engine.fit(sky, scale.grid)
+        found = engine.fit(sky, scale.effort)
         families = tuple(hip.fit(sky, best.exact, scale.hip_grid))
         return Comparison(sky, best.exact, best.seconds, found, families)
 
@@ -164,7 +164,11 @@ def settings_of(catalog: Catalog, scale: Scale) -> Row:
         "splits": list(scale.seeds),
         "simulated": {"length": SIMULATED[0], "variance": SIMULATED[1]},
         "start": {"length": engine.START[0], "variance": engine.START[1]},
-        "global_grid": list(scale.grid),
+        "global": {
+            "grid": list(scale.effort.shape),
+            "samples": scale.effort.samples,
+            "learning_solves": scale.effort.steps,
+        },
         "hip": {"grid": list(scale.hip_grid), "monte_carlo_points": MONTE_CARLO},
         "seconds": "global: learning, solution and prediction; exact: its search, covariances of "
         "training and held-out stars together; HIP: rows and solution at given hyperparameters",
