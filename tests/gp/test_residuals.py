@@ -15,7 +15,11 @@ from dustmap.gp.features import _residuals as residuals
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
 from dustmap.gp.features._order import stencil_order
-from dustmap.gp.features._residual_check import exact_residual_variance, residual_check
+from dustmap.gp.features._residual_check import (
+    ResidualCheck,
+    exact_residual_variance,
+    residual_check,
+)
 from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
 from dustmap.gp.features._residuals import LocalResiduals, ResidualVariance
@@ -272,14 +276,28 @@ KERNELS: dict[str, Callable[..., AbstractKernel]] = {
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("shape", [(40,), (16, 14), (12, 11, 9)])
 def test_rays_agree_with_the_definition(shape: tuple[int, ...], name: str, order: int) -> None:
-    dim = len(shape)
-    prior = make_prior(shape, KERNELS[name](2.0, 1.3, dim=dim))
-    features = LocalFeatures(prior, order=order)
-    check = residual_check(features, rays(prior, 60, seed=2))
-    assert check.count == 60
-    assert check.median < 0.08
-    assert check.percentile95 < 0.25
-    assert abs(check.bias) < 0.08
+    check = checked(shape, name, order, 2.0, 40)
+    assert check.count == 40
+    # in one dimension every ray runs along the nodes, where nothing averages out
+    assert check.median < (0.08 if len(shape) == 1 else 0.04)
+    assert check.percentile95 < (0.25 if len(shape) == 1 else 0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("name", ["matern12", "matern32"])
+def test_a_thousand_rays_are_within_five_percent(name: str, order: int, scale: float) -> None:
+    check = checked((25, 25, 13), name, order, scale, 1000)
+    assert check.median < 0.05
+    assert check.percentile95 < 0.1
+
+
+def checked(
+    shape: tuple[int, ...], name: str, order: int, scale: float, count: int
+) -> ResidualCheck:
+    prior = make_prior(shape, KERNELS[name](scale, 1.3, dim=len(shape)))
+    return residual_check(LocalFeatures(prior, order=order), rays(prior, count, seed=2))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -64,13 +64,20 @@ class ResidualVariance:
 class LocalResiduals:
     """Var r_n of local weights: f_n − w_nᵀu with w on stencils of `order` nodes per axis.
 
-    Points and derivatives exactly, k_ff − k_Sᵀ K_SS⁻¹ k_S. Rays by the banded double sum
+    Points and derivatives exactly, k_ff − k_Sᵀ K_SS⁻¹ k_S, and so measures of up to 8 points. Rays
+    by the banded double sum
 
         Var r_n = Σ_qq' v_q v_q' c_r(x_q, x_q')   over nodes at most two cells apart,
 
-    c_r at the nearest offsets of a table (`ResidualTable`). All in float64, differentiable in the
-    kernel; memory is that of the result, the table and one chunk of nodes, and the backward pass
-    visits the nodes once more.
+    with c_r at the nearest offsets of a table (`ResidualTable`) and, for p = 2, its tail up to
+    eight cells. All in float64, differentiable in the kernel; memory is that of the result, the
+    table and one chunk of nodes, and the backward pass visits the nodes once more.
+
+    In 3-D, ℓ/h = 1, 2, 4, p = 2 and 4, rays of random direction: the median error is 1–3 % and 95 %
+    are within 6 % for Matérn-1/2 and -3/2, 1–6 % and 5–24 % for Matérn-5/2. In a plane of nodes
+    the median is up to 7 % (12 % for Matérn-5/2), along a line of nodes mostly 8–30 %, at worst
+    60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
+    `residual_check` measures it on the data at hand.
 
     prior, estimator, per_cell: as in `LocalFeatures`.
     """
