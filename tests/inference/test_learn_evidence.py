@@ -105,8 +105,15 @@ def problem(
     return Problem(batch, kernel, ConstantMean(), GaussianLikelihood(scale=scale))
 
 
-@pytest.mark.parametrize("start", [(0.1, 0.05, 2.0), (0.9, 30.0, 0.5)], ids=["below", "above"])
-@pytest.mark.parametrize("kind", ["points", "rays"])
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        ("points", (0.1, 0.05, 2.0)),
+        pytest.param("points", (0.9, 30.0, 0.5), marks=pytest.mark.slow),
+        pytest.param("rays", (0.1, 0.05, 2.0), marks=pytest.mark.slow),
+        ("rays", (0.9, 30.0, 0.5)),
+    ],
+)
 def test_the_exact_optimum_from_poor_starts(kind: str, start: tuple[float, float, float]) -> None:
     case = problem(drawn(kind, 150), *start)
     steps: list[LearnStep] = []
