@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 from typing import final
 
-import torch
-
-from dustmap.gp import AbstractPosterior, Batch, ConstantMean, GridPrior, RegularGrid
-from dustmap.gp.features import LocalFeatures
+from dustmap.gp import AbstractPosterior, Batch, ConstantMean, RegularGrid
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GridModel, SolveSettings, solve_global
-from pipelines.reproduce._experiment import Row
+from dustmap.inference import GlobalFit, GlobalSettings, LearnSettings, fit_global
+from pipelines.reproduce._experiment import Row, Value
 from pipelines.reproduce._timing import stopwatch
 
 #: Nodes per axis of the stencil: rays average what the cheap one leaves out.
 ORDER = 2
 RTOL, MAX_STEPS = 1e-3, 200
+#: Bytes for vectors and sparse rows.
+MEMORY = 5 * 2**30
 
 
 @final
@@ -24,6 +23,8 @@ class Plan:
     """Where the hyperparameters are or start (kpc, mag/kpc), and what to do with them.
 
     steps: a fixed number of block steps, whatever the residual, instead of a tolerance.
+    start_rows, learn_steps: stars of the dense evidence that learning starts with, and its solves
+    at most.
     """
 
     length: float
@@ -32,6 +33,8 @@ class Plan:
     samples: int
     learn: bool = False
     steps: int | None = None
+    start_rows: int = 500
+    learn_steps: int = 12
 
 
 @final
@@ -46,25 +49,44 @@ class Fitted:
 def fit(data: Batch, grid: RegularGrid, plan: Plan) -> Fitted:
     """Weights, learning where wanted, and the final solve."""
     kernel = Matern32(plan.length, plan.std**2, dim=3)
-    prior = GridPrior.padded(kernel, grid, dtype=torch.float32)
+    kernel.requires_grad_(plan.learn)
     mean = ConstantMean(plan.mean, learn=plan.learn)
-    model = GridModel(LocalFeatures(prior, order=ORDER), mean, GaussianLikelihood())
-    rtol, steps = (RTOL, MAX_STEPS) if plan.steps is None else (1e-12, plan.steps)
-    settings = SolveSettings(rtol, steps, plan.samples, fit_mean=plan.learn)
-    solution, solve_s = stopwatch(lambda: solve_global(model, data, settings))
+    found, fit_s = stopwatch(
+        lambda: fit_global(kernel, mean, GaussianLikelihood(), data, grid, _settings(plan))
+    )
     report: Row = {
-        "solve_s": solve_s,
-        "build_s": 0.0,
+        "fit_s": fit_s,
         "steps_wanted": plan.steps,
         "length": float(kernel.lengthscale[0].detach()),
         "std": float(kernel.variance().detach().sqrt()),
-        "mean": float(solution.mean_coefficients[0]),
-        "M_w": prior.n_white,
-        "block_steps": solution.block_steps,
-        "worst_residual": solution.worst_residual,
-        "converged": solution.converged,
-        "median_residual_variance": float((solution.sigma / data.noise_variance - 1.0).median())
-        if data.noise_variance is not None
-        else None,
+        "mean": float(mean.value.detach()),
+        **_learning(found),
+        "M_w": found.model.features.n_features,
+        "block_steps": found.solution.block_steps,
+        "worst_residual": found.solution.worst_residual,
+        "converged": found.solution.converged,
+        "residual_ratio": found.residual_ratio,
     }
-    return Fitted(solution.posterior, report)
+    return Fitted(found.posterior, report)
+
+
+def _settings(plan: Plan) -> GlobalSettings:
+    rtol, steps = (RTOL, MAX_STEPS) if plan.steps is None else (1e-12, plan.steps)
+    return GlobalSettings(
+        samples=plan.samples,
+        rtol=rtol,
+        max_steps=steps,
+        order=ORDER,
+        memory=MEMORY,
+        start_rows=plan.start_rows,
+        learn=LearnSettings(max_steps=plan.learn_steps),
+    )
+
+
+def _learning(found: GlobalFit) -> dict[str, Value]:
+    if found.learned is None:
+        return {}
+    return {
+        "learning_solves": len(found.learned.history),
+        "learning_status": found.learned.status.value,
+    }

@@ -41,17 +41,16 @@ def _plane(
     axes.figure.colorbar(image, ax=axes, label=unit, shrink=0.85)
 
 
-def _growth(axes: Axes, rows: Sequence[Row], part: str, key: str, name: str) -> None:
+def _growth(axes: Axes, rows: Sequence[Row], part: str, key: str, label: str) -> None:
     mine = sorted((row for row in rows if row["part"] == part), key=lambda row: number(row, key))
-    style.label(axes, f"Time, {mine[0]['steps_wanted']} block steps", name, "seconds")
+    style.label(axes, f"Time, {mine[0]['steps_wanted']} block steps", label, "seconds")
     xs = [number(row, key) for row in mine]
-    for column, colour, marker, label in (
-        ("seconds", style.BLUE, "o", "everything"),
-        ("solve_s", style.ORANGE, "s", "solve"),
-        ("build_s", style.GREEN, "^", "build"),
+    for column, colour, marker, name in (
+        ("seconds", style.BLUE, "o", "with held-out stars"),
+        ("fit_s", style.ORANGE, "s", "fit"),
     ):
         ys = [number(row, column) for row in mine]
-        axes.loglog(xs, ys, color=colour, marker=marker, label=label)
+        axes.loglog(xs, ys, color=colour, marker=marker, label=name)
     linear = [number(mine[0], "seconds") * x / xs[0] for x in xs]
     axes.loglog(xs, linear, ":", color=style.BLACK, linewidth=1, label="linear")
     axes.legend(frameon=False, fontsize=8)

@@ -74,7 +74,6 @@ def measure(task: Task) -> Found:
         "N": task.stars,
         "M": grid.size,
         "samples": task.plan.samples,
-        "fit_s": seconds,
         "predict_s": predict_s,
         "seconds": seconds + predict_s,
         "peak_gib": peak_gib(),

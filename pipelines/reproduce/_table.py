@@ -7,7 +7,9 @@ from pipelines.reproduce import (
     ananke,
     derivatives,
     dust,
+    heaton,
     lognormal,
+    paper_scale,
     preconditioner,
     spatial,
     whitening,
@@ -54,6 +56,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "lognormal",
         "positive densities beside NIFTy.re on simulated skies of 32³ nodes",
         lognormal.run,
+    ),
+    Experiment(
+        "paper_scale",
+        "500,000 stars, 62,500 grid points: time, memory, and how both grow",
+        paper_scale.run,
+    ),
+    Experiment(
+        "heaton",
+        "two scenes of land temperature, all 150,000 cells, beside kriging with 30 neighbours",
+        heaton.run,
     ),
 )
 
