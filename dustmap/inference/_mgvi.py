@@ -177,7 +177,9 @@ class _Fit:
         for _ in range(self.settings.refinements):
             before = self.centre
             self.centre = Iterate.at(self.problem, before.tether, before.xi, self.deviations)
-            self._descend(replace(self._accuracy(), steps=2), "mean")
+            self.slowest = _QUICK  # the mean density of the samples is not that of their centre
+            self._precondition()
+            self._descend(replace(self._accuracy(), steps=2, residual=0.5), "mean")
             self._precondition()
             self._draw()
 
