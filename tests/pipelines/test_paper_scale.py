@@ -15,6 +15,7 @@ from pipelines.reproduce._paper_scale_sky import ERROR, SkySettings, draw, extin
 SMALL = SkySettings((8, 8, 5), stars=64, held_out=32, length=1.0)
 
 
+@pytest.mark.slow
 def test_the_whole_runs_reduced() -> None:
     outcome = paper_scale.run(Request(quick=True, data=Path()))
     parts = {str(row["part"]) for row in outcome.rows}
