@@ -157,8 +157,8 @@ class ModelConfig:
     noise: Annotated[
         str,
         Key(
-            choice("gaussian", planned=("student-t",)),
-            "distribution of the errors",
+            choice("gaussian", "student-t"),
+            "distribution of the errors; student-t forgives outliers (stars, engine global)",
         ),
     ] = "gaussian"
     learn: Annotated[
@@ -282,6 +282,7 @@ class Config:
 
     def __post_init__(self) -> None:
         _check_data(self.data)
+        _check_engine(self)
         if self.data.kind == "stars":
             _check_box(self.grid)
 
@@ -298,6 +299,15 @@ def _check_data(data: DataConfig) -> None:
         )
     if not data.target:
         raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
+
+
+def _check_engine(config: Config) -> None:
+    whole = config.data.kind == "stars" and config.fit.engine == "global"
+    if config.model.noise == "student-t" and not whole:
+        raise ConfigError(
+            'model.noise = "student-t" is for stars and fit.engine = "global"; the others take '
+            "gaussian errors"
+        )
 
 
 def _check_box(grid: GridConfig) -> None:

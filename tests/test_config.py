@@ -83,7 +83,7 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("grid", {"outside": "ignore"}, '"truncate", "drop", "error"'),
         ("model", {"density": "lognormal"}, '"gaussian"; this value is planned'),
         ("model", {"mean": "disc"}, '"constant"; this value is planned'),
-        ("model", {"noise": "student-t"}, '"gaussian"; this value is planned'),
+        ("model", {"noise": "cauchy"}, '"gaussian", "student-t"'),
         ("model", {"std": 0}, "model.std = 0: expected a number > 0 (unit: mag/pc)"),
         ("model", {"learn": ["length", "length"]}, "distinct"),
         ("model", {"learn": "length"}, "model.learn = 'length': expected a list"),

@@ -41,6 +41,7 @@ HALVES = (
     frozenset(
         {
             "_global_fit",
+            "_model_maker",
             "_global_solve",
             "_pathwise",
             "_evidence",

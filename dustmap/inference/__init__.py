@@ -27,7 +27,6 @@ from dustmap.inference._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference._evidence import evidence_gradient as evidence_gradient
 from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
-from dustmap.inference._global_fit import ModelMaker as ModelMaker
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_solve import GlobalSolution as GlobalSolution
 from dustmap.inference._global_solve import SolveSettings as SolveSettings
@@ -47,6 +46,8 @@ from dustmap.inference._mgvi_report import MGVISettings as MGVISettings
 from dustmap.inference._mgvi_report import MGVISolution as MGVISolution
 from dustmap.inference._mgvi_report import MGVIStatus as MGVIStatus
 from dustmap.inference._model import VariationalModel as VariationalModel
+from dustmap.inference._model_maker import GridSettings as GridSettings
+from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference._pathwise import field_at_nodes as field_at_nodes
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator

@@ -57,7 +57,8 @@ class Recolouring:
         product = (
             left.real.double() * right.real.double() + left.imag.double() * right.imag.double()
         )
-        return product * (self._multiplicity().to(product) / a.numel())
+        power: Tensor = product * (self._multiplicity().to(product) / a.numel())
+        return power
 
     def _multiplicity(self) -> Tensor:
         length = self.torus_shape[-1]

@@ -108,6 +108,8 @@ def data_per_pass(model: GridModel) -> int:
 
 
 def _added(total: list[Tensor], objective: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    if not objective.requires_grad:  # a kernel that is not learned
+        return total
     gradients = torch.autograd.grad(objective, inputs, retain_graph=True, materialize_grads=True)
     return [t + g for t, g in zip(total, gradients, strict=True)]
 

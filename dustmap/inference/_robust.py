@@ -70,7 +70,8 @@ class StudentTNoise:
         half = 0.5 * self.nu
         prior = half * (math.log(half) + log_tau - log_tau.exp()) - math.lgamma(half)
         normal = -0.5 * ((2.0 * math.pi * total).log() + square[:, None] / total)
-        return torch.logsumexp(prior + normal, dim=-1) + step.log()
+        density: Tensor = torch.logsumexp(prior + normal, dim=-1) + step.log()
+        return density
 
 
 @final

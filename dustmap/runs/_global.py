@@ -1,7 +1,7 @@
 """The global engine: sparse weights on the map's own grid, one solve for all stars."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -17,6 +17,7 @@ from dustmap.inference import (
     LearnStep,
     ModelMaker,
     PathwisePosterior,
+    RobustSettings,
     fit_global,
 )
 from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of
@@ -61,7 +62,7 @@ class _Parts:
             self.mean,
             self.likelihood,
             grid_of(config.grid),
-            _settings(config),
+            _settings(config).grid,
             estimator_of(config),
         )
 
@@ -82,6 +83,8 @@ def fit_whole(config: Config, data: Batch) -> StarFit:
         progress=_tell,
     )
     at = hyperparameters_of(parts.kernel, parts.mean, parts.likelihood)
+    if fit.robust is not None:
+        at = replace(at, noise=fit.robust.noise.scale, nu=fit.robust.noise.nu)
     return StarFit(fit.posterior, at, fit.report, _learning(fit, len(data)), _arrays(fit))
 
 
@@ -114,7 +117,14 @@ def _settings(config: Config) -> GlobalSettings:
         memory=config.compute.memory_bytes,
         start_rows=config.fit.learn_rows,
         learn_rows=LEARN_ROWS,
+        robust=_robust(config),
     )
+
+
+def _robust(config: Config) -> RobustSettings | None:
+    if config.model.noise == "gaussian":
+        return None
+    return RobustSettings(learn_scale="noise" in config.model.learn)
 
 
 def _arrays(fit: GlobalFit) -> Arrays:

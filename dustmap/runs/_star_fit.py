@@ -6,8 +6,13 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm, t
+from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit
+
+#: Upper end of the central 68 %.
+_UPPER = float(norm.cdf(1.0))
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -26,6 +31,15 @@ class Hyperparameters:
     mean: float
     noise: float
     nu: float | None = None
+
+    def noise_variance(self, given: Tensor) -> Tensor:
+        """Of errors whose squares are `given` (N,).
+
+        For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
+        speaks of outliers, and is infinite for ν ≤ 2.
+        """
+        width = self.noise if self.nu is None else self.noise * float(t.ppf(_UPPER, self.nu))
+        return width**2 * given
 
     def as_dict(self) -> dict[str, float]:
         return {name: value for name, value in asdict(self).items() if value is not None}

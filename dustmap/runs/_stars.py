@@ -189,7 +189,7 @@ def score(fit: StarFit, data: Batch) -> Scores:
     """Scores of measured extinctions, whose noise is part of the predicted variance."""
     predicted = fit.posterior.predict(data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise**2 * data.noise_variance
+    noise = fit.hyperparameters.noise_variance(data.noise_variance)
     return scores(data.y, predicted.mean, predicted.variance + noise)
 
 

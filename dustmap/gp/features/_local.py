@@ -101,7 +101,7 @@ class LocalFeatures(AbstractFeatureMap):
         self._check(functional)
         weights = self._arranged(functional, lambda p: p.dense(self.n_features, self.dtype))
         phi = self.prior.torus_root(0.5).matmul(weights)
-        residuals = self._residuals().variance(functional)
+        residuals = self._residuals.variance(functional)
         return Features(phi, residuals.value, clamped=residuals.clamped)
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
@@ -136,7 +136,7 @@ class LocalFeatures(AbstractFeatureMap):
         return self._arranged(functional, lambda piece: piece.product(u).mT).mT
 
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return self._residuals().variance(functional).value
+        return self._residuals.variance(functional).value
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()
@@ -144,6 +144,7 @@ class LocalFeatures(AbstractFeatureMap):
     def rebuilt(self) -> "LocalFeatures":
         return replace(self, prior=self.prior.rebuilt())
 
+    @cached_property
     def _residuals(self) -> LocalResiduals:
         return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
 

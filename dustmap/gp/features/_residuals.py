@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -34,6 +35,8 @@ _CHUNK_NODES = 2**16
 _CHUNK_ENTRIES = 2**19
 #: Measures of more points than this take the table of pairs.
 _FEW_POINTS = 8
+#: Of k(0): Var r of a point at a node is 0 but for so much.
+_ROUND_OFF = 1e-9
 
 
 @final
@@ -45,12 +48,17 @@ class ResidualVariance:
     clamped: int
 
     @staticmethod
-    def of(raw: Tensor, dtype: torch.dtype) -> "ResidualVariance":
-        """Negative values set to 0, counted and logged: round-off, or the band's truncation."""
+    def of(raw: Tensor, dtype: torch.dtype, prior: float = 0.0) -> "ResidualVariance":
+        """Negative values set to 0, counted and logged: round-off, or the band's truncation.
+
+        prior: k(0); what is negative by less than 1e-9 of it is round-off, and no warning.
+        """
         negative = raw.detach() < 0
         clamped = int(negative.sum())
         if clamped > 0:
-            log.warning(
+            faint = float(raw.detach().min()) > -_ROUND_OFF * prior
+            log.log(
+                logging.DEBUG if faint else logging.WARNING,
                 "%d of %d residual variances were negative, down to %.2e, and set to 0",
                 clamped,
                 len(raw),
@@ -89,7 +97,8 @@ class LocalResiduals:
 
     def variance(self, functional: AbstractFunctional) -> ResidualVariance:
         """Var r_n (N,) in the prior's dtype, with the count of clamped values."""
-        return ResidualVariance.of(self._raw(functional), self.prior.dtype)
+        prior = float(self.prior.lags.detach().flatten()[0])
+        return ResidualVariance.of(self._raw(functional), self.prior.dtype, prior)
 
     def _raw(self, functional: AbstractFunctional) -> Tensor:
         if isinstance(functional, Stacked):
@@ -157,10 +166,16 @@ class LocalResiduals:
 
     def _pairs(self, observed: PointMeasure | LineIntegrals, stencil: Stencil) -> Tensor:
         steps = self._steps if isinstance(observed, LineIntegrals) else None
-        walk = PairWalk.of(ResidualTable.of(stencil), self.prior, steps)
+        graph = torch.is_grad_enabled()
+        table = ResidualTable.of(stencil) if graph else self._detached_table
+        walk = PairWalk.of(table, self.prior, steps)
         size = max(1, _CHUNK_NODES * len(observed) // max(1, self._count_nodes(observed)))
         source = NodeSource(lambda part: self._nodes(observed[part], self._steps), size)
         return banded_sum(walk, source, len(observed))
+
+    @cached_property
+    def _detached_table(self) -> ResidualTable:
+        return ResidualTable.of(Stencil.of(self.prior, self.order))
 
     @property
     def _steps(self) -> float:

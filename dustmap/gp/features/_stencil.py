@@ -107,14 +107,20 @@ class Stencil:
 
     def weights(self, offsets: Tensor, direction: Tensor | None = None) -> Tensor:
         """w = K_SS⁻¹ k_S at offsets (T, D), of values or of derivatives along direction: (T, P)."""
-        k_S = self.covariances(offsets, direction)
-        return torch.cholesky_solve(k_S.mT, self.factor()).mT
+        return self.weights_of(self.covariances(offsets, direction))
 
     def table(self) -> Tensor:
         """Weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
-        steps = torch.arange(self.steps, device=self._device)
-        shifts = self.steps * self.axis_shifts(self._device)
-        k_S = self._on_lattice((steps[:, None] - shifts).abs(), self.steps)
+        return self.weights_of(self.lattice_covariances(self.steps))
+
+    def lattice_covariances(self, steps: int) -> Tensor:
+        """k_S at the offsets (j_1, .., j_D) / steps in C order, 0 ≤ j < steps: (steps^D, P)."""
+        offsets = torch.arange(steps, device=self._device)
+        shifts = steps * self.axis_shifts(self._device)
+        return self._on_lattice((offsets[:, None] - shifts).abs(), steps)
+
+    def weights_of(self, k_S: Tensor) -> Tensor:
+        """w = K_SS⁻¹ k_S for k_S (T, P): (T, P)."""
         return torch.cholesky_solve(k_S.mT, self.factor()).mT
 
     def _on_lattice(self, lag: Tensor, steps: int) -> Tensor:

@@ -1,0 +1,120 @@
+"""The gridded model anew at every value of the kernel, on a torus that follows its length."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from dustmap.gp import AbstractMean, Batch, GridPrior, RegularGrid, torus_for
+from dustmap.gp.covariances import AbstractEstimator
+from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
+from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference._grid_model import GridModel
+
+#: A torus is kept while its padding is at least this part of what was asked for,
+_LEAST_PADDING = 0.75
+#: and while it has at most this many times the points that are needed.
+_MOST_POINTS = 4.0
+#: The padding never makes an axis of the torus longer than this many boxes, or points.
+_MOST_BOXES, _MOST_LENGTH = 3, 64
+#: Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
+_NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@final
+@dataclass(frozen=True)
+class GridSettings:
+    """How the grid carries the field.
+
+    padding: length scales around the grid. order: nodes per axis of the kriging stencils, None for
+    `stencil_order` to choose. dtype: of fields and products. memory: bytes, half of them for W.
+    """
+
+    padding: float = 4.0
+    order: int | None = None
+    dtype: torch.dtype = torch.float32
+    memory: int = 2**33
+
+
+@final
+class ModelMaker:
+    """Makes the model at the kernel's present parameters, on a torus that follows its length."""
+
+    def __init__(
+        self,
+        kernel: AbstractKernel,
+        mean: AbstractMean,
+        likelihood: GaussianLikelihood,
+        grid: RegularGrid,
+        settings: GridSettings,
+        estimator: AbstractEstimator,
+    ) -> None:
+        self.kernel, self.mean, self.likelihood = kernel, mean, likelihood
+        self.grid, self.settings, self.estimator = grid, settings, estimator
+        self.stencils: StencilOrder | None = None
+        self._torus: tuple[int, ...] | None = None
+
+    @property
+    def order(self) -> int:
+        """Nodes per axis of the stencils: those of the settings, the chosen ones, or 4."""
+        if self.settings.order is not None:
+            return self.settings.order
+        return 4 if self.stencils is None else self.stencils.order
+
+    def build(self) -> GridModel:
+        """The model; its torus stays that of the last one while the padding suits the kernel."""
+        self._torus = self._fitting(self._torus)
+        return self.on_torus(self._torus, self.order)
+
+    def on_torus(self, torus: tuple[int, ...], order: int) -> GridModel:
+        """The model on a torus of this shape."""
+        features = LocalFeatures(
+            self._prior(torus), self.estimator, order=order, memory=self.settings.memory // 2
+        )
+        return GridModel(features, self.mean, self.likelihood)
+
+    @torch.no_grad()
+    def choose_order(self, data: Batch) -> None:
+        """Chooses the order of the stencils at the present parameters, unless it is given."""
+        if self.settings.order is not None:
+            return
+        self._torus = self._fitting(self._torus)
+        self.stencils = stencil_order(
+            self._prior(self._torus),
+            data.functional,
+            self.likelihood.noise_variance(data),
+            estimator=self.estimator,
+            memory=self.settings.memory // 2,
+        )
+
+    def _prior(self, torus: tuple[int, ...]) -> GridPrior:
+        return GridPrior.padded(
+            self.kernel,
+            self.grid,
+            nugget=nugget_for(self.kernel, self.settings.dtype),
+            dtype=self.settings.dtype,
+            torus_shape=torus,
+            memory=self.settings.memory,
+        )
+
+    def _fitting(self, present: tuple[int, ...] | None) -> tuple[int, ...]:
+        wanted = self._padded(self.settings.padding)
+        if present is None:
+            return wanted
+        least = self._padded(_LEAST_PADDING * self.settings.padding)
+        covers = all(have >= need for have, need in zip(present, least, strict=True))
+        lavish = math.prod(present) > _MOST_POINTS * math.prod(wanted)
+        return present if covers and not lavish else wanted
+
+    def _padded(self, padding: float) -> tuple[int, ...]:
+        torus = torus_for(self.kernel, self.grid, padding)
+        most = (max(_MOST_LENGTH, _MOST_BOXES * m) for m in self.grid.shape)
+        return tuple(min(length, m) for length, m in zip(torus, most, strict=True))
+
+
+def nugget_for(kernel: AbstractKernel, dtype: torch.dtype) -> float:
+    """The nugget of a smooth kernel in this precision; rough ones need none."""
+    smooth = any(isinstance(term.profile, SquaredExponentialProfile) for term in kernel.terms())
+    return _NUGGETS[dtype] if smooth else 0.0
