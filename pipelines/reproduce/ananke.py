@@ -41,7 +41,7 @@ class Scale:
     step: int
 
 
-FULL = Scale((0, 1, 2), engine.Effort((20, 20, 6), 128, 10), (15, 15, 5), LENGTHS, 61)
+FULL = Scale((0, 1, 2), engine.Effort((16, 16, 5), 256, 10), (15, 15, 5), LENGTHS, 61)
 QUICK = Scale((0,), engine.Effort((10, 10, 4), 32, 3), (8, 8, 4), LENGTHS[::2], 15)
 
 
