@@ -26,8 +26,8 @@ LEARNING_SAMPLES, MOST_SAMPLES = 128, 256
 class Effort:
     """Grid, draws, and solves at most while learning.
 
-    The finite number of draws S raises χ² by 2/S and leaves the stds an error in common: 128 of them
-    moved the median std by 2 % at equal hyperparameters.
+    The finite number of draws S raises χ² by 2/S, and leaves the stds an error in common: 128 draws
+    moved their median by 2 % at equal hyperparameters.
     """
 
     shape: tuple[int, ...]
