@@ -3,9 +3,9 @@
 The data of the competition of Heaton et al. (2019, JABES 24, 398): MODIS temperatures (`sat`) and
 a simulated twin (`sim`), 105,569 observed cells each. Of these, cloud-shaped patches are held out;
 the rest is fitted by the global engine on the cells themselves. Kernel, length scales, variance and
-noise are learned by the evidence of near neighbours; the mean and 32 draws come from one solve in
-data space. Kriging predicts with the same kernel, hyperparameters and noise from the nearest data
-only.
+noise are learned by the evidence of near neighbours, the kernel is chosen by inner validation; mean
+and 32 draws come from one solve in data space. Kriging predicts with the same kernel,
+hyperparameters and noise from the nearest data only.
 """
 
 import logging
@@ -136,7 +136,7 @@ def settings(quick: bool) -> Row:
         "share_held_out": list(SHARE),
         "seed": SEED,
         "kernels": list(KERNELS),
-        "learning": "evidence of 30 near neighbours, the best kernel taken",
+        "learning": "evidence of 30 near neighbours; kernel by CRPS of inner patches",
         "learning_rows": MAX_ROWS,
         "least_noise": LEAST_NOISE,
         "engine": engine.settings(quick),

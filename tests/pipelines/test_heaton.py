@@ -114,11 +114,11 @@ def test_ordinary_kriging_needs_no_mean_and_is_less_certain() -> None:
     assert bool((near.variance > simple.variance).all())
 
 
-def test_the_kernel_of_the_drawn_scene_is_found(folder: Path) -> None:
+def test_the_kernel_that_fills_gaps_best_comes_first(folder: Path) -> None:
     best, other = learn_all(load(Request(True, folder), "sim"), 500)
-    assert best.name == "matern12"
-    assert best.log_evidence > other.log_evidence
-    assert best.sigma == pytest.approx(LEAST_NOISE, abs=0.2)
+    assert 0.0 < best.validation_crps < other.validation_crps
+    assert {best.name, other.name} == {"matern12", "matern32"}
+    assert LEAST_NOISE <= best.sigma < 1.0
     assert not any(p.requires_grad for p in best.kernel.parameters())
 
 
