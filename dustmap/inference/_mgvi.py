@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
+#: Samples whose mean response misses the data this many times more than the mode have strayed.
+_STRAY = 1.75
 #: CG steps below which a preconditioner need not be renewed.
 _QUICK = 30
 #: Prior correlation of opposite faces beyond which the torus is enlarged.
@@ -83,10 +85,12 @@ class _Fit:
         self.deviations: Tensor | None = None
         self.evidence_draws: Tensor | None = None
         self.sample_draws: Tensor | None = None
+        self.curve_draws: Tensor | None = None
         self.last_step: Tensor | None = None
         self.largest_step = _LARGEST_STEP
         self.slowest = _QUICK
-        self.moved, self.unsolved = False, False
+        self.moved, self.unsolved, self.strayed = False, False, False
+        self.curved = bool(settings.curved)
 
     @property
     def problem(self) -> LogNormalProblem:
@@ -172,6 +176,7 @@ class _Fit:
 
     def sample(self) -> None:
         """Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests."""
+        mode, z = self.centre, self.z
         self._precondition()
         self._draw()
         for _ in range(self.settings.refinements):
@@ -180,6 +185,10 @@ class _Fit:
             self.slowest = _QUICK  # the mean density of the samples is not that of their centre
             self._precondition()
             self._descend(replace(self._accuracy(), steps=2, residual=0.5), "mean")
+            self.strayed = self.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
+            if self.strayed and self.settings.curved is None and not self.curved:
+                _log.info("straight deviations leave the data: the samples are curved")
+                self.curved, self.centre, self.z = True, mode, z
             self._precondition()
             self._draw()
 
@@ -188,6 +197,9 @@ class _Fit:
         settings, pairs = self.settings, self.settings.samples // 2
         perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
         mode = Iterate.at(self.problem, self.centre.tether, self.centre.xi)
+        if self.curve_draws is not None and self.deviations is not None:
+            self._curve(mode, perturbations, self.deviations, self.curve_draws)
+            return
         straight, solve = metric_draws(
             mode,
             perturbations,
@@ -198,26 +210,21 @@ class _Fit:
         )
         self._check(solve)
         self.sample_draws, self.slowest = solve.x, max(self.slowest, int(solve.steps.max()))
-        deviations = torch.cat([straight, -straight])
-        if settings.curved:
-            deviations = self._curve(mode, perturbations, deviations, solve.x)
-        self.deviations = deviations
+        self.deviations = torch.cat([straight, -straight])
+        if self.curved:
+            multipliers = torch.cat([solve.x, -solve.x])
+            self._curve(mode, perturbations, self.deviations, multipliers)
 
-    def _curve(
-        self, mode: Iterate, perturbations: Perturbations, start: Tensor, z: Tensor
-    ) -> Tensor:
+    def _curve(self, mode: Iterate, perturbations: Perturbations, start: Tensor, z: Tensor) -> None:
         white = torch.cat([perturbations.white, -perturbations.white])
         noise = torch.cat([perturbations.noise, -perturbations.noise])
-        multipliers = torch.cat([z, -z])
         accuracy = Accuracy(0.3, 0.02 * len(self.z), 3, self.settings.cg_steps)
         found = [
-            curved_draw(
-                mode, white[s], noise[s], start[s], multipliers[s], accuracy, self.preconditioner
-            ).iterate.xi
-            - mode.xi
+            curved_draw(mode, white[s], noise[s], start[s], z[s], accuracy, self.preconditioner)
             for s in range(len(start))
         ]
-        return torch.stack(found)
+        self.deviations = torch.stack([draw.iterate.xi for draw in found]) - mode.xi
+        self.curve_draws = torch.stack([draw.z for draw in found])
 
     def _descend(self, accuracy: Accuracy, stage: str, quiet: bool = False) -> Descent:
         before = self.centre
@@ -322,6 +329,8 @@ class _Fit:
             return MGVIStatus.MISFIT
         if self.unsolved:
             return MGVIStatus.UNSOLVED
+        if self.strayed:
+            return MGVIStatus.STRAYED
         return MGVIStatus.MAX_ROUNDS if self.moved else MGVIStatus.CONVERGED
 
 

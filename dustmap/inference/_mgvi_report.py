@@ -16,6 +16,7 @@ class MGVIStatus(enum.Enum):
 
     CONVERGED = "converged"
     MAX_ROUNDS = "max_rounds"
+    STRAYED = "strayed"
     UNSOLVED = "unsolved"
     MISFIT = "misfit"
 
@@ -29,6 +30,10 @@ _REMEDIES = {
     MGVIStatus.CONVERGED: "nothing to do",
     MGVIStatus.MAX_ROUNDS: (
         "the hyperparameters or the mean were still moving: raise rounds or refinements"
+    ),
+    MGVIStatus.STRAYED: (
+        "the samples leave the data at second order of their deviations: set curved=True, or raise "
+        "refinements"
     ),
     MGVIStatus.UNSOLVED: (
         "CG left larger residuals than asked for, so the samples are too wide: raise rank or "
@@ -44,7 +49,8 @@ _REMEDIES = {
 @final
 @dataclass(frozen=True)
 class MGVISettings:
-    """samples S, in S/2 antithetic pairs; curved: let them follow the curvature of ρ; rounds: of
+    """samples S, in S/2 antithetic pairs; curved: whether they
+    follow the curvature of ρ (None: where straight ones stray from the data); rounds: of
     hyperparameters at most; refinements: of mean and samples at most; draws: per gradient of the
     evidence; rank: of the preconditioner (None: an eighth of the data, at most 128, 0: none);
     tolerance: |Δθ| at which hyperparameters count as converged; prior_std: of the log-normal
@@ -52,7 +58,7 @@ class MGVISettings:
     torus that replaces the prior's own, in length scales."""
 
     samples: int = 32
-    curved: bool = False
+    curved: bool | None = None
     rounds: int = 12
     refinements: int = 2
     draws: int = 8

@@ -252,12 +252,12 @@ def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
     T = problem.root.matmul(eye).mT
     std_exact = (T @ torch.linalg.inv(precision) @ T.mT).diagonal().sqrt()
     for curved in (False, True):
-        solution = fit_mgvi(model, data, MGVISettings(samples=200, curved=curved, residual=1e-3))
+        solution = fit_mgvi(model, data, MGVISettings(samples=100, curved=curved, residual=1e-3))
         assert solution.status is MGVIStatus.CONVERGED
         distance = (solution.posterior.log_density - T @ mean).abs() / std_exact
         assert float(distance.max()) < 0.1
         found = solution.posterior.node_log_moments()[1]
-        assert float((found / std_exact).median()) == pytest.approx(1.0, abs=0.05)
+        assert float((found / std_exact).median()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_nothing_is_negative_and_percentiles_ascend() -> None:
@@ -298,7 +298,8 @@ def test_a_seed_gives_the_same_fit_and_another_seed_another() -> None:
     for seed in (0, 0, 1):
         model = model_of(box(2, 8))
         data = observe(model, draw_truth(model, 5), positions(50, 2, 5), 0.05, 5)
-        solution = fit_mgvi(model, data, MGVISettings(samples=8, draws=4, seed=seed))
+        settings = MGVISettings(samples=8, draws=4, rounds=2, seed=seed)
+        solution = fit_mgvi(model, data, settings)
         found.append(solution.posterior.log_samples)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
