@@ -41,8 +41,8 @@ class Scale:
     step: int
 
 
-FULL = Scale((0, 1, 2), engine.Effort((16, 16, 5), 256, 10), (15, 15, 5), LENGTHS, 61)
-QUICK = Scale((0,), engine.Effort((10, 10, 4), 32, 3), (8, 8, 4), LENGTHS[::2], 15)
+FULL = Scale((0, 1, 2), engine.Effort((16, 16, 5), (20, 20, 6), 256, 10), (15, 15, 5), LENGTHS, 61)
+QUICK = Scale((0,), engine.Effort((8, 8, 4), (10, 10, 4), 32, 3), (8, 8, 4), LENGTHS[::2], 15)
 
 
 def run(request: Request) -> Outcome:
@@ -165,6 +165,7 @@ def settings_of(catalog: Catalog, scale: Scale) -> Row:
         "simulated": {"length": SIMULATED[0], "variance": SIMULATED[1]},
         "start": {"length": engine.START[0], "variance": engine.START[1]},
         "global": {
+            "learning_grid": list(scale.effort.learning),
             "grid": list(scale.effort.shape),
             "samples": scale.effort.samples,
             "learning_solves": scale.effort.steps,

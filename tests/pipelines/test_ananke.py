@@ -116,7 +116,7 @@ def test_the_engine_learns_and_predicts_as_the_exact_process(catalog: Catalog) -
     correlations = Correlations(catalog.rays)
     sky = simulated(catalog, correlations.at(SIMULATED[0]), 0)
     exact = reference(sky, correlations, (0.1, 0.2)).exact
-    found = engine.fit(sky, engine.Effort((10, 10, 4), 64, 10))
+    found = engine.fit(sky, engine.Effort((8, 8, 4), (10, 10, 4), 64, 10))
     assert found.variance < 0.5 * engine.START[1]
     row = ananke.against(exact, found.prediction)
     assert number(row, "mean_error_in_std") < 0.5
