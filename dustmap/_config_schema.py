@@ -123,10 +123,11 @@ class ModelConfig:
     density: Annotated[
         str,
         Key(
-            choice("gaussian", planned=("lognormal",)),
-            "distribution of the density",
+            choice("auto", "lognormal", "gaussian"),
+            "distribution of the density; lognormal is positive everywhere and takes stars, the "
+            "global engine and gaussian noise; auto is lognormal there, else gaussian",
         ),
-    ] = "gaussian"
+    ] = "auto"
     kernel: Annotated[
         str,
         Key(
@@ -138,11 +139,11 @@ class ModelConfig:
     std: Annotated[
         float,
         Key(
-            number(above=0.0),
-            "standard deviation of the density",
-            "mag/pc",
+            number(low=0.0),
+            "standard deviation of the density in mag/pc, of its logarithm if lognormal; 0 leaves "
+            "it open: mean_density, or 1 if lognormal",
         ),
-    ] = 0.001
+    ] = 0.0
     mean: Annotated[str, Key(choice("constant", planned=("disc",)), "mean of the density")] = (
         "constant"
     )
@@ -150,7 +151,7 @@ class ModelConfig:
         float,
         Key(
             number(),
-            "the constant; its start value where it is learned",
+            "the constant, the median if lognormal; where it is learned, a start value",
             "mag/pc",
         ),
     ] = 0.001
@@ -280,9 +281,21 @@ class Config:
     compute: ComputeConfig
     export: ExportConfig
 
+    @property
+    def density(self) -> str:
+        """The distribution of the density: model.density, or what "auto" stands for."""
+        if self.model.density != "auto":
+            return self.model.density
+        positive = self._solves_for_all_stars and self.model.noise == "gaussian"
+        return "lognormal" if positive else "gaussian"
+
+    @property
+    def _solves_for_all_stars(self) -> bool:
+        return self.data.kind == "stars" and self.fit.engine == "global"
+
     def __post_init__(self) -> None:
         _check_data(self.data)
-        _check_engine(self)
+        _check_model(self, self._solves_for_all_stars)
         if self.data.kind == "stars":
             _check_box(self.grid)
 
@@ -301,12 +314,30 @@ def _check_data(data: DataConfig) -> None:
         raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
 
 
-def _check_engine(config: Config) -> None:
-    whole = config.data.kind == "stars" and config.fit.engine == "global"
-    if config.model.noise == "student-t" and not whole:
+def _check_model(config: Config, whole: bool) -> None:
+    model = config.model
+    for key, value in (("noise", "student-t"), ("density", "lognormal")):
+        if getattr(model, key) == value and not whole:
+            raise ConfigError(
+                f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
+                f'everything else takes "gaussian"'
+            )
+    if (model.noise, config.density) == ("student-t", "lognormal"):
         raise ConfigError(
-            'model.noise = "student-t" is for stars and fit.engine = "global"; the others take '
-            "gaussian errors"
+            'model.noise = "student-t" goes with model.density = "gaussian"; a log-normal density '
+            "takes gaussian errors"
+        )
+    if config.density == "lognormal" and model.mean_density <= 0:
+        raise ConfigError(
+            f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
+            "log-normal density"
+        )
+    stars = config.data.kind == "stars"
+    if stars and model.std == 0 and model.mean_density <= 0:
+        raise ConfigError("model.std = 0 stands for model.mean_density, which is not positive")
+    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
+        raise ConfigError(
+            'model.std is neither given nor in model.learn: expected a number, or "std" there'
         )
 
 

@@ -1,6 +1,7 @@
 """Configurations: what reads, what is refused and with which words, what the echo gives back."""
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def test_the_example_explains_every_key_and_its_unit() -> None:
             at = next(i for i, line in enumerate(lines) if line.startswith(f"{field.name} = "))
             assert lines[at - 1].startswith("#")
     assert lines[lines.index("spacing = 20.0") - 1].endswith("[pc]")
-    assert lines[lines.index("std = 0.001") - 1].endswith("[mag/pc]")
+    assert lines[lines.index("mean_density = 0.001") - 1].endswith("[mag/pc]")
 
 
 def test_the_echo_reads_back_as_the_same_configuration() -> None:
@@ -81,10 +82,10 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("grid", {"center": [0, 0]}, "expected 3 lengths"),
         ("grid", {"size": [100, 100, 50]}, "along Z = 50 pc: expected a multiple"),
         ("grid", {"outside": "ignore"}, '"truncate", "drop", "error"'),
-        ("model", {"density": "lognormal"}, '"gaussian"; this value is planned'),
+        ("model", {"density": "uniform"}, '"auto", "lognormal", "gaussian"'),
         ("model", {"mean": "disc"}, '"constant"; this value is planned'),
         ("model", {"noise": "cauchy"}, '"gaussian", "student-t"'),
-        ("model", {"std": 0}, "model.std = 0: expected a number > 0 (unit: mag/pc)"),
+        ("model", {"std": -1}, "model.std = -1: expected a number >= 0"),
         ("model", {"learn": ["length", "length"]}, "distinct"),
         ("model", {"learn": "length"}, "model.learn = 'length': expected a list"),
         ("fit", {"engine": "dense"}, '"global", "hip", "exact"'),
@@ -114,6 +115,28 @@ def test_impossible_values_name_the_key_what_came_and_what_may(
 )
 def test_unknown_keys_suggest_the_nearest(section: str, key: str, words: str) -> None:
     assert words in refusal(**{section: {key: object()}})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.noise=student-t", "fit.engine=hip"], 'model.noise = "student-t" is for'),
+        (["model.density=lognormal", "fit.engine=exact"], 'model.density = "lognormal" is for'),
+        (["model.density=lognormal", "model.noise=student-t"], "takes gaussian errors"),
+        (["model.mean_density=-1"], "expected a positive median"),
+        (["model.density=gaussian", "model.mean_density=0"], "model.std = 0 stands for"),
+    ],
+)
+def test_models_that_no_engine_has_are_refused(settings: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        read(*settings)
+
+
+def test_the_density_is_positive_where_an_engine_has_it() -> None:
+    assert read().density == "lognormal"
+    assert read("fit.engine=hip").density == "gaussian"
+    assert read("model.noise=student-t").density == "gaussian"
+    assert read("model.density=gaussian").density == "gaussian"
 
 
 def test_unknown_sections_suggest_the_nearest() -> None:

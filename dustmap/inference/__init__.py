@@ -37,6 +37,7 @@ from dustmap.inference._learn_evidence import LearnSettings as LearnSettings
 from dustmap.inference._learn_evidence import LearnStep as LearnStep
 from dustmap.inference._learn_evidence import keyed_prior_draws as keyed_prior_draws
 from dustmap.inference._learn_evidence import learn_evidence as learn_evidence
+from dustmap.inference._lognormal import Interpolation as Interpolation
 from dustmap.inference._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference._lognormal import typical_log_density as typical_log_density
 from dustmap.inference._lognormal_posterior import LogNormalPosterior as LogNormalPosterior

@@ -6,10 +6,11 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.gp import Batch
-from dustmap.runs import _exact, _global, _hip
+from dustmap.runs import _exact, _global, _hip, _lognormal
 from dustmap.runs._exact import exact_bytes, fit_exact, reopen_exact
 from dustmap.runs._global import fit_whole, reopen_whole, whole_bytes
 from dustmap.runs._hip import fit_hip, hip_bytes, reopen_hip
+from dustmap.runs._lognormal import fit_lognormal, lognormal_bytes, reopen_lognormal
 from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit
 
 
@@ -34,10 +35,12 @@ ENGINES = {
 }
 
 
+#: What the global engine is for densities that are positive.
+POSITIVE = Engine(fit_lognormal, reopen_lognormal, lognormal_bytes, _lognormal.MOST_ROWS)
+
+
 def engine_of(config: Config) -> Engine:
-    """The engine of a configuration; one that does not map stars yet is an error."""
-    name = config.fit.engine
-    if name not in ENGINES:
-        known = ", ".join(f'"{engine}"' for engine in ENGINES)
-        raise ValueError(f'fit.engine = "{name}" does not map stars yet; expected {known}')
-    return ENGINES[name]
+    """The engine of a configuration, which has been checked."""
+    if config.density == "lognormal":
+        return POSITIVE
+    return ENGINES[config.fit.engine]

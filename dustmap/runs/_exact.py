@@ -44,9 +44,7 @@ def learn_exact(
     config: Config, data: Batch, estimator: AbstractEstimator
 ) -> tuple[ExactGP, GaussianLikelihood, HyperparameterFit | None]:
     """Maximises the evidence of fit.learn_rows stars from the configuration's values."""
-    model = config.model
-    start = Hyperparameters(model.length, model.std, model.mean_density, 1.0)
-    gp, likelihood = _model(config, start, data.y.device, estimator)
+    gp, likelihood = _model(config, start_of(config.model), data.y.device, estimator)
     learning = None
     if any(p.requires_grad for p in (*gp.parameters(), *likelihood.parameters())):
         learning = fit_hyperparameters(
@@ -59,6 +57,12 @@ def learn_exact(
             seed=config.fit.seed,
         )
     return gp, likelihood, learning
+
+
+def start_of(model: ModelConfig) -> Hyperparameters:
+    """Where learning starts, and what stays where nothing is learned."""
+    std = model.std or model.mean_density
+    return Hyperparameters(model.length, std, model.mean_density, 1.0)
 
 
 def reopen_exact(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:

@@ -20,8 +20,8 @@ from dustmap.inference import (
     RobustSettings,
     fit_global,
 )
-from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of
-from dustmap.runs._grid import grid_of
+from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, start_of
+from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 100_000_000
 #: Stars that take part in learning on the grid, at most: more would hardly sharpen it.
 LEARN_ROWS = 100_000
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 #: Vectors over the torus beside the draws, and over the data, while solving.
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
 #: Entries of a star's row, and their bytes with the transpose: some 40 cells of 8 nodes.
@@ -69,9 +68,7 @@ class _Parts:
 
 def fit_whole(config: Config, data: Batch) -> StarFit:
     """Learns on the grid, starting from the evidence of fit.learn_rows stars; solves for all."""
-    model = config.model
-    start = Hyperparameters(model.length, model.std, model.mean_density, 1.0)
-    parts = _Parts.of(config, start, data.y.device)
+    parts = _Parts.of(config, start_of(config.model), data.y.device)
     fit = fit_global(
         parts.kernel,
         parts.mean,
@@ -113,7 +110,7 @@ def _settings(config: Config) -> GlobalSettings:
         rtol=config.fit.tolerance,
         max_steps=config.fit.max_steps,
         seed=config.fit.seed,
-        dtype=DTYPES[config.compute.dtype],
+        dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
         start_rows=config.fit.learn_rows,
         learn_rows=LEARN_ROWS,

@@ -1,6 +1,8 @@
-"""The grid of a map, as the configuration describes it."""
+"""The grid and the number type of a run, as the configuration describes them."""
 
-from dustmap.config import GridConfig
+import torch
+
+from dustmap.config import ComputeConfig, GridConfig
 from dustmap.gp import RegularGrid
 
 
@@ -9,3 +11,8 @@ def grid_of(config: GridConfig) -> RegularGrid:
     shape = tuple(round(size / config.spacing) + 1 for size in config.size)
     lower = tuple(c - size / 2 for c, size in zip(config.center, config.size, strict=True))
     return RegularGrid(lower, (config.spacing,) * 3, shape)
+
+
+def dtype_of(compute: ComputeConfig) -> torch.dtype:
+    """Of fields and products."""
+    return {"float32": torch.float32, "float64": torch.float64}[compute.dtype]

@@ -24,6 +24,7 @@ from dustmap.inference import (
 )
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, learn_exact
+from dustmap.runs._grid import dtype_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ MOST_ROWS = 10_000_000
 POINTS_PER_LENGTH = 2.5
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 NUGGET = 1e-6
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def fit_hip(config: Config, data: Batch) -> StarFit:
@@ -132,7 +132,7 @@ def _settings(config: Config) -> HipSettings:
         whitening="hip" if config.fit.whitening == "auto" else config.fit.whitening,
         block=config.fit.block or None,
         padding=4.0,
-        dtype=DTYPES[config.compute.dtype],
+        dtype=dtype_of(config.compute),
         max_memory=config.compute.memory_bytes,
     )
 

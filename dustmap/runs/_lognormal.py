@@ -1,0 +1,177 @@
+"""Log-normal densities: positive everywhere, by metric Gaussian variational inference."""
+
+import functools
+import logging
+import math
+
+import numpy as np
+import torch
+
+from dustmap.config import Config
+from dustmap.gp import Batch, ConstantMean, GridPrior
+from dustmap.gp.features import interpolation
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    Interpolation,
+    LogNormalModel,
+    LogNormalPosterior,
+    MGVIRound,
+    MGVISettings,
+    MGVISolution,
+    MGVIStatus,
+    fit_mgvi,
+    typical_log_density,
+)
+from dustmap.runs._exact import kernel_of
+from dustmap.runs._grid import dtype_of, grid_of
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 10_000_000
+#: Standard deviation of ln ρ where the configuration leaves it open.
+STD = 1.0
+#: Vectors over the torus beside the draws, and entries of a star's row with the transpose.
+_FIELD_VECTORS, _ROW_BYTES = 12, 2 * 8 * 200
+
+
+def fit_lognormal(config: Config, data: Batch) -> StarFit:
+    """Mode, hyperparameters and samples, from the configuration's values."""
+    rows = _rows(config)
+    std = config.model.std or STD
+    start = Hyperparameters(config.model.length, std, _median(config, data, std), 1.0)
+    model = _model(config, start, data.y.device, rows)
+    solution = fit_mgvi(model, data, _settings(config), _tell)
+    at = _found(solution)
+    return StarFit(
+        posterior=solution.posterior,
+        hyperparameters=at,
+        summary=_summary(solution),
+        learning=_learning(solution, len(data)),
+        arrays=_arrays(solution.posterior),
+    )
+
+
+def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
+    """The posterior that an earlier fit has left: its samples are all there is to it."""
+    centre, samples = (
+        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
+        for name in ("log_density", "log_samples")
+    )
+    return StarFit(LogNormalPosterior(_rows(config), centre, samples), at, {}, None)
+
+
+def lognormal_bytes(rows: int, nodes: int) -> int:
+    """Draws, vectors and spectra of the torus, and the sparse rows of the stars, about."""
+    return 4 * (64 + _FIELD_VECTORS) * 4 * nodes + _ROW_BYTES * rows
+
+
+def _median(config: Config, data: Batch, std: float) -> float:
+    """The median density to start from: the data's own where it is learned."""
+    if "mean" not in config.model.learn:
+        return config.model.mean_density
+    return math.exp(typical_log_density(data, std**2))
+
+
+def _rows(config: Config) -> Interpolation:
+    return functools.partial(
+        interpolation,
+        grid=grid_of(config.grid),
+        memory=config.compute.memory_bytes // 2,
+        dtype=dtype_of(config.compute),
+    )
+
+
+def _model(
+    config: Config, at: Hyperparameters, device: torch.device, rows: Interpolation
+) -> LogNormalModel:
+    learn = config.model.learn
+    kernel = kernel_of(config.model, at).to(device)
+    kernel.log_lengthscale.requires_grad_("length" in learn)
+    kernel.log_variance.requires_grad_("std" in learn)
+    prior = GridPrior.padded(
+        kernel,
+        grid_of(config.grid),
+        dtype=dtype_of(config.compute),
+        memory=config.compute.memory_bytes,
+    )
+    mean = ConstantMean(math.log(at.mean), learn="mean" in learn).to(device)
+    likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn).to(device)
+    return LogNormalModel(prior, mean, likelihood, rows)
+
+
+def _settings(config: Config) -> MGVISettings:
+    return MGVISettings(
+        samples=config.fit.samples + config.fit.samples % 2,
+        cg_steps=config.fit.max_steps,
+        seed=config.fit.seed,
+    )
+
+
+@torch.no_grad()
+def _found(solution: MGVISolution) -> Hyperparameters:
+    model = solution.model
+    (term,) = model.prior.kernel.terms()
+    scale = model.likelihood.log_scale
+    assert scale is not None
+    return Hyperparameters(
+        length=float(term.lengthscale[0]),
+        std=float(term.variance.sqrt()),
+        mean=float(model.mean.coefficients()[0].exp()),
+        noise=float(scale.exp()),
+    )
+
+
+def _summary(solution: MGVISolution) -> dict[str, object]:
+    last = solution.history[-1]
+    prior = solution.model.prior.report
+    return {
+        "torus": list(prior.torus_shape),
+        "wrap_error": prior.wrap_error,
+        "samples": solution.posterior.n_samples,
+        "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
+        "rounds": len(solution.history),
+        "misfit_over_noise": last.misfit,
+        "cg_steps": max(line.cg_steps for line in solution.history),
+        "solver": solution.message(),
+    }
+
+
+def _learning(solution: MGVISolution, n: int) -> Learning:
+    status = solution.status
+    return Learning(
+        status=status.value,
+        converged=status is MGVIStatus.CONVERGED,
+        remedy=status.remedy,
+        n_data=n,
+        trace=tuple(_line(line) for line in solution.history),
+    )
+
+
+def _line(line: MGVIRound) -> dict[str, float]:
+    """Numbers of one round, for metrics.jsonl."""
+    parameters = {f"log_parameter_{i}": value for i, value in enumerate(line.parameters)}
+    return {
+        "energy": line.energy,
+        "misfit": line.misfit,
+        "moved": line.moved,
+        "cg_steps": float(line.cg_steps),
+        **parameters,
+    }
+
+
+def _arrays(posterior: LogNormalPosterior) -> Arrays:
+    return {
+        "log_density": posterior.log_density.cpu().numpy(),
+        "log_samples": posterior.log_samples.cpu().numpy(),
+    }
+
+
+def _tell(line: MGVIRound) -> None:
+    log.info(
+        "%s: energy %.5g, misfit %.3g of the noise, %d steps of CG",
+        line.stage,
+        line.energy,
+        line.misfit,
+        line.cg_steps,
+    )
