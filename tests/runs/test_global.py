@@ -1,0 +1,159 @@
+"""Stars by the global engine: Gaussian, Student-t and log-normal, beside the exact one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dustmap.config import load
+from dustmap.runs import StarMap, execute_run, open_run, prepare
+from dustmap.sky import SkyModel, StarTable, read_map, simulate, write_stars
+
+CONFIG = """
+[data]
+catalog = "sky.fits"
+holdout = 0.2
+[grid]
+size = [120, 80, 40]
+spacing = 10
+[model]
+length = 40
+std = 0.002
+learn = []
+[fit]
+samples = 64
+[compute]
+dtype = "float64"
+"""
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 stars, a few of whose extinctions are spoilt in `spoilt.fits`."""
+    path = tmp_path_factory.mktemp("global")
+    stars, _ = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 150, seed=2)
+    write_stars(path / "sky.fits", stars)
+    write_stars(path / "spoilt.fits", spoilt(stars))
+    (path / "run.toml").write_text(CONFIG)
+    return path
+
+
+def spoilt(stars: StarTable) -> StarTable:
+    extinction = stars.extinction.copy()
+    extinction[::20] += 2.0
+    return replace(stars, extinction=extinction)
+
+
+def run(sky: Path, name: str, *settings: str) -> Path:
+    config = load(sky / "run.toml", settings)
+    execute_run(prepare(config), sky / name, config, overwrite=False)
+    return sky / name
+
+
+def told(folder: Path) -> dict[str, dict[str, object]]:
+    content: dict[str, dict[str, object]] = json.loads((folder / "report.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def exact(sky: Path) -> Path:
+    return run(sky, "exact", "fit.engine=exact")
+
+
+@pytest.fixture(scope="module")
+def gaussian(sky: Path) -> Path:
+    return run(sky, "gaussian", "model.density=gaussian")
+
+
+@pytest.fixture(scope="module")
+def positive(sky: Path) -> Path:
+    return run(sky, "positive", "model.density=lognormal", "model.std=0.8")
+
+
+def test_a_gaussian_density_is_that_of_the_exact_engine(gaussian: Path, exact: Path) -> None:
+    found, wanted = read_map(gaussian), read_map(exact)
+    assert found.std is not None
+    assert wanted.std is not None
+    apart = np.abs(found.mean - wanted.mean) / wanted.std
+    assert float(np.sqrt((apart**2).mean())) < 0.1
+    # 64 draws: ±9 % for each node, less for the median of all.
+    assert float(np.median(found.std / wanted.std)) == pytest.approx(1.0, abs=0.05)
+    report = told(gaussian)
+    assert report["fit"]["samples"] == 64
+    assert report["fit"]["cg_columns_unconverged"] == 0
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "positive"])
+def test_a_finished_run_answers_as_its_files_do(
+    kind: str, request: pytest.FixtureRequest, sky: Path
+) -> None:
+    folder = request.getfixturevalue(kind)
+    found = open_run(folder)
+    assert isinstance(found, StarMap)
+    nodes = read_map(folder)
+    x, y, z = (float(axis[1]) for axis in nodes.axes())
+    here = found.at(np.array([[x, y, z]]))
+    assert here["density_mean"][0] == pytest.approx(float(nodes.mean[1, 1, 1]), rel=1e-4)
+    assert nodes.std is not None
+    assert here["density_std"][0] == pytest.approx(float(nodes.std[1, 1, 1]), rel=1e-3)
+    again = found.evaluate(sky / "sky.fits")
+    assert again["n"] == 150
+    assert 0.5 < again["chi2"] < 2.0
+
+
+def test_a_positive_density_is_positive_everywhere(positive: Path, gaussian: Path) -> None:
+    density = read_map(positive)
+    assert float(density.mean.min()) > 0.0
+    found = open_run(positive)
+    assert isinstance(found, StarMap)
+    rng = np.random.default_rng(0)
+    places = rng.uniform([-60.0, -40.0, -20.0], [60.0, 40.0, 20.0], (200, 3))
+    answers = found.at(places)
+    assert float(answers["density_mean"].min()) > 0.0
+    assert float(answers["extinction_mean"].min()) > 0.0
+    assert read_map(gaussian).mean.shape == density.mean.shape
+
+
+def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> None:
+    robust = run(sky, "robust", "data.catalog=" + str(sky / "spoilt.fits"), "model.noise=student-t")
+    bent = run(sky, "bent", "data.catalog=" + str(sky / "spoilt.fits"), "model.density=gaussian")
+    clean = read_map(gaussian)
+    assert clean.std is not None
+    moved = [np.abs(read_map(path).mean - clean.mean) / clean.std for path in (robust, bent)]
+    assert float(np.sqrt((moved[0] ** 2).mean())) < 0.5
+    assert float(np.sqrt((moved[1] ** 2).mean())) > 1.0
+    hyperparameters = told(robust)["hyperparameters"]
+    assert 0.5 < float(str(hyperparameters["nu"])) < 10.0
+    assert int(str(told(robust)["fit"]["outliers"])) >= 5
+
+
+def test_the_same_seed_gives_the_same_map(sky: Path, gaussian: Path) -> None:
+    again = run(sky, "again", "model.density=gaussian")
+    assert np.array_equal(read_map(again).mean, read_map(gaussian).mean)
+    other = run(sky, "other", "model.density=gaussian", "fit.seed=1")
+    assert not np.array_equal(read_map(other).std, read_map(gaussian).std)  # type: ignore[arg-type]
+
+
+def test_rays_beyond_the_box_follow_the_policy(sky: Path) -> None:
+    """A box of half the size: truncated, dropped or refused, and counted."""
+    half = ("grid.size=[60, 40, 20]", "model.density=gaussian")
+    counts = []
+    for policy in ("truncate", "drop"):
+        folder = run(sky, policy, *half, f"grid.outside={policy}")
+        counts.append(told(folder)["counts"])
+    assert int(str(counts[0]["rays_truncated_at_the_box"])) > 0
+    assert int(str(counts[1]["stars_dropped_outside_the_box"])) > 0
+    with pytest.raises(ValueError, match="leave the box"):
+        prepare(load(sky / "run.toml", (*half, "grid.outside=error")))
+
+
+def test_learning_is_told_step_by_step(sky: Path) -> None:
+    learn = 'model.learn=["length", "std", "mean"]'
+    folder = run(sky, "learned", "model.density=gaussian", learn, "fit.learn_rows=80")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["stage"] == "learn"]
+    assert len(steps) >= 1
+    assert {"log_parameter_0", "gradient_0", "solver_steps"} <= set(steps[0])
+    assert told(folder)["fit"]["learning_stars"] == 120
