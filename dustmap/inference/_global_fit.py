@@ -193,7 +193,8 @@ class _Fit:
                 self._climb(None)
         else:
             self._take_turns(self.settings.robust)
-        self.maker.choose_order(self.data)
+        if self._climbs:
+            self.maker.choose_order(self.data)
 
     @torch.no_grad()
     def result(self) -> GlobalFit:

@@ -22,7 +22,7 @@ from dustmap.linalg import AbstractOperator, pcg
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
 #: Accuracy of the solves behind the information, whose error enters it squared.
-_RTOL = 1e-2
+_RTOL = 1e-4
 
 
 @final
