@@ -19,13 +19,13 @@ from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._global_solve import GlobalSolution, SolveSettings, solve_global
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._learn_evidence import keyed_prior_draws, learn_evidence
-from dustmap.inference._learn_values import LearnedModel, LearnSettings, LearnStep, Solve
 from dustmap.inference._model_maker import GridSettings, ModelMaker
-from dustmap.inference._pathwise import PathwisePosterior
-from dustmap.inference._robust import RobustFit, RobustSettings, fit_student_t
+from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
+from dustmap.inference.evidence._learn_values import LearnedModel, LearnSettings, LearnStep, Solve
+from dustmap.inference.evidence._robust import RobustFit, RobustSettings, fit_student_t
+from dustmap.inference.solve._global_solve import GlobalSolution, SolveSettings, solve_global
+from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._pathwise import PathwisePosterior
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000

@@ -11,7 +11,7 @@ from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._grid_model import GridModel
+from dustmap.inference.solve._grid_model import GridModel
 
 #: A torus is kept while its padding is at least this part of what was asked for,
 _LEAST_PADDING = 0.75

@@ -8,8 +8,8 @@ from dustmap.gp import Batch, ExactGP
 from dustmap.gp.features import TorusFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference._evidence import evidence_gradient, gradient_values
-from dustmap.inference._information import Moments, differentiate, joined
+from dustmap.inference.evidence._evidence import evidence_gradient, gradient_values
+from dustmap.inference.evidence._information import Moments, differentiate, joined
 from tests.inference.evidence_cases import (
     KINDS,
     dense_log_evidence,

@@ -22,8 +22,8 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference._climb import bounded_step
-from dustmap.inference._learn_evidence import (
+from dustmap.inference.evidence._climb import bounded_step
+from dustmap.inference.evidence._learn_evidence import (
     LearnedModel,
     LearnSettings,
     LearnStep,

@@ -19,10 +19,10 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference._mgvi_draws import Perturbations, metric_draws
-from dustmap.inference._mgvi_hyper import HyperPrior, evidence_step, read, write
-from dustmap.inference._mgvi_newton import Accuracy, descend
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_draws import Perturbations, metric_draws
+from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, evidence_step, read, write
+from dustmap.inference.lognormal._mgvi_newton import Accuracy, descend
 from dustmap.linalg import AbstractOperator
 
 

@@ -12,7 +12,7 @@ from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference._robust import (
+from dustmap.inference.evidence._robust import (
     RobustFit,
     RobustSettings,
     RobustStep,

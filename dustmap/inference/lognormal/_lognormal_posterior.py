@@ -10,7 +10,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.inference._lognormal import Interpolation
+from dustmap.inference.lognormal._lognormal import Interpolation
 
 #: Functionals answered at once.
 _CHUNK = 65_536

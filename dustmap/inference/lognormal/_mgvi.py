@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GridPrior
-from dustmap.inference._lognormal import LogNormalModel
-from dustmap.inference._lognormal_posterior import LogNormalPosterior
-from dustmap.inference._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference._mgvi_draws import Perturbations, curved_draw, metric_draws
-from dustmap.inference._mgvi_hyper import HyperPrior, carry, evidence_step, read, write
-from dustmap.inference._mgvi_newton import Accuracy, Descent, descend
-from dustmap.inference._mgvi_report import MGVIRound, MGVISettings, MGVISolution, MGVIStatus
+from dustmap.inference.lognormal._lognormal import LogNormalModel
+from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_draws import Perturbations, curved_draw, metric_draws
+from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, carry, evidence_step, read, write
+from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
+from dustmap.inference.lognormal._mgvi_report import (
+    MGVIRound,
+    MGVISettings,
+    MGVISolution,
+    MGVIStatus,
+)
 from dustmap.linalg import NystromPreconditioner, SolveResult, fast_length, nystrom
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar, final
 from torch import Tensor
 
 from dustmap.gp import FitStatus
-from dustmap.inference._grid_model import GridModel
+from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
 #: A residual variance above this fraction of the noise makes the result depend on the grid.

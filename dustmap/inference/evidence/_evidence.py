@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 from dustmap.gp import Batch
 from dustmap.gp.features import LocalFeatures, chunks
-from dustmap.inference._centred import Recolouring
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._information import Moments, differentiate, split_like, total_variance
+from dustmap.inference.evidence._centred import Recolouring
+from dustmap.inference.evidence._information import (
+    Moments,
+    differentiate,
+    split_like,
+    total_variance,
+)
+from dustmap.inference.solve._grid_model import GridModel
 
 #: Data in one backward pass through features that hold no rows.
 _PER_PASS = 2**20

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._draws import Draws
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._pathwise import PathwisePosterior
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference._profile import MeanEstimate, MeanProfile
+from dustmap.inference.solve._draws import Draws
+from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._pathwise import PathwisePosterior
+from dustmap.inference.solve._profile import MeanEstimate, MeanProfile
 from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, block_pcg, nystrom
 
 #: Vectors over the whitened field, and over the data, that one right-hand side needs.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._grid_model import GridModel
+from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator, SolveStatus, pcg
 
 #: Directions of H below this fraction of the largest are not determined by the data.

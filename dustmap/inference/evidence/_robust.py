@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._climb_point import assign_mean
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._information import noise_variance
-from dustmap.inference._learn_values import PosteriorMoments, Solve
+from dustmap.inference.evidence._climb_point import assign_mean
+from dustmap.inference.evidence._information import noise_variance
+from dustmap.inference.evidence._learn_values import PosteriorMoments, Solve
+from dustmap.inference.solve._grid_model import GridModel
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
 _LEAST, _MOST = 1.0, 1e3

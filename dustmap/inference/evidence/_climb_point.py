@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
-from dustmap.inference._evidence import data_per_pass, gradient_values
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._information import (
+from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
+from dustmap.inference.evidence._information import (
     Derivatives,
     Moments,
     differentiate,
     joined,
     noise_variance,
 )
-from dustmap.inference._learn_values import PosteriorMoments, PriorDraws, Solve, T
+from dustmap.inference.evidence._learn_values import PosteriorMoments, PriorDraws, Solve, T
+from dustmap.inference.solve._grid_model import GridModel
 
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, FitStatus
-from dustmap.inference._climb_point import Evaluator, Point, assign_mean, with_prior
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._learn_values import (
+from dustmap.inference.evidence._climb_point import Evaluator, Point, assign_mean, with_prior
+from dustmap.inference.evidence._learn_values import (
     LearnedModel,
     LearnSettings,
     LearnStep,
@@ -18,6 +17,7 @@ from dustmap.inference._learn_values import (
     Solve,
     T,
 )
+from dustmap.inference.solve._grid_model import GridModel
 
 #: Log-parameters stay within this distance of their start: a factor of 1000 either way.
 _LOG_RANGE = math.log(1e3)

@@ -9,10 +9,10 @@ from torch import Tensor
 from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._draws import DATA_STREAM, GRID_STREAM
-from dustmap.inference._global_solve import SolveSettings
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._pathwise import PathwisePosterior
+from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
+from dustmap.inference.solve._global_solve import SolveSettings
+from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
 
 #: The residual is brought below that many times `rtol` standard deviations of the noise.

@@ -6,8 +6,8 @@ from typing import final
 
 from torch import Tensor
 
-from dustmap.inference._lognormal import LogNormalModel
-from dustmap.inference._lognormal_posterior import LogNormalPosterior
+from dustmap.inference.lognormal._lognormal import LogNormalModel
+from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 
 
 @final

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._climb import Climb
-from dustmap.inference._draws import GRID_STREAM
-from dustmap.inference._grid_model import GridModel
-from dustmap.inference._learn_values import LearnedModel as LearnedModel
-from dustmap.inference._learn_values import LearnSettings as LearnSettings
-from dustmap.inference._learn_values import LearnStep as LearnStep
-from dustmap.inference._learn_values import PosteriorMoments as PosteriorMoments
-from dustmap.inference._learn_values import PriorDraws as PriorDraws
-from dustmap.inference._learn_values import Solve as Solve
-from dustmap.inference._learn_values import T
+from dustmap.inference.evidence._climb import Climb
+from dustmap.inference.evidence._learn_values import LearnedModel as LearnedModel
+from dustmap.inference.evidence._learn_values import LearnSettings as LearnSettings
+from dustmap.inference.evidence._learn_values import LearnStep as LearnStep
+from dustmap.inference.evidence._learn_values import PosteriorMoments as PosteriorMoments
+from dustmap.inference.evidence._learn_values import PriorDraws as PriorDraws
+from dustmap.inference.evidence._learn_values import Solve as Solve
+from dustmap.inference.evidence._learn_values import T
+from dustmap.inference.solve._draws import GRID_STREAM
+from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import KeyedNormal
 
 

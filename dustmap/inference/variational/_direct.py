@@ -9,9 +9,9 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import warn_unconverged
-from dustmap.inference._model import VariationalModel
 from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
-from dustmap.inference._source import RowSource
+from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference.variational._source import RowSource
 from dustmap.linalg import SolveResult, pcg
 
 

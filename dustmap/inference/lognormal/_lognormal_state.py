@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GridPrior
-from dustmap.inference._lognormal import GramOperator, LatentRoot, LogNormalModel
+from dustmap.inference.lognormal._lognormal import GramOperator, LatentRoot, LogNormalModel
 from dustmap.linalg import AbstractOperator
 
 

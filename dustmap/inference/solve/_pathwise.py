@@ -11,7 +11,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.inference._grid_model import GridModel
+from dustmap.inference.solve._grid_model import GridModel
 
 
 @final

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._lognormal_state import Iterate
+from dustmap.inference.lognormal._lognormal_state import Iterate
 from dustmap.linalg import AbstractOperator, SolveResult, pcg
 
 #: A misfit beyond which the data are not fit yet, and rough steps do.

@@ -11,11 +11,11 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
-from dustmap.inference._direct import one_pass_covariance
-from dustmap.inference._learning import HyperparameterLearner, restored
-from dustmap.inference._model import Moments, VariationalModel
 from dustmap.inference._precision import batch_stability
-from dustmap.inference._source import RowSource
+from dustmap.inference.variational._direct import one_pass_covariance
+from dustmap.inference.variational._learning import HyperparameterLearner, restored
+from dustmap.inference.variational._model import Moments, VariationalModel
+from dustmap.inference.variational._source import RowSource
 
 
 @final

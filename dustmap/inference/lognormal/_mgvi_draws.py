@@ -6,8 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference._mgvi_newton import Accuracy, Descent, descend, relative
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend, relative
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
 
 #: Streams of the random numbers: the prior's draw and the noise.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from dustmap.gp import Batch
 from dustmap.gp.features import AbstractFeatureMap
-from dustmap.inference._centred import Recolouring
-from dustmap.inference._grid_model import GridModel
 from dustmap.inference._precision import PrecisionOperator
+from dustmap.inference.evidence._centred import Recolouring
+from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator, pcg
 
 #: Change of a parameter in the forward differences.

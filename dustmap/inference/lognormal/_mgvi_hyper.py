@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.inference._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference._mgvi_newton import Accuracy, relative
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
 from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, pcg
 
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo

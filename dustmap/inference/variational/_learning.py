@@ -10,7 +10,7 @@ from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.inference._model import VariationalModel
+from dustmap.inference.variational._model import VariationalModel
 
 
 @final

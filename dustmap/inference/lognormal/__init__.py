@@ -1,0 +1,4 @@
+"""Positive fields, ρ = exp(μ + R ε).
+
+Public names are in `dustmap.inference`.
+"""
