@@ -10,10 +10,7 @@ from torch import Tensor
 from dustmap.gp import (
     AbstractMean,
     Batch,
-    ExactGP,
-    HyperparameterFit,
     RegularGrid,
-    fit_hyperparameters,
 )
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
@@ -42,9 +39,9 @@ class GlobalSettings:
 
     samples: draws S; standard deviations have a relative error of 1/√(2S). antithetic, rtol,
     max_steps, seed: see `SolveSettings`. order, padding, dtype, memory: see `GridSettings`.
-    start_rows: at most so many random data take part in the dense evidence that finds the start
-        of learning; 0 starts at the kernel's present parameters.
-    learn_rows: at most so many take part in learning on the grid. learn: how it climbs.
+    learn_rows: at most so many random data take part in learning. start_rows: where they are more,
+        so many of them find its start, in steps that cost little; 0 leaves that out.
+    learn: how it climbs.
     robust: Student-t noise, None for Gaussian.
     """
 
@@ -53,7 +50,7 @@ class GlobalSettings:
     rtol: float = 1e-3
     max_steps: int = 500
     seed: int = 0
-    start_rows: int = 500
+    start_rows: int = 3000
     learn_rows: int = 100_000
     order: int | None = None
     padding: float = 4.0
@@ -85,15 +82,15 @@ class GlobalSettings:
 class GlobalFit:
     """The posterior and how it was found.
 
-    model, solution: at the final parameters. started: how the dense evidence of a few data chose
-    the start of learning; learned: how learning on the grid ended; None where neither took part.
+    model, solution: at the final parameters. learned: how learning ended, None where nothing was
+    learned; started: the same of its start with few data, if there was one.
     robust: weights and degrees of freedom of Student-t noise, None for Gaussian.
     residual_ratio: median Var r / σ². stencils: how their order was chosen, None if it was given.
     """
 
     model: GridModel
     solution: GlobalSolution
-    started: HyperparameterFit | None
+    started: LearnedModel[GlobalSolution] | None
     learned: LearnedModel[GlobalSolution] | None
     robust: RobustFit[GlobalSolution] | None
     residual_ratio: float
@@ -151,9 +148,9 @@ def fit_global(
 ) -> GlobalFit:
     """Learns what requires a gradient in kernel, mean and likelihood, in place; then solves.
 
-    Learning climbs the evidence of the gridded model, from where the dense evidence of a few data
-    has its maximum. The final solve takes all data. With Student-t noise, weights of the data and
-    learning take turns; the scale of the noise is then learned with ν, and not by the evidence.
+    Learning climbs the evidence of the gridded model. The final solve takes all data. With
+    Student-t noise, weights of the data and learning take turns; the scale of the noise is then
+    learned with ν, and not by the evidence.
     """
     settings = GlobalSettings() if settings is None else settings
     maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, estimator or ClosedForm())
@@ -179,21 +176,22 @@ class _Fit:
     ) -> None:
         self.maker, self.data, self.settings, self.progress = maker, data, settings, progress
         self.fit_mean = any(p.requires_grad for p in maker.mean.parameters())
-        self.started: HyperparameterFit | None = None
+        self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
         self.robust: RobustFit[GlobalSolution] | None = None
 
     def learn(self) -> None:
         """Sets kernel and likelihood; with Student-t noise, also the weights of all data."""
-        if self._climbs and self.settings.start_rows > 0:
-            self.started = self._start()
         self.maker.choose_order(self.data)
-        if self.settings.robust is None:
-            if self._climbs:
-                self._climb(None)
-        else:
+        climbs, few = self._climbs, self.settings.start_rows
+        if climbs and 0 < few < min(len(self.data), self.settings.learn_rows):
+            self.started = self._climbed(None, few)
+            self.maker.choose_order(self.data)
+        if self.settings.robust is not None:
             self._take_turns(self.settings.robust)
-        if self._climbs:
+        elif climbs:
+            self.learned = self._climbed(None, self.settings.learn_rows)
+        if climbs:
             self.maker.choose_order(self.data)
 
     @torch.no_grad()
@@ -227,16 +225,6 @@ class _Fit:
         noise = model.likelihood.noise_variance(self.data) / self.robust.precision_weights
         return noise + model.features.residual_variance(self.data.functional).to(noise)
 
-    def _start(self) -> HyperparameterFit:
-        return fit_hyperparameters(
-            ExactGP(self.maker.kernel, self.maker.mean, ClosedForm()),
-            self.maker.likelihood,
-            self.data,
-            tolerance=1e-3,
-            max_data=self.settings.start_rows,
-            seed=self.settings.seed,
-        )
-
     def _take_turns(self, robust: RobustSettings) -> None:
         """Weights at fixed kernel, then the kernel at fixed weights.
 
@@ -252,7 +240,8 @@ class _Fit:
             self._weigh(robust)
             if self._climbs:
                 assert self.robust is not None
-                self._climb(self.robust.precision_weights)
+                weights, rows = self.robust.precision_weights, self.settings.learn_rows
+                self.learned = self._climbed(weights, rows)
         if self._climbs:
             self._weigh(robust)
 
@@ -260,12 +249,13 @@ class _Fit:
         solve = self._solver(self.data)
         self.robust = fit_student_t(self.maker.build(), self.data, robust, solve)
 
-    def _climb(self, weights: Tensor | None) -> None:
-        part = _random_part(len(self.data), self.settings.learn_rows, self.settings.seed)
+    def _climbed(self, weights: Tensor | None, rows: int) -> LearnedModel[GlobalSolution]:
+        """Learning from a random part of the data."""
+        part = _random_part(len(self.data), rows, self.settings.seed)
         some = self.data if part is None else self.data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
-        self.learned = learn_evidence(
+        return learn_evidence(
             self.maker.build,
             some,
             self.settings.learn,

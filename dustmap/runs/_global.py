@@ -67,7 +67,7 @@ class _Parts:
 
 
 def fit_whole(config: Config, data: Batch) -> StarFit:
-    """Learns on the grid, starting from the evidence of fit.learn_rows stars; solves for all."""
+    """Learns on the grid from some of the stars; solves for all."""
     parts = _Parts.of(config, start_of(config.model), data.y.device)
     fit = fit_global(
         parts.kernel,
@@ -112,7 +112,6 @@ def _settings(config: Config) -> GlobalSettings:
         seed=config.fit.seed,
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
-        start_rows=config.fit.learn_rows,
         learn_rows=LEARN_ROWS,
         robust=_robust(config),
     )

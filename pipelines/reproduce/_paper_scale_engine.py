@@ -23,7 +23,7 @@ class Plan:
     """Where the hyperparameters are or start (kpc, mag/kpc), and what to do with them.
 
     steps: a fixed number of block steps, whatever the residual, instead of a tolerance.
-    start_rows, learn_steps: stars of the dense evidence that learning starts with, and its solves
+    start_rows, learn_steps: stars that learning starts with, and solves of each of its stages
     at most.
     """
 
@@ -33,7 +33,7 @@ class Plan:
     samples: int
     learn: bool = False
     steps: int | None = None
-    start_rows: int = 500
+    start_rows: int = 3000
     learn_steps: int = 12
 
 

@@ -63,12 +63,12 @@ def tasks(sky: SkySettings, path: Path, quick: bool) -> list[tuple[str, Task]]:
     poor = replace(poor, start_rows=40, learn_steps=3) if quick else poor
     fixed = Plan(sky.length, sky.std, sky.mean, 4 if quick else GROWTH_SAMPLES, steps=GROWTH_STEPS)
     first = Task(path, sky, sky.shape, stars, known, torch.get_num_threads())
-    found = [("known", first), ("learned", replace(first, plan=poor, with_maps=True))]
+    found = []
     for count in (stars // 2, stars) if quick else GROWTH_STARS:
         found.append(("growth in N", replace(first, stars=count, plan=fixed)))
     for shape in (sky.shape, (10, 10, 6)) if quick else GROWTH_SHAPES:
         found.append(("growth in M", replace(first, shape=shape, plan=fixed)))
-    return found
+    return [*found, ("known", first), ("learned", replace(first, plan=poor, with_maps=True))]
 
 
 def measured(every: Sequence[tuple[str, Task]], fresh: bool) -> tuple[list[Row], Maps]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm, MonteCarlo
 from dustmap.gp.features import LocalFeatures, Stencil, TorusFeatures, nodes_of
+from dustmap.gp.features import _local
 from dustmap.gp.features import _local_sites as sites_module
 from dustmap.gp.features._local_weights import RecomputedOperator, Taps
 from dustmap.gp.functionals import (
@@ -398,3 +399,20 @@ def test_no_data_make_no_rows(kind: Callable[[int, int], AbstractFunctional]) ->
     eps = _draw(2, features.n_features, 0)
     assert features.operator(none).matmul(eps).shape == (2, 0)
     assert features.products(none, eps).shape == (2, 0)
+
+
+def test_rays_stored_among_their_neighbours_give_the_same_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, end = torch.rand(2, 60, 3, generator=generator, dtype=torch.float64)
+    rays = LineIntegrals.segment(0.2 * start, end)
+    grid = RegularGrid.from_bounds((0.0,) * 3, (1.0,) * 3, (7, 6, 5))
+    features = LocalFeatures(GridPrior.padded(Matern32(0.3, 1.0, dim=3), grid), order=2)
+    plain = features.weights(rays)
+    monkeypatch.setattr(_local, "MANY_RAYS", 2)
+    together = features.weights(rays)
+    assert type(together) is not type(plain)
+    assert torch.allclose(together.to_dense(), plain.to_dense(), rtol=0, atol=1e-14)
+    y = torch.randn(2, 60, generator=generator, dtype=torch.float64)
+    assert torch.allclose(together.rmatmul(y), plain.rmatmul(y), rtol=0, atol=1e-13)

@@ -19,7 +19,7 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._local_products import Piece
-from dustmap.gp.features._local_sites import Layout, Observed
+from dustmap.gp.features._local_sites import MANY_RAYS, Layout, Observed, neighbours_together
 from dustmap.gp.features._local_weights import (
     RecomputedOperator,
     Sites,
@@ -191,9 +191,14 @@ class LocalFeatures(AbstractFeatureMap):
 
     def _part_weights(self, functional: AbstractFunctional, keep: bool) -> AbstractOperator:
         observed = self.estimator.observed(functional)
-        build = stored if keep else RecomputedOperator
-        shape = (len(functional), self.n_features)
-        return build(self._source(observed), shape, self.layout.rows_at_once(observed), self._like)
+        size, shape = self.layout.rows_at_once(observed), (len(functional), self.n_features)
+        if not keep:
+            return RecomputedOperator(self._source(observed), shape, size, self._like)
+        if not isinstance(observed, LineIntegrals) or len(observed) < MANY_RAYS:
+            return stored(self._source(observed), shape, size, self._like)
+        order = neighbours_together(observed)
+        together = stored(self._source(observed[order]), shape, size, self._like)
+        return ArrangedOperator([together], order.argsort())
 
 
 def _ray_sites(layout: Layout, rays: LineIntegrals) -> Callable[[slice], Sites]:
