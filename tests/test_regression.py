@@ -16,6 +16,7 @@ from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
 from dustmap.regression import HIPGPRegressor
 
 Array = NDArray[np.float64]
+ENGINES = ("exact", "hip", "global")
 
 
 @pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
@@ -110,7 +111,7 @@ def test_predictions_beyond_the_grid_return_to_the_prior() -> None:
     assert grid_mean[-1] == pytest.approx(hip.mean_[0])
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_noise_and_calibration(engine: str) -> None:
     X, truth, noise = wave(1500, 1)
     model = HIPGPRegressor(engine=engine).fit(X[:400], (truth + 3.0 * noise)[:400])
@@ -123,7 +124,7 @@ def test_noise_and_calibration(engine: str) -> None:
     assert 0.93 < within.mean() < 0.97
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_units_do_not_matter(engine: str) -> None:
     X, truth, noise = wave(200, 2)
     y = truth + noise
@@ -142,12 +143,15 @@ def test_units_do_not_matter(engine: str) -> None:
     )
     assert plain.noise_std_ is not None
     assert other.noise_std_ == pytest.approx(1e-4 * plain.noise_std_, rel=1e-4)
+    if engine == "global":
+        assert not hasattr(plain, "log_evidence_")
+        return
     evidence = "log_evidence_" if engine == "exact" else "elbo_"
     shift = 150 * np.log(1e-4)
     assert getattr(other, evidence) == pytest.approx(getattr(plain, evidence) - shift, rel=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("noise", ["auto", "scale", "jitter"])
 def test_noise_of_each_datum(engine: str, noise: str) -> None:
     X, truth, white = wave(400, 1)
@@ -172,7 +176,7 @@ def test_linear_mean_extrapolates() -> None:
     np.testing.assert_allclose(model.predict([[3.0, 3.0]]), 12.0, atol=0.3)
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_objects_are_copied_and_in_user_units(engine: str) -> None:
     X, truth, noise = wave(200, 2)
     kernel = Matern52([2.0, 20.0], 30.0) + Matern32(1.0, 0.5, dim=2)
@@ -187,20 +191,97 @@ def test_kernel_objects_are_copied_and_in_user_units(engine: str) -> None:
     assert fixed.report_["learning"] == {"status": "nothing to learn"}
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
     X, truth, noise = wave(150, 1)
-    model = HIPGPRegressor(engine=engine).fit(X, truth + noise)
+    count = 4000
+    model = HIPGPRegressor(engine=engine, samples=count, n_learn=100).fit(X, truth + noise)
     new = X[:12] + 0.01
     mean, std = model.predict(new, return_std=True)
     mean_too, covariance = model.predict(new, return_cov=True)
     np.testing.assert_allclose(mean_too, mean)
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), std, rtol=1e-4)
-    draws = model.sample_y(new, n_samples=4000, random_state=1)
-    assert draws.shape == (12, 4000)
-    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5.0 * std.max() / np.sqrt(4000))
+    draws = model.sample_y(new, n_samples=count, random_state=1)
+    assert draws.shape == (12, count)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5.0 * std.max() / np.sqrt(count))
     np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.1)
-    np.testing.assert_array_equal(draws, model.sample_y(new, n_samples=4000, random_state=1))
+    np.testing.assert_array_equal(draws, model.sample_y(new, n_samples=count, random_state=1))
+
+
+def test_draws_of_the_global_engine_are_as_many_as_were_solved_for() -> None:
+    X, truth, noise = wave(100, 1)
+    model = HIPGPRegressor(wave_kernel(1), engine="global", samples=5, noise=1.0, learn=False)
+    model.fit(X, truth + noise)
+    assert model.report_["monte_carlo_error_of_std"] == pytest.approx(10**-0.5)
+    draws, others = (model.sample_y(X, 5, random_state=seed) for seed in (0, 1))
+    np.testing.assert_allclose(
+        np.sort(draws.mean(axis=0)), np.sort(others.mean(axis=0)), atol=0.1
+    )  # the same five, in another order, but for residuals
+    assert not np.allclose(model.sample_y(X, random_state=0), model.sample_y(X, random_state=2))
+    with pytest.raises(ValueError, match="n_samples = 6: expected between 1 and samples = 5"):
+        model.sample_y(X, 6)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dtype: str) -> None:
+    X, truth, noise = wave(240, dim)
+    X, y, new = X[:200], (truth + 2.0 * noise)[:200], X[200:]
+    far = X.max(axis=0) + 0.3 * 10.0 ** np.arange(dim) * np.array([[0.05], [0.5], [2.0], [100.0]])
+    queries = np.concatenate([new[:20], far, new[20:]])
+    exact = HIPGPRegressor(wave_kernel(dim), noise=2.0, learn=("mean",)).fit(X, y)
+    whole = HIPGPRegressor(
+        wave_kernel(dim), engine="global", noise=2.0, learn=("mean",), samples=500, dtype=dtype
+    )
+    whole.fit(X, y)
+    assert whole.report_["advice"] == []
+    assert whole.report_["solve"]["status"] == "converged"
+    mean, std = exact.predict(queries, return_std=True)
+    ours, spread = whole.predict(queries, return_std=True)
+    np.testing.assert_allclose(ours, mean, atol=0.25 * std.max())
+    assert np.sqrt(np.mean((ours - mean) ** 2)) < 0.1 * std.mean()
+    np.testing.assert_allclose(spread, std, rtol=0.2)  # 6 standard errors of 500 draws
+    assert np.mean(spread / std) == pytest.approx(1.0, abs=0.05)
+    beyond = whole.predict(far[-1:], return_std=True)
+    assert beyond[0] == pytest.approx(1000.0 + (whole.mean_[0] - 1000.0), rel=1e-5)
+    assert beyond[1] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_global_engine_has_a_linear_mean() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(200, 2))
+    y = 3.0 + X @ [5.0, -2.0] + 0.01 * rng.standard_normal(200)
+    model = HIPGPRegressor(Matern32([0.5, 0.5], 0.01), engine="global", mean="linear", noise=0.01)
+    model.set_params(learn=("mean",)).fit(X, y)
+    np.testing.assert_allclose(model.mean_, [3.0, 5.0, -2.0], atol=0.2)
+    np.testing.assert_allclose(model.predict([[30.0, 30.0]]), model.mean_ @ [1.0, 30.0, 30.0])
+
+
+def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(3000, 1))
+    y = (
+        5.0 * np.sin(6.0 * X[:, 0])
+        + 0.5 * np.sin(300.0 * X[:, 0])
+        + 0.1 * rng.standard_normal(3000)
+    )
+    model = HIPGPRegressor(engine="global", n_learn=60, samples=16).fit(X[:2800], y[:2800])
+    learning = model.report_["learning"]
+    assert learning["neighbours_kept"]
+    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 2800)
+    assert learning["neighbours_gain_per_datum"] > 0.5
+    assert model.noise_std_ == pytest.approx(0.1, rel=0.1)
+    assert np.sqrt(np.mean((model.predict(X[2800:]) - y[2800:]) ** 2)) < 0.12
+
+
+def test_global_engine_tells_that_float32_cannot_hold_tiny_noise() -> None:
+    X, truth, _ = wave(150, 1)
+    model = HIPGPRegressor(
+        wave_kernel(1), engine="global", noise=1e-5, learn=False, dtype="float32", samples=4
+    )
+    model.fit(X, truth)
+    told = " ".join(model.report_["advice"])
+    assert 'dtype="float64"' in told
 
 
 @pytest.mark.parametrize("family", ["block", "mean-field"])
@@ -296,7 +377,7 @@ def test_coarse_grid_is_told() -> None:
     assert "the grid is too coarse" in model.report_["advice"][0]
 
 
-@pytest.mark.parametrize("engine", ["exact", "hip"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("mean", ["constant", "linear"])
 def test_saved_models_predict_the_same(engine: str, mean: str, tmp_path: Path) -> None:
     X, truth, noise = wave(200, 2)
@@ -376,7 +457,7 @@ LINE = np.linspace(0.0, 1.0, 20)[:, None]
             bad(whitening="ciq"),
             "whitening = 'ciq': expected one of 'auto', 'torus', 'hip', 'cholesky'",
         ),
-        (bad(engine="global"), "engine = 'global': expected one of"),
+        (bad(engine="svgp"), "engine = 'svgp': expected one of 'auto', 'exact', 'hip', 'global'"),
         (bad(dtype="float16"), "dtype = 'float16': expected one of"),
         (bad(mean="zero"), "mean = 'zero': expected one of"),
         (bad(noise="none"), "noise = 'none': expected one of"),

@@ -55,7 +55,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         is noise_std, "learn" otherwise. A number is the standard deviation of all data.
     learn : bool or names out of "length", "variance", "noise", "mean"
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
-        `max_steps` steps of L-BFGS.
+        `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
+        most), by their evidence given near neighbours (Vecchia 1988).
     n_learn, max_steps : int
     samples : int
         Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
@@ -159,11 +160,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return mean, np.sqrt(prediction.variance.double().numpy() * scale**2 + noise)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Joint draws of f at X from the posterior, (N, n_samples)."""
+        """Joint draws of f at X from the posterior, (N, n_samples); "global": ≤ `samples`."""
         fitted, inputs = self._query(X)
         points = fitted.scaling.points(inputs)
-        generator = torch.Generator().manual_seed(_arguments.seed_of(random_state))
-        drawn = fitted.posterior.sample(points, n_samples, generator)
+        drawn = fitted.sample(points, n_samples, _arguments.seed_of(random_state))
         return self._mean(drawn.mT)
 
     def save(self, path: str | Path) -> None:

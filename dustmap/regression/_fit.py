@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, Batch, ExactGP, HyperparameterFit, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import PathwisePosterior, VariationalPosterior
@@ -23,6 +23,7 @@ from dustmap.regression._arguments import noise_std_of
 from dustmap.regression._global import GlobalPlan, GlobalSettings
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
+from dustmap.regression._refining import learning_report, refine
 from dustmap.regression._scaling import Array, Standardisation
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,14 @@ class Regression:
     def posterior(self) -> AbstractPosterior:
         return self.state.posterior
 
+    def sample(self, points: PointValues, count: int, seed: int) -> Tensor:
+        """Joint draws (count, N) of f; of the global engine's own draws, so many at random."""
+        generator = torch.Generator().manual_seed(seed)
+        posterior = self.posterior
+        if isinstance(posterior, PathwisePosterior):
+            posterior = _global.some_draws(posterior, count, generator)
+        return posterior.sample(points, count, generator)
+
     @property
     def grid(self) -> RegularGrid | None:
         """In user units; None for the exact engine."""
@@ -146,7 +155,7 @@ class Regression:
 
 
 def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSettings) -> Regression:
-    """Learns the hyperparameters on a random subset, then conditions on all data."""
+    """Learns the hyperparameters on a part of the data, then conditions on all of them."""
     clock: dict[str, float] = {}
     with _timed(clock, "learning"):
         if settings.search_start:
@@ -154,13 +163,16 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
             _learning.choose_start(prior, probe)
         subset = _learning.random_part(batch, settings.n_learn, settings.seed)
         learned = _learning.learn(prior, subset, settings.max_steps)
+        refined = None
+        if settings.engine == "global":
+            refined = refine(prior, batch, len(subset), settings.seed)
     with _timed(clock, "posterior"):
         state, evidence, details = _ENGINES[settings.engine](prior, batch, settings)
     report = {
         "engine": settings.engine,
         "n": len(batch),
         "n_inputs": batch.functional.dim,
-        "learning": _learning_report(learned),
+        "learning": learning_report(learned, refined),
         **details,
         "seconds": clock,
     }
@@ -201,7 +213,7 @@ def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     plan.check()
     fitted = _global.fit_global(prior, batch, plan)
     report = _global_report(plan, fitted) | {"expected": expected}
-    return GlobalState(fitted.solution.posterior, plan), None, report
+    return GlobalState(fitted.posterior, plan), None, report
 
 
 _ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global}
@@ -280,7 +292,7 @@ def _global_plan_for(
         points.x,
         noise,
         lambda grid: plan(grid).n_features,
-        settings.whole.max_features,
+        settings.whole.max_features(n),
     )
     return plan(choice.grid), _expected(choice)
 
@@ -294,18 +306,6 @@ def _expected(choice: _grid.GridChoice) -> dict[str, float]:
 
 def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
     return plan_fit(kernel, grid, n, settings).n_features
-
-
-def _learning_report(learned: HyperparameterFit | None) -> dict[str, Any]:
-    if learned is None:
-        return {"status": "nothing to learn"}
-    return {
-        "status": learned.status.value,
-        "n_data": learned.n_data,
-        "objective": list(learned.objective),
-        "log_evidence": learned.log_evidence,
-        "largest_gradient": learned.largest_gradient,
-    }
 
 
 def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _global_report(plan: GlobalPlan, fitted: _global.GlobalFit) -> dict[str, Any
     solution = fitted.solution
     advice = _coarse(fitted.residual_ratio)
     if not solution.converged:
-        advice.append(solution.message())
+        advice.append(_unsolved(solution.message(), plan))
     return {
         "grid_shape": list(plan.grid.shape),
         "torus_shape": list(plan.torus_shape),
@@ -346,6 +346,7 @@ def _global_report(plan: GlobalPlan, fitted: _global.GlobalFit) -> dict[str, Any
         "samples": plan.samples,
         "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
         "solve": {
+            "space": fitted.space,
             "status": solution.solve.worst.name.lower(),
             "steps": solution.block_steps,
             "residual": solution.worst_residual,
@@ -353,6 +354,12 @@ def _global_report(plan: GlobalPlan, fitted: _global.GlobalFit) -> dict[str, Any
         "residual_ratio": fitted.residual_ratio,
         "advice": advice,
     }
+
+
+def _unsolved(message: str, plan: GlobalPlan) -> str:
+    if plan.dtype == torch.float64:
+        return message
+    return f'{message}; rounding errors of float32 may be why: pass dtype="float64"'
 
 
 def _coarse(residual_ratio: float) -> list[str]:
