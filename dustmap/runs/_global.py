@@ -82,7 +82,8 @@ def fit_whole(config: Config, data: Batch) -> StarFit:
     at = hyperparameters_of(parts.kernel, parts.mean, parts.likelihood)
     if fit.robust is not None:
         at = replace(at, noise=fit.robust.noise.scale, nu=fit.robust.noise.nu)
-    return StarFit(fit.posterior, at, fit.report, _learning(fit, len(data)), _arrays(fit))
+    learning, posterior = _learning(fit, len(data)), fit.posterior
+    return StarFit(posterior, at, fit.report, learning, _arrays(fit), posterior.at_nodes)
 
 
 def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
@@ -95,7 +96,7 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
         for name in ("eps_mean", "deviations", "coefficients")
     )
     posterior = PathwisePosterior(maker.on_torus(torus, order), coefficients, mean, deviations)
-    return StarFit(posterior, at, {}, None)
+    return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
 def whole_bytes(rows: int, nodes: int) -> int:

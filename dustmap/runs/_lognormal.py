@@ -49,6 +49,7 @@ def fit_lognormal(config: Config, data: Batch) -> StarFit:
         summary=_summary(solution),
         learning=_learning(solution, len(data)),
         arrays=_arrays(solution.posterior),
+        at_nodes=solution.posterior.at_nodes,
     )
 
 
@@ -58,7 +59,8 @@ def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: A
         torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
         for name in ("log_density", "log_samples")
     )
-    return StarFit(LogNormalPosterior(_rows(config), centre, samples), at, {}, None)
+    posterior = LogNormalPosterior(_rows(config), centre, samples)
+    return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
 def lognormal_bytes(rows: int, nodes: int) -> int:

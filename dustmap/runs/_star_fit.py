@@ -1,6 +1,6 @@
 """What every engine gives for stars: a posterior of the density, and how it was found."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit
+from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit, Prediction
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
@@ -84,6 +84,7 @@ class StarFit:
     summary: what the engine says of its solution, for the report; a residual of iterations is
     `cg_residual`. learning: how the hyperparameters were found, if they were. arrays: what brings
     the posterior back beside hyperparameters and data; empty where it is quickly computed again.
+    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand.
     """
 
     posterior: AbstractPosterior
@@ -91,3 +92,4 @@ class StarFit:
     summary: dict[str, Any]
     learning: Learning | None
     arrays: Arrays = field(default_factory=dict)
+    at_nodes: Callable[[], Prediction] | None = None

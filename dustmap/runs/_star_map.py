@@ -101,7 +101,7 @@ class StarMap(AbstractFinishedRun):
     ) -> Mapping[str, Any]:
         """Writes mean and standard deviation on `grid`, or on the run's."""
         density, clamped = predict_map(
-            self.fit.posterior, grid or self.run.grid, self.run.stars.system, self.device
+            self.fit, grid or self.run.grid, self.run.grid, self.run.stars.system, self.device
         )
         provenance = Provenance(configuration.sha256(self.run.config), ("exported from a run",))
         WRITERS[kind](output, density, provenance, overwrite)

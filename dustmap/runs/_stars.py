@@ -9,7 +9,7 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.gp import AbstractPosterior, Batch, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, Prediction, RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
@@ -96,7 +96,7 @@ class StarRun(AbstractRun):
             held_out = self.score(fit)
         with watch.stage("map"):
             density, clamped = predict_map(
-                fit.posterior, self.grid, self.stars.system, device_of(self.config.compute)
+                fit, self.grid, self.grid, self.stars.system, device_of(self.config.compute)
             )
         with watch.stage("export"):
             outputs = self.export(directory, density)
@@ -170,19 +170,31 @@ def assemble(config: Config, stars: StarTable, truth: DensityMap | None) -> Star
 
 
 def predict_map(
-    posterior: AbstractPosterior, grid: RegularGrid, system: str, device: torch.device
+    fit: StarFit, grid: RegularGrid, own: RegularGrid, system: str, device: torch.device
 ) -> tuple[DensityMap, int]:
-    """Mean and standard deviation at the nodes, and how many variances were clamped to zero."""
-    points = grid.points(device=device)
-    parts = []
-    for start in range(0, len(points), NODES_AT_ONCE):
-        log.info("map: %d of %d nodes", start, len(points))
-        parts.append(posterior.predict(PointValues(points[start : start + NODES_AT_ONCE])))
+    """Mean and standard deviation at the nodes, and how many variances were clamped to zero.
+
+    own: the grid of the run, whose nodes an engine may have at hand.
+    """
+    at_hand = fit.at_nodes if grid == own else None
+    parts = _predicted(fit.posterior, grid, device) if at_hand is None else [at_hand()]
     mean, std = (
         torch.cat([getattr(part, name) for part in parts]).cpu().double().numpy()
         for name in ("mean", "std")
     )
     return DensityMap.from_nodes(grid, mean, std, system), sum(part.clamped for part in parts)
+
+
+def _predicted(
+    posterior: AbstractPosterior, grid: RegularGrid, device: torch.device
+) -> list[Prediction]:
+    """Densities at the nodes, a few thousand at a time."""
+    points = grid.points(device=device)
+    parts = []
+    for start in range(0, len(points), NODES_AT_ONCE):
+        log.info("map: %d of %d nodes", start, len(points))
+        parts.append(posterior.predict(PointValues(points[start : start + NODES_AT_ONCE])))
+    return parts
 
 
 def score(fit: StarFit, data: Batch) -> Scores:

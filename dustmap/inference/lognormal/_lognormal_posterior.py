@@ -87,6 +87,11 @@ class LogNormalPosterior(AbstractPosterior):
         """exp(mean of ln f) (N,)."""
         return self.log_moments(functional)[0].exp()
 
+    def at_nodes(self) -> Prediction:
+        """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
+        density = self.log_samples.exp()
+        return Prediction(density.mean(0), density.var(0))
+
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""
         mean = self.log_samples.mean(0)

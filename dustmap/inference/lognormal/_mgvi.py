@@ -301,7 +301,7 @@ class _Fit:
             cg_steps,
         )
         self.history.append(entry)
-        _log.info(
+        _log.debug(
             "%s: energy %.1f, misfit %.3f, moved %.3f, θ %s",
             stage,
             entry.energy,
