@@ -178,6 +178,45 @@ def test_two_inputs_on_the_grid(tmp_path: Path) -> None:
         np.testing.assert_allclose(hdus["TARGET_MEAN"].data.T, mean, atol=1e-5)
 
 
+def test_two_inputs_with_the_global_engine(tmp_path: Path) -> None:
+    fit = {"engine": "global", "samples": 32, "learn_rows": 40}
+    folder = write(tmp_path, 2, fit=fit, compute={"dtype": "float64"})
+    assert run(folder) in (DONE, CHECK_FAILED)
+    told = report(folder)
+    assert told["fit"]["engine"] == "global"
+    assert told["fit"]["samples"] == 32
+    assert told["fit"]["advice"] == []
+    assert told["solve"]["status"] == "converged"
+    assert told["learning"]["n_data"] == 40
+    assert told["learning"]["neighbours_n_data"] == told["counts"]["rows_fitted"]
+    assert told["held_out_rows"]["rmse"] < 0.25
+    names = [check["name"] for check in told["checks"]]
+    assert {"learning converged", "solver converged"} <= set(names)
+    with xr.open_zarr(folder / "run" / "map.zarr", consolidated=False) as dataset:
+        mean, std = dataset["target_mean"].values, dataset["target_std"].values
+        a, b = dataset["a"].values, dataset["b"].values
+    nodes = np.stack(np.meshgrid(a, b, indexing="ij"), axis=-1).reshape(-1, 2)
+    again = HIPGPRegressor.load(folder / "run" / "checkpoint" / "model")
+    reopened, spread = again.predict(nodes, return_std=True)
+    np.testing.assert_allclose(mean.ravel(), reopened, rtol=1e-6)
+    np.testing.assert_allclose(std.ravel(), spread, rtol=1e-6)
+
+
+def test_the_global_engine_keeps_the_runs_grid(tmp_path: Path) -> None:
+    box = {"center": [0.5], "size": [1.2], "spacing": 0.02}
+    folder = write(tmp_path, 1, grid=box, fit={"engine": "global", "samples": 8})
+    assert run(folder) in (DONE, CHECK_FAILED)
+    assert report(folder)["fit"]["grid_shape"] == [61]
+    rows = Table({"a": [0.1, 0.2, 30.0]})
+    rows.write(tmp_path / "new.csv")
+    output = ["--catalog", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
+    assert main(["predict", str(folder / "run"), *output]) == DONE
+    found = Table.read(tmp_path / "p.csv")
+    np.testing.assert_allclose(found["target_mean"][:2], np.sin([0.5, 1.0]), atol=0.15)
+    told = report(folder)["hyperparameters"]
+    assert found["target_std"][2] == pytest.approx(told["std"], rel=1e-3)
+
+
 def test_three_inputs_in_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path, 3, data={"target": "price"}, export={"formats": []})
     assert run(folder) in (DONE, CHECK_FAILED)

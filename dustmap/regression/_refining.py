@@ -11,10 +11,8 @@ from dustmap.regression._learning import Prior, random_part
 #: Conditionals in the sum that is maximised, its steps, and the rows neighbours are sought among.
 # 10,000 conditionals moved learned length scales by 1 and 9 per cent, at four times the time.
 CONDITIONALS = 2_000
-_MAX_STEPS = 25
+_MAX_STEPS = 40
 _MOST_ROWS = 100_000
-# Largest gradient per datum at the end: half the error that so few conditionals leave.
-_TOLERANCE = 1e-2
 
 
 @final
@@ -63,7 +61,6 @@ def refine(prior: Prior, batch: Batch, n_learned: int, seed: int) -> Refinement 
             data,
             max_rows=CONDITIONALS,
             max_steps=_MAX_STEPS,
-            tolerance=_TOLERANCE,
             seed=seed,
         )
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
