@@ -212,8 +212,10 @@ def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     plan, expected = _global_plan_for(prior, batch, settings)
     plan.check()
     fitted = _global.fit_global(prior, batch, plan)
-    report = _global_report(plan, fitted) | {"expected": expected}
-    return GlobalState(fitted.posterior, plan), None, report
+    report = _global_report(fitted) | {"expected": expected}
+    if fitted.plan != plan:
+        report["advice"].insert(0, 'fitted in float64: float32 lost it; pass dtype="float64"')
+    return GlobalState(fitted.posterior, fitted.plan), None, report
 
 
 _ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global}
@@ -332,8 +334,8 @@ def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
     }
 
 
-def _global_report(plan: GlobalPlan, fitted: _global.GlobalFit) -> dict[str, Any]:
-    solution = fitted.solution
+def _global_report(fitted: _global.GlobalFit) -> dict[str, Any]:
+    plan, solution = fitted.plan, fitted.solution
     advice = _coarse(fitted.residual_ratio)
     if not solution.converged:
         advice.append(_unsolved(solution.message(), plan))
