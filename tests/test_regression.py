@@ -14,6 +14,7 @@ import dustmap
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
 from dustmap.regression import HIPGPRegressor
+from dustmap.regression._global import GlobalPlan
 
 Array = NDArray[np.float64]
 ENGINES = ("exact", "hip", "global")
@@ -245,6 +246,20 @@ def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dt
     beyond = whole.predict(far[-1:], return_std=True)
     assert beyond[0] == pytest.approx(1000.0 + (whole.mean_[0] - 1000.0), rel=1e-5)
     assert beyond[1] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_global_engine_is_the_same_in_either_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, truth, noise = wave(100, 1)
+    model = HIPGPRegressor(
+        wave_kernel(1), engine="global", grid=(150,), noise=1.0, learn=("mean",), samples=8
+    )
+    mean, std = model.fit(X, truth + noise).predict(X, return_std=True)
+    assert model.report_["solve"]["space"] == "data"
+    monkeypatch.setattr(GlobalPlan, "in_data_space", False)
+    field, spread = model.fit(X, truth + noise).predict(X, return_std=True)
+    assert model.report_["solve"]["space"] == "field"
+    np.testing.assert_allclose(field, mean, atol=0.01 * std.min())
+    np.testing.assert_allclose(spread, std, rtol=0.01)
 
 
 def test_global_engine_has_a_linear_mean() -> None:
