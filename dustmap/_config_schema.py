@@ -151,7 +151,8 @@ class ModelConfig:
         float,
         Key(
             number(),
-            "the constant, the median if lognormal; where it is learned, a start value",
+            "the constant, the median if lognormal; where it is learned, a start value (if "
+            "lognormal the data give their own)",
             "mag/pc",
         ),
     ] = 0.001
@@ -173,7 +174,7 @@ class ModelConfig:
         str,
         Key(
             choice("table", "quadrature", "monte-carlo"),
-            "how covariances of rays are computed",
+            "how covariances of rays are computed (a log-normal density has none)",
         ),
     ] = "table"
 
@@ -196,10 +197,14 @@ class FitConfig:
     ] = 32
     max_steps: Annotated[int, Key(integer(1), "most steps of learning or solving")] = 500
     tolerance: Annotated[
-        float, Key(number(above=0.0, below=1.0), "relative change at which steps end")
+        float,
+        Key(
+            number(above=0.0, below=1.0),
+            "relative change or residual at which steps end (a log-normal density has its own)",
+        ),
     ] = 1e-3
     learn_rows: Annotated[
-        int, Key(integer(2), "most rows that take part in learning, drawn at random")
+        int, Key(integer(2), "hip, exact: most rows that take part in learning, drawn at random")
     ] = 500
     seed: Annotated[int, Key(integer(0), "of everything random: the same seed, the same run")] = 0
     family: Annotated[
@@ -331,6 +336,11 @@ def _check_model(config: Config, whole: bool) -> None:
         raise ConfigError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
             "log-normal density"
+        )
+    if config.density == "lognormal" and config.fit.samples < 4:
+        raise ConfigError(
+            f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
+            "whose samples come in pairs"
         )
     stars = config.data.kind == "stars"
     if stars and model.std == 0 and model.mean_density <= 0:

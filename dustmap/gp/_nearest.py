@@ -9,6 +9,8 @@ from torch import Tensor
 
 #: Candidates looked at for every neighbour wanted.
 _CANDIDATES = 2.0
+#: Of the widest axis: narrower ones are not cut into cells.
+_FLAT = 1e-6
 #: Points that look for neighbours together, as a share of those before them.
 _SHARE = 0.1
 #: Distances held at once.
@@ -103,8 +105,10 @@ def _partition(
     extent: Sequence[float], points: int, count: int
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Cells per axis and their width, so that 3^D of them hold about 2 · count points."""
-    dim = len(extent)
+    # An axis along which the points hardly differ is no axis to cut.
+    wide = [e for e in extent if e > _FLAT * max(extent)]
+    dim = max(1, len(wide))
     share = _CANDIDATES * count / 3.0**dim / points
-    width = (math.prod(extent) * min(1.0, share)) ** (1.0 / dim)
+    width = (math.prod(wide) * min(1.0, share)) ** (1.0 / dim)
     shape = tuple(max(1, min(points, math.floor(e / width))) for e in extent)
     return shape, tuple(e / n for e, n in zip(extent, shape, strict=True))

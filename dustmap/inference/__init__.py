@@ -21,8 +21,10 @@ from dustmap.inference._diagnostics import scores as scores
 from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
+from dustmap.inference._global_fit import residual_ratio as residual_ratio
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
+from dustmap.inference._model_maker import nugget_for as nugget_for
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import power_stability as power_stability

@@ -152,6 +152,8 @@ def fit_global(
     Student-t noise, weights of the data and learning take turns; the scale of the noise is then
     learned with ν, and not by the evidence.
     """
+    if len(data) == 0:
+        raise ValueError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
     maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, estimator or ClosedForm())
     fit = _Fit(maker, data, settings, progress)
@@ -184,7 +186,9 @@ class _Fit:
         """Sets kernel and likelihood; with Student-t noise, also the weights of all data."""
         self.maker.choose_order(self.data)
         climbs, few = self._climbs, self.settings.start_rows
-        if climbs and 0 < few < min(len(self.data), self.settings.learn_rows):
+        # Outliers would bend what few data say: weights come first where there are any.
+        plain = self.settings.robust is None
+        if plain and climbs and 0 < few < min(len(self.data), self.settings.learn_rows):
             self.started = self._climbed(None, few)
             self.maker.choose_order(self.data)
         if self.settings.robust is not None:
@@ -228,14 +232,19 @@ class _Fit:
     def _take_turns(self, robust: RobustSettings) -> None:
         """Weights at fixed kernel, then the kernel at fixed weights.
 
-        What the likelihood has learned so far was bent by outliers: its scale goes back to one,
-        and the factor of the noise is from now on that of the Student-t.
+        The factor of the noise is that of the Student-t, and the likelihood's own stays as it is.
         """
-        likelihood = self.maker.likelihood
-        if likelihood.log_scale is not None and likelihood.log_scale.requires_grad:
-            likelihood.log_scale.data.zero_()
-        for p in likelihood.parameters():
-            p.requires_grad_(False)
+        scale = self.maker.likelihood.log_scale
+        if scale is None or not scale.requires_grad:
+            self._turns(robust)
+            return
+        scale.requires_grad_(False)
+        try:
+            self._turns(robust)
+        finally:
+            scale.requires_grad_(True)
+
+    def _turns(self, robust: RobustSettings) -> None:
         for _ in range(_TURNS):
             self._weigh(robust)
             if self._climbs:
@@ -262,6 +271,7 @@ class _Fit:
             self._solver(some),
             prior_draws=keyed_prior_draws(self.settings.seed),
             weights=weights,
+            ceilings=self.maker.ceilings(),
             progress=self.progress,
         )
 

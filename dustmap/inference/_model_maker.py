@@ -20,7 +20,7 @@ _MOST_POINTS = 4.0
 #: The padding never makes an axis of the torus longer than this many boxes, or points.
 _MOST_BOXES, _MOST_LENGTH = 3, 64
 #: Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
-_NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
+_NUGGETS = {torch.float32: 2e-6, torch.float64: 1e-12}
 
 
 @final
@@ -74,6 +74,16 @@ class ModelMaker:
             self._prior(torus), self.estimator, order=order, memory=self.settings.memory // 2
         )
         return GridModel(features, self.mean, self.likelihood)
+
+    def ceilings(self) -> dict[int, float]:
+        """Largest log length scales for learning, by the id of the parameter: that of the box.
+
+        What is smoother than the box looks the same in it, and would need an endless torus.
+        """
+        sides = [b - a for a, b in zip(self.grid.lower, self.grid.upper, strict=True)]
+        named = self.kernel.named_parameters()
+        limit = math.log(max(sides))
+        return {id(p): limit for name, p in named if name.endswith("log_lengthscale")}
 
     @torch.no_grad()
     def choose_order(self, data: Batch) -> None:

@@ -6,6 +6,8 @@ grid (`plan_fit`) and how it solves there (`fit_posterior`) serves star maps as 
 """
 
 from dustmap.regression._estimator import HIPGPRegressor as HIPGPRegressor
+from dustmap.regression._global import WholeSettings as WholeSettings
+from dustmap.regression._global import plan_global as plan_global
 from dustmap.regression._hip import fit_posterior as fit_posterior
 from dustmap.regression._hip import make_family as make_family
 from dustmap.regression._plan import HipPlan as HipPlan

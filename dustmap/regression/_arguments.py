@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.regression._choices import one_of
-from dustmap.regression._global import GlobalSettings
+from dustmap.regression._global import WholeSettings
 from dustmap.regression._grid import refuse_outside
 from dustmap.regression._plan import FAMILIES, WHITENINGS, HipSettings
 from dustmap.regression._scaling import Array
@@ -108,10 +108,10 @@ def hip_settings(
     )
 
 
-def global_settings(hip: HipSettings, samples: int) -> GlobalSettings:
+def global_settings(hip: HipSettings, samples: int) -> WholeSettings:
     """The settings of the global engine, which shares padding, dtype and memory with the other."""
     _refuse_unless(samples >= 2, "samples", samples, "a whole number of at least 2")
-    return GlobalSettings(int(samples), hip.padding, hip.dtype, hip.max_memory)
+    return WholeSettings(int(samples), hip.padding, hip.dtype, hip.max_memory)
 
 
 def at_least(low: int, name: str, value: int) -> int:

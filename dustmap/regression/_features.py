@@ -19,11 +19,7 @@ from dustmap.gp.features import (
     residual_variance_by_rows,
 )
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.linalg import AbstractOperator, DenseOperator
-
-# Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
-_NUGGETS = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 @final
@@ -105,9 +101,3 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
 def _order(inside: Tensor) -> Tensor:
     """Where row n is in the concatenation of the rows inside and those outside."""
     return torch.cat([inside.nonzero(), (~inside).nonzero()]).squeeze(-1).argsort()
-
-
-def nugget_of(kernel: AbstractKernel, dtype: torch.dtype) -> float:
-    """The nugget of a smooth kernel in this precision; rough ones need none."""
-    smooth = any(isinstance(term.profile, SquaredExponentialProfile) for term in kernel.terms())
-    return _NUGGETS[dtype] if smooth else 0.0

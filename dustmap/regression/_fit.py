@@ -20,7 +20,7 @@ from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import PathwisePosterior, VariationalPosterior
 from dustmap.regression import _global, _grid, _hip, _learning
 from dustmap.regression._arguments import noise_std_of
-from dustmap.regression._global import GlobalPlan, GlobalSettings
+from dustmap.regression._global import GlobalPlan, WholeSettings
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
 from dustmap.regression._refining import learning_report, refine
@@ -46,7 +46,7 @@ class FitSettings:
     engine: str
     grid: RegularGrid | tuple[int, ...] | None
     hip: HipSettings
-    whole: GlobalSettings
+    whole: WholeSettings
     n_learn: int
     max_steps: int
     seed: int
@@ -211,7 +211,7 @@ def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
 def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     plan, expected = _global_plan_for(prior, batch, settings)
     plan.check()
-    fitted = _global.fit_global(prior, batch, plan)
+    fitted = _global.fit_whole(prior, batch, plan)
     report = _global_report(fitted) | {"expected": expected}
     if fitted.plan != plan:
         report["advice"].insert(0, 'fitted in float64: float32 lost it; pass dtype="float64"')
@@ -334,7 +334,7 @@ def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
     }
 
 
-def _global_report(fitted: _global.GlobalFit) -> dict[str, Any]:
+def _global_report(fitted: _global.WholeFit) -> dict[str, Any]:
     plan, solution = fitted.plan, fitted.solution
     advice = _coarse(fitted.residual_ratio)
     if not solution.converged:

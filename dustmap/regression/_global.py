@@ -20,10 +20,12 @@ from dustmap.inference import (
     GridModel,
     PathwisePosterior,
     SolveSettings,
+    nugget_for,
+    residual_ratio,
     solve_global,
     solve_in_data_space,
 )
-from dustmap.regression._features import ExtrapolatingFeatures, nugget_of
+from dustmap.regression._features import ExtrapolatingFeatures
 from dustmap.regression._learning import Prior
 
 log = logging.getLogger(__name__)
@@ -38,8 +40,6 @@ _RTOL = {torch.float32: 1e-3, torch.float64: 1e-4}
 # (float64) posterior standard deviations, with the tolerances above within 0.15 and 0.02.
 _DATA_RTOL = {torch.float32: 3e-4, torch.float64: 1e-5}
 _MAX_STEPS = 3000
-#: Data whose residual variance stands for that of all.
-_SAMPLE = 2000
 _WIDE = 1e-5
 #: An automatic grid has a torus of at most so many points per datum, or of so many in all.
 _MOST_PER_DATUM, _FEW = 16, 2**15
@@ -47,7 +47,7 @@ _MOST_PER_DATUM, _FEW = 16, 2**15
 
 @final
 @dataclass(frozen=True)
-class GlobalSettings:
+class WholeSettings:
     """Choices of the global engine, checked."""
 
     samples: int
@@ -93,7 +93,7 @@ class GlobalPlan:
     def in_data_space(self) -> bool:
         """Whether to solve for N rather than for M_w unknowns, where N ≤ M_w and it fits.
 
-        For 5,000 and 20,000 satellite temperatures, 8 draws in float32, this was 1 to 40 times as
+        For 5,000 and 20,000 satellite temperatures, 8 draws in float32, this was 0.8 to 40 times as
         fast where M_w was 1.4 to 14 N, most so with little noise, and 0.3 to 0.8 times below N.
         """
         draws = _VECTORS_PER_DRAW * (self.samples + _FIELD_VECTORS)
@@ -113,7 +113,7 @@ class GlobalPlan:
 
 @final
 @dataclass(frozen=True, eq=False)
-class GlobalFit:
+class WholeFit:
     """The posterior, and the solution it is from. residual_ratio: median Var r / σ².
 
     plan: as it was carried out, in float64 where float32 would not do.
@@ -131,14 +131,14 @@ class GlobalFit:
 
 
 def plan_global(
-    kernel: AbstractKernel, grid: RegularGrid, n: int, seed: int, settings: GlobalSettings
+    kernel: AbstractKernel, grid: RegularGrid, n: int, seed: int, settings: WholeSettings
 ) -> GlobalPlan:
     """The plan of a fit of n data on this grid."""
     torus = torus_for(kernel, grid, settings.padding)
     return GlobalPlan(grid, torus, n, settings.samples, seed, settings.dtype, settings.max_memory)
 
 
-def fit_global(prior: Prior, batch: Batch, plan: GlobalPlan) -> GlobalFit:
+def fit_whole(prior: Prior, batch: Batch, plan: GlobalPlan) -> WholeFit:
     """Posterior mean, draws and, where it is learned, the prior mean, in one solve.
 
     In data space where the plan says so. Rounding errors of float32 can stop that: then in
@@ -173,11 +173,11 @@ def _finished(
     batch: Batch,
     plan: GlobalPlan,
     solution: GlobalSolution | DataSpaceSolution,
-) -> GlobalFit:
+) -> WholeFit:
     if any(p.requires_grad for p in model.mean.parameters()):
         model.mean.assign(solution.mean_coefficients)
     posterior = replace(solution.posterior, model=model)
-    return GlobalFit(plan, posterior, solution, residual_ratio(model, batch))
+    return WholeFit(plan, posterior, solution, residual_ratio(model, batch))
 
 
 def _in_data_space(
@@ -192,17 +192,9 @@ def _in_data_space(
         return None
 
 
-@torch.no_grad()
-def residual_ratio(model: GridModel, batch: Batch) -> float:
-    """Median of Var r / σ² over some of the data."""
-    some = batch[slice(0, len(batch), max(1, len(batch) // _SAMPLE))]
-    noise = model.likelihood.noise_variance(some)
-    return float((model.features.residual_variance(some.functional) / noise).median())
-
-
 def build_global(prior: Prior, plan: GlobalPlan) -> GridModel:
     """Features of points within the grid and beyond it, at the present hyperparameters."""
-    nugget = nugget_of(prior.kernel, plan.dtype)
+    nugget = nugget_for(prior.kernel, plan.dtype)
     on_torus = GridPrior.padded(
         prior.kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
     )

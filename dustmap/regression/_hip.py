@@ -15,9 +15,15 @@ from dustmap.gp.features import (
     TorusFeatures,
 )
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.inference import DirectSolution, RowSource, VariationalModel, solve_direct
+from dustmap.inference import (
+    DirectSolution,
+    RowSource,
+    VariationalModel,
+    nugget_for,
+    solve_direct,
+)
 from dustmap.linalg import TilePartition
-from dustmap.regression._features import ExtrapolatingFeatures, nugget_of
+from dustmap.regression._features import ExtrapolatingFeatures
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan
 
@@ -77,7 +83,7 @@ def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> Hip
 
 def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
     """Rows of Φ for points inside the grid and beyond it."""
-    grid, nugget = plan.grid, nugget_of(kernel, plan.dtype)
+    grid, nugget = plan.grid, nugget_for(kernel, plan.dtype)
     if plan.whitening == "cholesky":
         return CholeskyFeatures(kernel, grid, nugget=max(nugget, 1e-10), rows_dtype=plan.dtype)
     prior = GridPrior.padded(

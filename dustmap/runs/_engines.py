@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from dustmap.config import Config
-from dustmap.gp import Batch
+from dustmap.gp import Batch, RegularGrid
 from dustmap.runs import _exact, _global, _hip, _lognormal
 from dustmap.runs._exact import exact_bytes, fit_exact, reopen_exact
 from dustmap.runs._global import fit_whole, reopen_whole, whole_bytes
@@ -19,12 +19,12 @@ from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit
 class Engine:
     """fit learns and conditions; reopen brings the posterior back from what fit has found.
 
-    bytes_needed (rows, nodes): of the largest stage; most_rows: data beyond are refused.
+    bytes_needed (rows, grid of the map): of the largest stage; most_rows: data beyond are refused.
     """
 
     fit: Callable[[Config, Batch], StarFit]
     reopen: Callable[[Config, Batch, Hyperparameters, Arrays], StarFit]
-    bytes_needed: Callable[[int, int], int]
+    bytes_needed: Callable[[Config, int, RegularGrid], int]
     most_rows: int
 
 

@@ -9,6 +9,7 @@ from dustmap.gp import (
     ConstantMean,
     ExactGP,
     HyperparameterFit,
+    RegularGrid,
     fit_hyperparameters,
 )
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
@@ -72,9 +73,10 @@ def reopen_exact(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     return _conditioned(gp, likelihood, data, None)
 
 
-def exact_bytes(rows: int, nodes: int) -> int:
+def exact_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
     """Covariance, factor and inverse of the data; mean and variance of the nodes; float64."""
-    return 8 * (3 * rows**2 + 8 * nodes)
+    del config  # float64 whatever it says
+    return 8 * (3 * rows**2 + 8 * grid.size)
 
 
 def _model(

@@ -1,6 +1,7 @@
 """The global engine: sparse weights on the map's own grid, one solve for all stars."""
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -8,12 +9,13 @@ import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ConstantMean, FitStatus
+from dustmap.gp import Batch, ConstantMean, FitStatus, RegularGrid, torus_for
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     GlobalFit,
     GlobalSettings,
+    GridSettings,
     LearnStep,
     ModelMaker,
     PathwisePosterior,
@@ -31,8 +33,8 @@ MOST_ROWS = 100_000_000
 LEARN_ROWS = 100_000
 #: Vectors over the torus beside the draws, and over the data, while solving.
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
-#: Entries of a star's row, and their bytes with the transpose: some 40 cells of 8 nodes.
-_ROW_BYTES = 2 * 8 * 200
+#: Bytes of spectra and lags for each point of the torus.
+_SPECTRA = 64
 
 
 @final
@@ -99,10 +101,12 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
-def whole_bytes(rows: int, nodes: int) -> int:
-    """Draws, vectors and spectra of the torus, and the sparse rows of the stars, about."""
-    torus = 4 * nodes
-    return 4 * (64 + _FIELD_VECTORS) * torus + _ROW_BYTES * rows
+def whole_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
+    """Draws, vectors and spectra of the torus; the sparse rows of the stars stay within memory."""
+    kernel = kernel_of(config.model, start_of(config.model))
+    torus = math.prod(torus_for(kernel, grid, GridSettings().padding))
+    vectors = torus * (config.fit.samples + _FIELD_VECTORS) + _DATA_VECTORS * rows
+    return dtype_of(config.compute).itemsize * vectors + _SPECTRA * torus
 
 
 def _settings(config: Config) -> GlobalSettings:

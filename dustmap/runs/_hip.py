@@ -112,9 +112,9 @@ def _log_epochs(n: int) -> Callable[[SVIState], None]:
     return tell
 
 
-def hip_bytes(rows: int, nodes: int) -> int:
+def hip_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
     """Covariances of rows with nodes, spectra and lags of the torus, a map; float32 and float64."""
-    return 4 * rows * nodes + 64 * 8 * nodes
+    return dtype_of(config.compute).itemsize * rows * grid.size + 64 * 8 * grid.size
 
 
 def inducing_grid(config: Config, length: float) -> RegularGrid:

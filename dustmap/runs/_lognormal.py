@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ConstantMean, GridPrior
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
@@ -20,9 +20,11 @@ from dustmap.inference import (
     MGVISolution,
     MGVIStatus,
     fit_mgvi,
+    nugget_for,
     typical_log_density,
 )
 from dustmap.runs._exact import kernel_of
+from dustmap.runs._global import whole_bytes
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
@@ -31,8 +33,6 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 10_000_000
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
-#: Vectors over the torus beside the draws, and entries of a star's row with the transpose.
-_FIELD_VECTORS, _ROW_BYTES = 12, 2 * 8 * 200
 
 
 def fit_lognormal(config: Config, data: Batch) -> StarFit:
@@ -63,9 +63,9 @@ def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: A
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
-def lognormal_bytes(rows: int, nodes: int) -> int:
-    """Draws, vectors and spectra of the torus, and the sparse rows of the stars, about."""
-    return 4 * (64 + _FIELD_VECTORS) * 4 * nodes + _ROW_BYTES * rows
+def lognormal_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
+    """As of the Gaussian density: draws, vectors and spectra of the torus."""
+    return whole_bytes(config, rows, grid)
 
 
 def _median(config: Config, data: Batch, std: float) -> float:
@@ -94,6 +94,7 @@ def _model(
     prior = GridPrior.padded(
         kernel,
         grid_of(config.grid),
+        nugget=nugget_for(kernel, dtype_of(config.compute)),
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
     )
@@ -103,8 +104,11 @@ def _model(
 
 
 def _settings(config: Config) -> MGVISettings:
+    samples = config.fit.samples
+    if samples % 2:
+        log.info("fit.samples = %d: %d are drawn, in pairs", samples, samples + 1)
     return MGVISettings(
-        samples=config.fit.samples + config.fit.samples % 2,
+        samples=samples + samples % 2,
         cg_steps=config.fit.max_steps,
         seed=config.fit.seed,
     )

@@ -13,11 +13,18 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.inference import Scores, scores
-from dustmap.regression import HIPGPRegressor, HipSettings, plan_fit
+from dustmap.regression import (
+    HIPGPRegressor,
+    HipSettings,
+    WholeSettings,
+    plan_fit,
+    plan_global,
+)
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._exact import KERNELS, MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
+from dustmap.runs._grid import dtype_of
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
 from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan
@@ -120,6 +127,10 @@ def grid_bytes(config: Config, grid: RegularGrid, n: int) -> int:
     """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
     fit = config.fit
     shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
+    if fit.engine == "global":
+        dtype = dtype_of(config.compute)
+        whole = WholeSettings(fit.samples, 1.0, dtype, config.compute.memory_bytes)
+        return plan_global(shortest, grid, n, fit.seed, whole).bytes_needed
     settings = HipSettings(
         family=fit.family,
         block=fit.block or None,

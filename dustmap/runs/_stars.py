@@ -43,6 +43,7 @@ NODES_AT_ONCE = 4096
 LIMITS = {
     "cg_residual": (1e-3, "the posterior mean is not solved for: take float64 or a coarser grid"),
     "cg_columns_unconverged": (0.0, "raise fit.max_steps, take float64, or loosen fit.tolerance"),
+    "wrap_error": (0.15, "length scale near the size of the box: take a larger box (grid.size)"),
     "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
     "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
 }
@@ -71,7 +72,7 @@ class StarRun(AbstractRun):
             "device": str(device_of(self.config.compute)),
             **self.counts(),
         }
-        needed = engine_of(self.config).bytes_needed(len(self.train), self.grid.size)
+        needed = engine_of(self.config).bytes_needed(self.config, len(self.train), self.grid)
         return Plan(counts, needed, self.config.compute.memory_bytes)
 
     def counts(self) -> dict[str, Any]:

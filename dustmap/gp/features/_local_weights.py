@@ -226,5 +226,9 @@ def stored(
         values.append(value)
         total += len(value)
     index = torch.int32 if total < 2**31 else torch.int64
-    parts = (torch.cat(starts).to(index), torch.cat(columns), torch.cat(values))
-    return SparseOperator.from_csr(*parts, shape)
+    rows = torch.cat(starts).to(index)
+    joined_columns = torch.cat(columns)
+    columns.clear()  # what has been joined need not be held twice
+    joined_values = torch.cat(values)
+    values.clear()
+    return SparseOperator.from_csr(rows, joined_columns, joined_values, shape)

@@ -1,7 +1,7 @@
 """Newton steps up the evidence inside a trust radius, without a value of the evidence."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, final
 
 import torch
@@ -19,7 +19,8 @@ from dustmap.inference.evidence._learn_values import (
 )
 from dustmap.inference.solve._grid_model import GridModel
 
-#: Log-parameters stay within this distance of their start: a factor of 1000 either way.
+#: Log-parameters stay within this distance of their start, a factor of 1000 either way, and below
+#: their ceilings.
 _LOG_RANGE = math.log(1e3)
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
@@ -39,10 +40,14 @@ class Climb(Generic[T]):
         solve: Solve[T],
         prior_draws: PriorDraws | None,
         weights: Tensor | None,
+        ceilings: Mapping[int, float],
     ) -> None:
         self._settings = settings
         self._evaluator = Evaluator(build, data, solve, prior_draws, weights)
         self._origin = self._evaluator.present()
+        self._low = self._origin - _LOG_RANGE
+        ceiling = self._evaluator.ceilings(ceilings).maximum(self._origin)
+        self._high = (self._origin + _LOG_RANGE).minimum(ceiling)
         self._samples = settings.samples
         self._best: Point[T] | None = None
         self._status = FitStatus.MAX_STEPS
@@ -79,7 +84,8 @@ class Climb(Generic[T]):
         assert point is not None
         self._evaluator.load(point.theta)
         assign_mean(point.model, point.solution)
-        if bool(((point.theta - self._origin).abs() > 0.999 * _LOG_RANGE).any()):
+        room = torch.minimum(point.theta - self._low, self._high - point.theta)
+        if bool((room < 1e-3).any()):
             self._status = FitStatus.AT_BOUND
         return LearnedModel(
             point.model,
@@ -98,12 +104,12 @@ class Climb(Generic[T]):
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
         theta = base.theta + bounded_step(self._free(base), base.information, radius)
-        return theta.clamp(self._origin - _LOG_RANGE, self._origin + _LOG_RANGE)
+        return theta.clamp(self._low, self._high)
 
     def _free(self, point: Point[T]) -> Tensor:
         """The gradient without what points out of the range."""
-        shift = point.theta - self._origin
-        outward = (shift.abs() >= _LOG_RANGE) & (shift * point.gradient > 0)
+        above = (point.theta >= self._high) & (point.gradient > 0)
+        outward = above | ((point.theta <= self._low) & (point.gradient < 0))
         return torch.where(outward, 0.0, point.gradient)
 
     def _new_radius(self, radius: float, base: Point[T], point: Point[T]) -> float:

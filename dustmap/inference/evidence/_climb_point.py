@@ -1,6 +1,7 @@
 """One point of a climb: solve, gradient and metric at given parameters."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, final
 
@@ -70,6 +71,11 @@ class Evaluator(Generic[T]):
     def present(self) -> Tensor:
         """θ (P,)."""
         return joined(self._parameters).cpu()
+
+    def ceilings(self, known: Mapping[int, float]) -> Tensor:
+        """The largest θ (P,), by the id of a parameter; infinite where none is known."""
+        limits = [(known.get(id(p), math.inf), p.numel()) for p in self._parameters]
+        return torch.tensor([limit for limit, n in limits for _ in range(n)], dtype=torch.float64)
 
     @torch.no_grad()
     def load(self, theta: Tensor) -> None:

@@ -5,7 +5,7 @@ so the gradient is a smooth, deterministic function of the parameters, whose roo
 steps in log-parameters with the average information as metric, inside a trust radius.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ def learn_evidence(
     *,
     prior_draws: PriorDraws | None = None,
     weights: Tensor | None = None,
+    ceilings: Mapping[int, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
 ) -> LearnedModel[T]:
     """Maximises ln p(y | θ) over the learned parameters of kernel and likelihood, in place.
@@ -43,8 +44,10 @@ def learn_evidence(
     prior_draws: without them the gradient in the length scale is many times noisier where the data
         determine the field well; `keyed_prior_draws` has those of `solve_global`.
     weights (N,): the noise variances are divided by them.
+    ceilings: the largest log-parameters, by the id of the parameter; where the climb ends there, it
+        says so.
     """
-    climb = Climb(build, data, settings, solve, prior_draws, weights)
+    climb = Climb(build, data, settings, solve, prior_draws, weights, ceilings or {})
     steps = []
     for step in climb.steps():
         steps.append(step)

@@ -125,9 +125,9 @@ class LearnedModel(Generic[T]):
     def message(self) -> str:
         """One or two sentences on how it ended."""
         steps = len(self.history)
-        text = f"learning {self.status.value} after {steps} solves: {self.status.remedy}"
+        text = f"learning {self.status.value} after {steps} solves"
         if not self.depends_on_grid:
-            return text
+            return f"{text}: {self.status.remedy}"
         return (
             f"{text}; the result depends on the grid, whose median residual variance is "
             f"{self.grid_error:.2g} of the noise: use a finer grid (aim below {_FINE_ENOUGH:g})"

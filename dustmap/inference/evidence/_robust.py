@@ -227,7 +227,8 @@ def fitted_noise(ratio: Tensor, present: StudentTNoise, settings: RobustSettings
     for _ in range(20):
         before = (nu, scale)
         if settings.learn_scale:
-            scale = _fitted_scale(ratio, nu, scale)
+            free = _fitted_scale(ratio, nu, scale)
+            scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
         if settings.learn_nu:
             nu = _fitted_nu(ratio / scale**2)
         if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
@@ -244,7 +245,7 @@ def _fitted_scale(ratio: Tensor, nu: float, scale: float) -> float:
         square = new
         if done:
             break
-    return min(max(math.sqrt(square), scale / _SCALES), scale * _SCALES)
+    return math.sqrt(square)
 
 
 def _fitted_nu(ratio: Tensor) -> float:

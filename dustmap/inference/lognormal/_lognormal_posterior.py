@@ -65,7 +65,10 @@ class LogNormalPosterior(AbstractPosterior):
         return self._all_draws(functional)[:count]
 
     def log_moments(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of ln f (N,) over the samples; −∞ and 0 where f = 0."""
+        """Mean and standard deviation of ln f (N,) over the samples; −∞ and 0 where f = 0.
+
+        The samples come in pairs about a known centre, so the sum of squares is divided by S.
+        """
         found = [_log_moments(self._draws(part)) for part in self._parts(functional)]
         return torch.cat([mean for mean, _ in found]), torch.cat([std for _, std in found])
 
@@ -95,7 +98,7 @@ class LogNormalPosterior(AbstractPosterior):
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""
         mean = self.log_samples.mean(0)
-        return mean, self.log_samples.std(0)
+        return mean, self.log_samples.std(0, correction=0)
 
     def _draws(self, functional: AbstractFunctional) -> Tensor:
         rows = self.interpolation(functional)
@@ -113,4 +116,4 @@ def _log_moments(draws: Tensor) -> tuple[Tensor, Tensor]:
     positive = (draws > 0).all(0)
     logs = torch.where(positive, draws, 1.0).log()
     mean = torch.where(positive, logs.mean(0), -torch.inf)
-    return mean, torch.where(positive, logs.std(0), 0.0)
+    return mean, torch.where(positive, logs.std(0, correction=0), 0.0)

@@ -40,6 +40,9 @@ _WASTE = 1.5
 _LARGEST_STEP = 0.5
 #: Gain in nats of an evidence step below which θ is as good as it need be.
 _NEGLIGIBLE = 0.3
+#: A mean response that still moves by more than this, in units of the noise, has not converged;
+#: fresh deviations of few samples alone move it by half of that.
+_RESTLESS = 1.0
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
 _LARGEST_MISFIT = 3.0
 
@@ -67,6 +70,8 @@ def fit_mgvi(
     Reference: Knollmüller & Enßlin (2019), "Metric Gaussian variational inference"; Frank, Leike
     & Enßlin (2021), "Geometric variational inference".
     """
+    if len(data) == 0:
+        raise ValueError("data is empty: fit_mgvi needs at least one datum")
     fit = _Fit(LogNormalProblem.of(model, data), settings or MGVISettings(), progress)
     fit.find_mode()
     fit.learn()
@@ -196,6 +201,7 @@ class _Fit:
                 self.curved, self.centre, self.z = True, mode, z
             self._precondition()
             self._draw()
+        self.moved = self.moved or self.history[-1].moved > _RESTLESS
 
     def _draw(self) -> None:
         """±δ_s at the centre, from the same random numbers every time."""

@@ -40,8 +40,8 @@ _REMEDIES = {
         "cg_steps, or use float64"
     ),
     MGVIStatus.MISFIT: (
-        "the mode does not reach the data: learn a noise scale or jitter, use a finer grid, or "
-        "start from a larger variance or a shorter length scale"
+        "the mode does not reach the data: use float64 if the errors are tiny, learn a noise scale "
+        "or jitter, use a finer grid, or start from a larger variance or a shorter length scale"
     ),
 }
 

@@ -10,7 +10,7 @@ from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
 from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
-from dustmap.inference.solve._global_solve import SolveSettings
+from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
@@ -152,7 +152,7 @@ class _System:
                 f"{type(data.functional).__name__} and {type(features).__name__}: use solve_global"
             )
         W = features.weights(data.functional)
-        sigma = (model.sigma(data) if sigma is None else sigma).detach()
+        sigma = checked(model, data, sigma)
         C = features.prior.torus_root(1.0)
         phi = ProductOperator(W, features.prior.torus_root(0.5))
         return _System(phi, sigma, _DataCovariance(W, C, sigma))

@@ -172,8 +172,8 @@ def solve_global(
     sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
     first guess of every column and its preconditioner.
     """
+    sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
-    sigma = _checked(model.sigma(data) if sigma is None else sigma, data)
     if start is not None:
         _refuse_other_grid(start, phi)
     A = PrecisionOperator(phi, sigma.reciprocal())
@@ -342,7 +342,11 @@ def _paired(draws: Tensor, antithetic: bool) -> Tensor:
     return torch.stack([draws, -draws], dim=1).flatten(0, 1)
 
 
-def _checked(sigma: Tensor, data: Batch) -> Tensor:
+def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
+    """Σ (N,), given or the model's own; an error for no data, or variances that are none."""
+    if len(data) == 0:
+        raise ValueError("data is empty: a solve needs at least one datum")
+    sigma = model.sigma(data) if sigma is None else sigma
     if sigma.shape != (len(data),):
         raise ValueError(
             f"sigma must have shape ({len(data)},), one variance per datum, got "
