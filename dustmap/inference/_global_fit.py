@@ -38,7 +38,7 @@ class GlobalSettings:
     """How to fit.
 
     samples: draws S; standard deviations have a relative error of 1/√(2S). antithetic, rtol,
-    max_steps, seed: see `SolveSettings`. order, padding, dtype, memory: see `GridSettings`.
+    max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory: see `GridSettings`.
     learn_rows: at most so many random data take part in learning. start_rows: where they are more,
         so many of them find its start, in steps that cost little; 0 leaves that out.
     learn: how it climbs.
@@ -50,6 +50,7 @@ class GlobalSettings:
     rtol: float = 1e-3
     max_steps: int = 500
     seed: int = 0
+    rank: int | None = None
     start_rows: int = 3000
     learn_rows: int = 100_000
     order: int | None = None
@@ -72,6 +73,7 @@ class GlobalSettings:
             samples=samples,
             antithetic=antithetic,
             seed=self.seed,
+            rank=self.rank,
             memory=self.memory // 2,
             fit_mean=fit_mean,
         )

@@ -23,6 +23,7 @@ class Plan:
     """Where the hyperparameters are or start (kpc, mag/kpc), and what to do with them.
 
     steps: a fixed number of block steps, whatever the residual, instead of a tolerance.
+    rank: of the preconditioner, None for the engine to choose.
     start_rows, learn_steps: stars that learning starts with, and solves of each of its stages
     at most.
     """
@@ -33,6 +34,7 @@ class Plan:
     samples: int
     learn: bool = False
     steps: int | None = None
+    rank: int | None = None
     start_rows: int = 3000
     learn_steps: int = 12
 
@@ -76,6 +78,7 @@ def _settings(plan: Plan) -> GlobalSettings:
         samples=plan.samples,
         rtol=rtol,
         max_steps=steps,
+        rank=plan.rank,
         order=ORDER,
         memory=MEMORY,
         start_rows=plan.start_rows,

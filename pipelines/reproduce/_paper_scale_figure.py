@@ -1,4 +1,4 @@
-"""The figure of `paper_scale`: the plane of the Sun, and how time and memory grow."""
+"""The figures of `paper_scale`, the plane of the Sun, and of `growth`."""
 
 from collections.abc import Sequence
 
@@ -15,17 +15,23 @@ from pipelines.reproduce._paper_scale_sky import LOWER, UPPER
 _EXTENT = (LOWER[0], UPPER[0], LOWER[1], UPPER[1])
 
 
-def draw(maps: Maps, rows: Sequence[Row]) -> Figure:
-    """Truth, mean and std at z = 0; seconds and peak memory against N and M."""
-    figure, axes = style.panels(2, 3, 4.4, 3.7)
+def draw(maps: Maps) -> Figure:
+    """Truth, mean and std at z = 0."""
+    figure, axes = style.panels(1, 3, 4.4, 3.7)
     density = Normalize(float(maps.truth.min()), float(maps.truth.max()))
     spread = Normalize(0.0, float(maps.std.max()))
     _plane(axes[0], maps.truth, "Truth, z = 0", "mag / kpc", "cividis", density)
     _plane(axes[1], maps.mean, "Posterior mean", "mag / kpc", "cividis", density)
     _plane(axes[2], maps.std, "Posterior standard deviation", "mag / kpc", "viridis", spread)
-    _growth(axes[3], rows, "growth in N", "N", "stars N")
-    _growth(axes[4], rows, "growth in M", "M", "grid points M")
-    _memory(axes[5], rows)
+    return figure
+
+
+def growth(rows: Sequence[Row]) -> Figure:
+    """Seconds and peak memory against N and M."""
+    figure, axes = style.panels(1, 3, 4.4, 3.7)
+    _growth(axes[0], rows, "in N", "N", "stars N")
+    _growth(axes[1], rows, "in M", "M", "grid points M")
+    _memory(axes[2], rows)
     return figure
 
 
@@ -59,8 +65,8 @@ def _growth(axes: Axes, rows: Sequence[Row], part: str, key: str, label: str) ->
 def _memory(axes: Axes, rows: Sequence[Row]) -> None:
     style.label(axes, "Peak memory of the process", "N, or M / 10", "GiB")
     for part, key, scale, colour, marker in (
-        ("growth in N", "N", 1.0, style.BLUE, "o"),
-        ("growth in M", "M", 0.1, style.ORANGE, "s"),
+        ("in N", "N", 1.0, style.BLUE, "o"),
+        ("in M", "M", 0.1, style.ORANGE, "s"),
     ):
         mine = [row for row in rows if row["part"] == part]
         xs = [scale * number(row, key) for row in mine]

@@ -7,6 +7,7 @@ from pipelines.reproduce import (
     ananke,
     derivatives,
     dust,
+    growth,
     heaton,
     lognormal,
     paper_scale,
@@ -59,8 +60,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ),
     Experiment(
         "paper_scale",
-        "500,000 stars, 62,500 grid points: time, memory, and how both grow",
+        "500,000 stars, 62,500 grid points: time and memory, hyperparameters known or learned",
         paper_scale.run,
+    ),
+    Experiment(
+        "growth",
+        "how time and memory grow with stars (to 2·10⁶) and grid points (to 4·10⁶)",
+        growth.run,
     ),
     Experiment(
         "heaton",

@@ -3,20 +3,18 @@
 Simulated stars uniform in 4 × 4 × 2 kpc around the Sun, extinctions with errors of 5 %, float32.
 Every fit is measured in a process of its own, from loaded data to predictions of held-out stars:
 
-    known          mean and 32 samples at the hyperparameters of the truth
-    learned        length, std and mean of the density from a poor start, then the same solve
-    growth in N    10⁵ to 2·10⁶ stars at M = 62,500, a fixed number of block steps
-    growth in M    62,500 to 4·10⁶ grid points at N = 5·10⁵, the same
+    known      mean and 32 samples at the hyperparameters of the truth
+    learned    length, std and mean of the density from a poor start, then the same solve
+
+How time and memory grow with stars and grid points is the experiment `growth`.
 """
 
 import logging
-import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pipelines.reproduce import _paper_scale_figure as figure
@@ -35,44 +33,42 @@ from pipelines.reproduce._paper_scale_sky import SkySettings
 _log = logging.getLogger(__name__)
 
 STARS = 500_000
-GROWTH_STARS = (100_000, 200_000, 500_000, 1_000_000, 2_000_000)
-GROWTH_SHAPES = ((50, 50, 25), (100, 100, 50), (200, 200, 100))
-SAMPLES, GROWTH_SAMPLES, GROWTH_STEPS = 32, 8, 20
+SAMPLES = 32
 #: Where learning starts: length and std as multiples of the truth's.
 POOR = (3.0, 0.2)
-KNOWN_S, LEARNED_S, PEAK_GIB, SLOPE, CHI2 = 300.0, 900.0, 8.0, 1.2, 1.2
-_QUICK = SkySettings((8, 8, 5), stars=1000, held_out=200, length=1.2)
+KNOWN_S, LEARNED_S, PEAK_GIB, CHI2 = 300.0, 900.0, 8.0, 1.2
+QUICK = SkySettings((8, 8, 5), stars=1000, held_out=200, length=1.2)
 
 
 def run(request: Request) -> Outcome:
-    """All parts; quick is 1,000 stars on 320 points in this process."""
-    sky = _QUICK if request.quick else SkySettings(stars=max(GROWTH_STARS))
+    """Both fits; quick is 1,000 stars on 320 points in this process."""
+    sky = QUICK if request.quick else SkySettings(stars=STARS)
+    rows, maps = on_sky(sky, lambda path: tasks(sky, path, request.quick), fresh=not request.quick)
+    return Outcome(settings(sky), rows, goals(rows), figure.draw(maps[-1]))
+
+
+def on_sky(
+    sky: SkySettings, tasks: Callable[[Path], Sequence[tuple[str, Task]]], *, fresh: bool
+) -> tuple[list[Row], list[Maps]]:
+    """The sky drawn to a file, and what was found of all tasks on it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sky.npz"
-        draw_to_file(sky, path, fresh=not request.quick)
-        rows, maps = measured(tasks(sky, path, request.quick), fresh=not request.quick)
-    return Outcome(settings(sky), rows, goals(rows, request.quick), figure.draw(maps, rows))
+        draw_to_file(sky, path, fresh=fresh)
+        return measured(tasks(path), fresh)
 
 
 def tasks(sky: SkySettings, path: Path, quick: bool) -> list[tuple[str, Task]]:
-    """Every part's fits, in order."""
-    stars = sky.stars if quick else STARS
+    """Both fits, in order."""
     samples = 8 if quick else SAMPLES
     known = Plan(sky.length, sky.std, sky.mean, samples)
     poor = Plan(POOR[0] * sky.length, POOR[1] * sky.std, 0.0, samples, learn=True)
     poor = replace(poor, start_rows=40, learn_steps=3) if quick else poor
-    fixed = Plan(sky.length, sky.std, sky.mean, 4 if quick else GROWTH_SAMPLES, steps=GROWTH_STEPS)
-    first = Task(path, sky, sky.shape, stars, known, torch.get_num_threads())
-    found = []
-    for count in (stars // 2, stars) if quick else GROWTH_STARS:
-        found.append(("growth in N", replace(first, stars=count, plan=fixed)))
-    for shape in (sky.shape, (10, 10, 6)) if quick else GROWTH_SHAPES:
-        found.append(("growth in M", replace(first, shape=shape, plan=fixed)))
-    return [*found, ("known", first), ("learned", replace(first, plan=poor, with_maps=True))]
+    first = Task(path, sky, sky.shape, sky.stars, known, torch.get_num_threads())
+    return [("known", first), ("learned", replace(first, plan=poor, with_maps=True))]
 
 
-def measured(every: Sequence[tuple[str, Task]], fresh: bool) -> tuple[list[Row], Maps]:
-    """The table, and the maps of the fit that made them."""
+def measured(every: Sequence[tuple[str, Task]], fresh: bool) -> tuple[list[Row], list[Maps]]:
+    """The table, and the maps of the fits that made them."""
     rows: list[Row] = []
     pictures: list[Maps] = []
     for part, task in every:
@@ -80,7 +76,7 @@ def measured(every: Sequence[tuple[str, Task]], fresh: bool) -> tuple[list[Row],
         rows.append({"part": part, **row})
         pictures += [] if maps is None else [maps]
         _log.info("%s", rows[-1])
-    return rows, pictures[-1]
+    return rows, pictures
 
 
 def _found(task: Task, fresh: bool) -> Found:
@@ -93,14 +89,13 @@ def settings(sky: SkySettings) -> Row:
         **sky.as_row(),
         "dtype": "float32",
         "poor_start": {"length": POOR[0], "std": POOR[1], "mean": 0.0, "unit": "of the truth"},
-        "growth": f"{GROWTH_SAMPLES} samples, {GROWTH_STEPS} block steps, known hyperparameters",
         "memory": "peak resident memory of a process that loads the stars and fits",
         "threads": torch.get_num_threads(),
     }
 
 
-def goals(rows: Sequence[Row], quick: bool) -> list[Goal]:
-    """Seconds, memory, calibration, and near-linear growth."""
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """Seconds, memory and calibration."""
     one = {str(row["part"]): row for row in rows}
     found = []
     for part, limit in (("known", KNOWN_S), ("learned", LEARNED_S)):
@@ -109,15 +104,4 @@ def goals(rows: Sequence[Row], quick: bool) -> list[Goal]:
         found.append(Goal.at_most(name + "peak GiB", PEAK_GIB, number(one[part], "peak_gib")))
     chi2 = number(one["learned"], "held_out_chi2")
     found.append(Goal.at_most("χ² of noise-free held-out extinctions, learned", CHI2, chi2))
-    for key in ("N", "M"):
-        mine = [row for row in rows if row["part"] == f"growth in {key}"]
-        for column, name in (("seconds", "seconds"), ("peak_gib", "peak memory")):
-            reached = None if quick else slope(mine, key, column)
-            found.append(Goal.at_most(f"log-log slope of {name} against {key}", SLOPE, reached))
     return found
-
-
-def slope(rows: Sequence[Row], key: str, column: str) -> float:
-    """Of log column against log key, by least squares."""
-    x, y = ([math.log(number(row, name)) for row in rows] for name in (key, column))
-    return float(np.polyfit(x, y, 1)[0])
