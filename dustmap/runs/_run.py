@@ -27,8 +27,8 @@ class Plan:
         if self.bytes_needed > self.bytes_allowed:
             raise ValueError(
                 f"the run needs {self.bytes_needed:,} bytes and compute.memory allows "
-                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data or a "
-                f"coarser grid"
+                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data, fewer "
+                f"fit.samples or a coarser grid"
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class StarRun(AbstractRun):
     def plan(self) -> Plan:
         counts = {
             "engine": self.config.fit.engine,
+            "density": self.config.density,
             "device": str(device_of(self.config.compute)),
             **self.counts(),
         }
