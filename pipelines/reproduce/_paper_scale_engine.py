@@ -23,7 +23,7 @@ class Plan:
     """Where the hyperparameters are or start (kpc, mag/kpc), and what to do with them.
 
     steps: a fixed number of block steps, whatever the residual, instead of a tolerance.
-    rank: of the preconditioner, None for the engine to choose.
+    rank: of the preconditioner, None for the engine to choose. memory: bytes for vectors and rows.
     start_rows, learn_steps: stars that learning starts with, and solves of each of its stages
     at most.
     """
@@ -35,6 +35,7 @@ class Plan:
     learn: bool = False
     steps: int | None = None
     rank: int | None = None
+    memory: int = MEMORY
     start_rows: int = 3000
     learn_steps: int = 12
 
@@ -80,7 +81,7 @@ def _settings(plan: Plan) -> GlobalSettings:
         max_steps=steps,
         rank=plan.rank,
         order=ORDER,
-        memory=MEMORY,
+        memory=plan.memory,
         start_rows=plan.start_rows,
         learn=LearnSettings(max_steps=plan.learn_steps),
     )
