@@ -1,17 +1,13 @@
 """From data to a posterior on a grid in one call: hyperparameters, then mean and draws."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import (
-    AbstractMean,
-    Batch,
-    RegularGrid,
-)
+from dustmap.gp import AbstractMean, Batch, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.kernels import AbstractKernel
@@ -281,7 +277,7 @@ class _Fit:
         def solve(
             model: GridModel, sigma: Tensor, samples: int, start: GlobalSolution | None
         ) -> GlobalSolution:
-            settings = replace(self.settings.solve(samples, self.fit_mean), antithetic=False)
+            settings = self.settings.solve(samples, self.fit_mean)
             return solve_global(model, data, settings, sigma=sigma, start=start)
 
         return solve

@@ -10,7 +10,7 @@ from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
 from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
-from dustmap.inference.solve._global_solve import SolveSettings, checked
+from dustmap.inference.solve._global_solve import SolveSettings, checked, paired
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
@@ -123,7 +123,7 @@ def solve_in_data_space(
         change = torch.linalg.solve(X @ H.mT, X @ target)
         beta, alpha, target = beta + change, alpha - change @ X, target - change @ H
     eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
-    deviations = _paired(eps - system.phi.rmatmul(draws), settings.antithetic)
+    deviations = paired(eps - system.phi.rmatmul(draws), settings.antithetic)
     return DataSpaceSolution(
         PathwisePosterior(model, beta.detach(), eps_mean, deviations, settings.antithetic),
         system.sigma,
@@ -218,8 +218,3 @@ def _guesses(start: DataSpaceSolution | None, b: Tensor) -> Tensor | None:
         return None
     known = start.solve.x[: len(b)]
     return torch.cat([known, known.new_zeros(len(b) - len(known), b.shape[1])])
-
-
-def _paired(draws: Tensor, antithetic: bool) -> Tensor:
-    """The draws, each followed by its negative if antithetic."""
-    return torch.stack([draws, -draws], 1).flatten(0, 1) if antithetic else draws

@@ -294,7 +294,7 @@ def _solution(
     settings: SolveSettings,
 ) -> GlobalSolution:
     eps_mean = solve.x[0]
-    deviations = _paired(solve.x[1:], settings.antithetic)
+    deviations = paired(solve.x[1:], settings.antithetic)
     beta = profile.fitted_coefficients(eps_mean)
     return GlobalSolution(
         PathwisePosterior(model, beta, eps_mean, deviations, settings.antithetic),
@@ -335,7 +335,7 @@ def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
     return min(_RANK, memory // (_RANK_VECTORS * width * A.dtype.itemsize))
 
 
-def _paired(draws: Tensor, antithetic: bool) -> Tensor:
+def paired(draws: Tensor, antithetic: bool) -> Tensor:
     """The draws, each followed by its negative if antithetic."""
     if not antithetic:
         return draws
