@@ -14,7 +14,6 @@ import dustmap
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
 from dustmap.regression import HIPGPRegressor
-from dustmap.regression._global import GlobalPlan
 
 Array = NDArray[np.float64]
 ENGINES = ("exact", "hip", "global")
@@ -207,96 +206,6 @@ def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
     np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5.0 * std.max() / np.sqrt(count))
     np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.1)
     np.testing.assert_array_equal(draws, model.sample_y(new, n_samples=count, random_state=1))
-
-
-def test_draws_of_the_global_engine_are_as_many_as_were_solved_for() -> None:
-    X, truth, noise = wave(100, 1)
-    model = HIPGPRegressor(wave_kernel(1), engine="global", samples=5, noise=1.0, learn=False)
-    model.fit(X, truth + noise)
-    assert model.report_["monte_carlo_error_of_std"] == pytest.approx(10**-0.5)
-    draws, others = (model.sample_y(X, 5, random_state=seed) for seed in (0, 1))
-    np.testing.assert_allclose(
-        np.sort(draws.mean(axis=0)), np.sort(others.mean(axis=0)), atol=0.1
-    )  # the same five, in another order, but for residuals
-    assert not np.allclose(model.sample_y(X, random_state=0), model.sample_y(X, random_state=2))
-    with pytest.raises(ValueError, match="n_samples = 6: expected between 1 and samples = 5"):
-        model.sample_y(X, 6)
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_global_engine_agrees_with_exact_inside_and_beyond_the_grid(dim: int, dtype: str) -> None:
-    X, truth, noise = wave(240, dim)
-    X, y, new = X[:200], (truth + 2.0 * noise)[:200], X[200:]
-    far = X.max(axis=0) + 0.3 * 10.0 ** np.arange(dim) * np.array([[0.05], [0.5], [2.0], [100.0]])
-    queries = np.concatenate([new[:20], far, new[20:]])
-    exact = HIPGPRegressor(wave_kernel(dim), noise=2.0, learn=("mean",)).fit(X, y)
-    whole = HIPGPRegressor(
-        wave_kernel(dim), engine="global", noise=2.0, learn=("mean",), samples=500, dtype=dtype
-    )
-    whole.fit(X, y)
-    assert whole.report_["advice"] == []
-    assert whole.report_["solve"]["status"] == "converged"
-    mean, std = exact.predict(queries, return_std=True)
-    ours, spread = whole.predict(queries, return_std=True)
-    np.testing.assert_allclose(ours, mean, atol=0.25 * std.max())
-    assert np.sqrt(np.mean((ours - mean) ** 2)) < 0.1 * std.mean()
-    np.testing.assert_allclose(spread, std, rtol=0.2)  # 6 standard errors of 500 draws
-    assert np.mean(spread / std) == pytest.approx(1.0, abs=0.05)
-    beyond = whole.predict(far[-1:], return_std=True)
-    assert beyond[0] == pytest.approx(1000.0 + (whole.mean_[0] - 1000.0), rel=1e-5)
-    assert beyond[1] == pytest.approx(5.0, rel=1e-3)
-
-
-def test_global_engine_is_the_same_in_either_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, truth, noise = wave(100, 1)
-    model = HIPGPRegressor(
-        wave_kernel(1), engine="global", grid=(150,), noise=1.0, learn=("mean",), samples=8
-    )
-    mean, std = model.fit(X, truth + noise).predict(X, return_std=True)
-    assert model.report_["solve"]["space"] == "data"
-    monkeypatch.setattr(GlobalPlan, "in_data_space", False)
-    field, spread = model.fit(X, truth + noise).predict(X, return_std=True)
-    assert model.report_["solve"]["space"] == "field"
-    np.testing.assert_allclose(field, mean, atol=0.01 * std.min())
-    np.testing.assert_allclose(spread, std, rtol=0.01)
-
-
-def test_global_engine_has_a_linear_mean() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(200, 2))
-    y = 3.0 + X @ [5.0, -2.0] + 0.01 * rng.standard_normal(200)
-    model = HIPGPRegressor(Matern32([0.5, 0.5], 0.01), engine="global", mean="linear", noise=0.01)
-    model.set_params(learn=("mean",)).fit(X, y)
-    np.testing.assert_allclose(model.mean_, [3.0, 5.0, -2.0], atol=0.2)
-    np.testing.assert_allclose(model.predict([[30.0, 30.0]]), model.mean_ @ [1.0, 30.0, 30.0])
-
-
-def test_global_engine_learns_the_detail_that_few_rows_do_not_show() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(size=(3000, 1))
-    y = (
-        5.0 * np.sin(6.0 * X[:, 0])
-        + 0.5 * np.sin(300.0 * X[:, 0])
-        + 0.1 * rng.standard_normal(3000)
-    )
-    model = HIPGPRegressor(engine="global", n_learn=60, samples=16).fit(X[:2800], y[:2800])
-    learning = model.report_["learning"]
-    assert learning["neighbours_kept"]
-    assert (learning["n_data"], learning["neighbours_n_data"]) == (60, 2800)
-    assert learning["neighbours_gain_per_datum"] > 0.5
-    assert model.noise_std_ == pytest.approx(0.1, rel=0.1)
-    assert np.sqrt(np.mean((model.predict(X[2800:]) - y[2800:]) ** 2)) < 0.12
-
-
-def test_global_engine_tells_that_float32_cannot_hold_tiny_noise() -> None:
-    X, truth, _ = wave(150, 1)
-    model = HIPGPRegressor(
-        wave_kernel(1), engine="global", noise=1e-5, learn=False, dtype="float32", samples=4
-    )
-    model.fit(X, truth)
-    told = " ".join(model.report_["advice"])
-    assert 'dtype="float64"' in told
 
 
 @pytest.mark.parametrize("family", ["block", "mean-field"])
