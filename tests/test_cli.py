@@ -9,8 +9,7 @@ import pytest
 
 import dustmap
 from dustmap import config
-from dustmap._cli_exit import BAD_INPUT, CHECK_FAILED, DONE, FAILED
-from dustmap.cli import main
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_anything_else_ends_with_1(
     def fail(*_: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("dustmap._cli_commands.execute_run", fail)
+    monkeypatch.setattr("dustmap.runs.execute_run", fail)
     assert run(sky) == FAILED
     assert error(capsys) == "dustmap: error: first line second line"
 

@@ -15,8 +15,7 @@ from astropy.wcs import WCS
 from numpy.typing import NDArray
 
 from dustmap import config
-from dustmap._cli_exit import BAD_INPUT, CHECK_FAILED, DONE
-from dustmap.cli import main
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
 from dustmap.regression import HIPGPRegressor
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,6 +9,7 @@ from dustmap.runs._directory import RunDirectory as RunDirectory
 from dustmap.runs._directory import check_free as check_free
 from dustmap.runs._dispatch import execute_run as execute_run
 from dustmap.runs._dispatch import open_run as open_run
+from dustmap.runs._dispatch import open_star_map as open_star_map
 from dustmap.runs._dispatch import prepare as prepare
 from dustmap.runs._dispatch import regression_at as regression_at
 from dustmap.runs._regression_result import RegressionResult as RegressionResult

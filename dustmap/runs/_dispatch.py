@@ -12,7 +12,7 @@ from dustmap.runs._regression import prepare_regression
 from dustmap.runs._regression_result import RegressionResult, open_regression
 from dustmap.runs._report import Report
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
-from dustmap.runs._star_map import open_star_map
+from dustmap.runs._star_map import StarMap, reopen_star_map
 from dustmap.runs._stars import prepare_stars
 
 
@@ -26,7 +26,7 @@ class Kind:
 
 
 KINDS = {
-    "stars": Kind(prepare_stars, open_star_map),
+    "stars": Kind(prepare_stars, reopen_star_map),
     "regression": Kind(prepare_regression, open_regression),
 }
 
@@ -42,6 +42,14 @@ def open_run(path: Path) -> AbstractFinishedRun:
     """A finished run with its posterior; what its directory lacks is an OSError."""
     directory = RunDirectory.open(path)
     return _kind(directory.config()).open(directory)
+
+
+def open_star_map(path: Path) -> StarMap:
+    """A finished map of the dust; a run of another kind is a ValueError."""
+    finished = open_run(path)
+    if not isinstance(finished, StarMap):
+        raise ValueError(f'{path}: expected a run with data.kind = "stars", a map of the dust')
+    return finished
 
 
 def regression_at(path: Path) -> RegressionResult | None:

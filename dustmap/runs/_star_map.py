@@ -130,7 +130,7 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
-def open_star_map(directory: RunDirectory) -> StarMap:
+def reopen_star_map(directory: RunDirectory) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes."""
     config = directory.config()
     run = assemble(config, read_archive(directory.path / ARCHIVE), None)

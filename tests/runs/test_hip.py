@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dustmap._cli_exit import BAD_INPUT
-from dustmap.cli import main
+from dustmap.cli import BAD_INPUT, main
 from dustmap.config import Config, load
 from dustmap.runs import execute_run, open_run, prepare
 from dustmap.sky import SkyModel, read_map, simulate, write_stars

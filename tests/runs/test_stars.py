@@ -13,8 +13,7 @@ from astropy.io import fits
 from astropy.table import QTable
 from astropy.wcs import WCS
 
-from dustmap._cli_exit import DONE
-from dustmap.cli import main
+from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.sky import SkyModel, read_map, read_stars, simulate, write_stars, write_zarr

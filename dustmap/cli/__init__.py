@@ -1,0 +1,111 @@
+"""The command `dustmap`: one module a command, each with `add` (its parser) and `execute`.
+
+Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, but a check failed
+(outputs written, named in report.json); 1 anything else.
+
+torch and astropy take seconds to import, which help and configurations need not wait for: the
+modules here import what computes inside `execute`, never at their top.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from dustmap import __version__
+from dustmap.cli import (
+    _config,
+    _evaluate,
+    _export,
+    _plot,
+    _predict,
+    _query,
+    _run,
+    _simulate,
+)
+from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
+from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
+from dustmap.cli._exit import DONE as DONE
+from dustmap.cli._exit import FAILED as FAILED
+from dustmap.cli._exit import BadInput as BadInput
+from dustmap.cli._parser import Commands
+
+DESCRIPTION = """\
+dustmap builds 3D dust maps; the dustmaps package queries published ones.
+
+usage: dustmap COMMAND ...          dustmap COMMAND --help tells more of each"""
+EPILOG = """\
+Lengths accept 300pc and 0.3kpc; bare numbers are pc, degrees and mag.
+Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, but a check failed
+(see report.json); 1 anything else.
+
+Example:
+  dustmap simulate --stars 2000 --seed 1 --output sky.fits
+  dustmap config --example > run.toml
+  dustmap run run.toml --output run1 --set data.catalog=sky.fits
+  dustmap query run1 --l 30 --b 5 --distance 150pc"""
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    def add(self, commands: Commands) -> None: ...
+
+    def execute(self, options: argparse.Namespace) -> int: ...
+
+
+#: In the order of the help, which is that of a project.
+COMMANDS: dict[str, Command] = {
+    "run": _run,
+    "config": _config,
+    "simulate": _simulate,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "export": _export,
+    "query": _query,
+    "plot": _plot,
+}
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; every error is one line on stderr and an exit code."""
+    options = parser().parse_args(arguments)
+    level = logging.DEBUG if options.verbose else logging.INFO
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
+    logging.getLogger("dustmap").setLevel(level)
+    try:
+        return COMMANDS[options.command].execute(options)
+    except BadInput as error:
+        return _fail(error, BAD_INPUT)
+    except KeyboardInterrupt:
+        return _fail("interrupted", FAILED)
+    except Exception as error:
+        log.debug("the error in full:", exc_info=True)
+        return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    root = argparse.ArgumentParser(
+        prog="dustmap",
+        usage=argparse.SUPPRESS,  # the description is to be the first line
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="version", version=f"dustmap {__version__}")
+    commands = root.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, prog="dustmap"
+    )
+    for command in COMMANDS.values():
+        command.add(commands)
+    return root
+
+
+def _fail(error: object, code: int) -> int:
+    # An error is one line, whatever the library that raised it had to say.
+    sys.stderr.write(f"dustmap: error: {' '.join(str(error).split())}\n")
+    return code

@@ -1,0 +1,20 @@
+"""How a command ends: its exit code, and the error that means bad input."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: 3: finished, but a solver or a calibration check failed; outputs are written.
+DONE, FAILED, BAD_INPUT, CHECK_FAILED = 0, 1, 2, 3
+
+
+class BadInput(Exception):
+    """What the user gave cannot be used, and nothing has been written."""
+
+
+@contextmanager
+def checking_input() -> Iterator[None]:
+    """Inside, a value or a file that cannot be used is the user's to correct."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError) as error:
+        raise BadInput(error) from error

@@ -1,0 +1,33 @@
+"""dustmap predict: predicted extinctions and densities beside the rows of a catalog."""
+
+import argparse
+from pathlib import Path
+
+from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._parser import Commands, add_catalog, add_output, new
+from dustmap.cli._tell import tell
+
+
+def add(commands: Commands) -> None:
+    command = new(
+        commands,
+        "predict",
+        "add predicted extinctions and densities to a catalog",
+        "predict run1 --catalog places.csv --output predicted.csv",
+    )
+    command.add_argument("run", metavar="RUN")
+    add_catalog(command)
+    add_output(command, ".fits, .csv or .ecsv")
+
+
+def execute(options: argparse.Namespace) -> int:
+    from dustmap.runs import open_run
+    from dustmap.sky import refuse_existing
+
+    output = Path(options.output)
+    with checking_input():
+        refuse_existing(output, options.overwrite)
+        finished = open_run(Path(options.run))
+        told = finished.predict(Path(options.catalog), output, options.overwrite)
+    tell(told, as_json=False)
+    return DONE
