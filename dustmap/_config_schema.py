@@ -4,11 +4,11 @@ A field is declared once, as `name: Annotated[type, Key(parser, meaning, unit)] 
 checking, echoing and the commented example all follow from the declaration.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, final
 
 from dustmap._config_values import (
-    ConfigError,
     Parser,
     bytes_of,
     choice,
@@ -23,6 +23,18 @@ from dustmap._config_values import (
 )
 
 
+def _never(text: str) -> bool:
+    return False
+
+
+def _always(text: str) -> bool:
+    return bool(text)
+
+
+def _card_file(text: str) -> bool:
+    return text.endswith(".toml")
+
+
 @final
 @dataclass(frozen=True)
 class Key:
@@ -31,8 +43,8 @@ class Key:
     parse: Parser
     meaning: str
     unit: str = ""
-    # The key holds paths: relative ones are relative to the file they stand in.
-    path: bool = False
+    # Which of the key's texts are paths: relative ones are relative to the file they stand in.
+    path: Callable[[str], bool] = _never
 
 
 @final
@@ -43,19 +55,53 @@ class DataConfig:
     kind: Annotated[str, Key(choice("stars", "regression"), "a map of dust, or any data")] = "stars"
     catalog: Annotated[
         tuple[str, ...],
-        Key(texts(), "the file, or a list of files, with the data; has no default", path=True),
+        Key(texts(), "the file, or a list of files, with the data; has no default", path=_always),
     ] = ()
     schema: Annotated[
         str,
         Key(
-            choice("dustmap"),
-            "stars: names of the columns (dustmap has source_id, l, b, distance_pc, extinction, "
-            "extinction_error)",
+            text(),
+            "stars: which columns the catalog has: the name of a survey's card, or the path of "
+            "your own card.toml",
+            path=_card_file,
         ),
-    ] = "dustmap"
+    ] = "generic"
     system: Annotated[
-        str, Key(text(), "stars: the extinction's band or curve; must agree with the catalog's")
-    ] = "A_V"
+        str,
+        Key(
+            text(empty=True),
+            "stars: extinction system of the map, such as A_V or custom:NAME; empty for the "
+            "catalog's own",
+        ),
+    ] = ""
+    cuts: Annotated[
+        str, Key(text(), "stars: which of the card's sets of quality cuts; none keeps all rows")
+    ] = "default"
+    invalid: Annotated[
+        str,
+        Key(
+            choice("", "error", "drop"),
+            "stars: what rows that cannot be used do: stop the run, or count and go; empty for "
+            "the card's own rule",
+        ),
+    ] = ""
+    distance_prior: Annotated[
+        str,
+        Key(
+            choice("flat-parallax", "exponential-density"),
+            "stars with parallaxes: distribution of distances before they are measured",
+        ),
+    ] = "flat-parallax"
+    distance_max: Annotated[
+        float, Key(parsecs(positive=True), "stars with parallaxes: end of that prior", "pc")
+    ] = 10_000.0
+    distance_scale: Annotated[
+        float,
+        Key(parsecs(positive=True), "length over which exponential-density falls by e", "pc"),
+    ] = 1350.0
+    parallax_zero_point: Annotated[
+        float, Key(number(), "subtracted from all parallaxes", "mas")
+    ] = 0.0
     holdout: Annotated[
         float,
         Key(number(low=0.0, below=1.0), "part of the rows kept back to judge the fit", "fraction"),
@@ -65,7 +111,7 @@ class DataConfig:
         Key(
             text(empty=True),
             "stars: true density (zarr) drawn beside the map; may be empty",
-            path=True,
+            path=_always,
         ),
     ] = ""
     inputs: Annotated[
@@ -144,9 +190,20 @@ class ModelConfig:
             "it open: mean_density, or 1 if lognormal",
         ),
     ] = 0.0
-    mean: Annotated[str, Key(choice("constant", planned=("disc",)), "mean of the density")] = (
-        "constant"
-    )
+    mean: Annotated[
+        str,
+        Key(
+            choice("constant", "disc"),
+            "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
+            "|Z| and with the distance from the Galactic centre",
+        ),
+    ] = "constant"
+    disc_height: Annotated[
+        float, Key(parsecs(positive=True), "scale height of the disc, where learning starts", "pc")
+    ] = 100.0
+    disc_length: Annotated[
+        float, Key(parsecs(positive=True), "scale length of the disc, where learning starts", "pc")
+    ] = 3000.0
     mean_density: Annotated[
         float,
         Key(
@@ -163,10 +220,19 @@ class ModelConfig:
             "distribution of the errors; student-t forgives outliers (stars, engine global)",
         ),
     ] = "gaussian"
+    scatter: Annotated[
+        float,
+        Key(
+            number(low=0.0),
+            "intrinsic scatter of the extinctions, added in squares to their errors; where it is "
+            "learned, a start value",
+            "mag",
+        ),
+    ] = 0.0
     learn: Annotated[
         tuple[str, ...],
         Key(
-            choices("length", "std", "mean", "noise"),
+            choices("length", "std", "mean", "noise", "scatter"),
             "learned from the data (noise is a factor on all errors)",
         ),
     ] = ("length", "std", "mean", "noise")
@@ -203,6 +269,14 @@ class FitConfig:
             "relative change or residual at which steps end (a log-normal density has its own)",
         ),
     ] = 1e-3
+    distance_rounds: Annotated[
+        int,
+        Key(
+            integer(0, 3),
+            "stars with uncertain distances: most times the density found is used to refresh what "
+            "they add to the noise; ends when the noise changes by less than 5 %",
+        ),
+    ] = 1
     learn_rows: Annotated[
         int, Key(integer(2), "hip, exact: most rows that take part in learning, drawn at random")
     ] = 500
@@ -272,95 +346,14 @@ class ExportConfig:
         "zarr",
         "fits",
     )
-
-
-@final
-@dataclass(frozen=True)
-class Config:
-    """A whole run."""
-
-    data: DataConfig
-    grid: GridConfig
-    model: ModelConfig
-    fit: FitConfig
-    compute: ComputeConfig
-    export: ExportConfig
-
-    @property
-    def density(self) -> str:
-        """The distribution of the density: model.density, or what "auto" stands for."""
-        if self.model.density != "auto":
-            return self.model.density
-        positive = self._solves_for_all_stars and self.model.noise == "gaussian"
-        return "lognormal" if positive else "gaussian"
-
-    @property
-    def _solves_for_all_stars(self) -> bool:
-        return self.data.kind == "stars" and self.fit.engine == "global"
-
-    def __post_init__(self) -> None:
-        _check_data(self.data)
-        _check_model(self, self._solves_for_all_stars)
-        if self.data.kind == "stars":
-            _check_box(self.grid)
-
-
-def _check_data(data: DataConfig) -> None:
-    if not data.catalog:
-        raise ConfigError("data.catalog is missing: expected the path of the file with the data")
-    if data.kind != "regression":
-        return
-    if not 1 <= len(data.inputs) <= 3:
-        raise ConfigError(
-            f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
-            'which data.kind = "regression" predicts from'
-        )
-    if not data.target:
-        raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
-
-
-def _check_model(config: Config, whole: bool) -> None:
-    model = config.model
-    for key, value in (("noise", "student-t"), ("density", "lognormal")):
-        if getattr(model, key) == value and not whole:
-            raise ConfigError(
-                f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
-                f'everything else takes "gaussian"'
-            )
-    if (model.noise, config.density) == ("student-t", "lognormal"):
-        raise ConfigError(
-            'model.noise = "student-t" goes with model.density = "gaussian"; a log-normal density '
-            "takes gaussian errors"
-        )
-    if config.density == "lognormal" and model.mean_density <= 0:
-        raise ConfigError(
-            f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
-            "log-normal density"
-        )
-    if config.density == "lognormal" and config.fit.samples < 4:
-        raise ConfigError(
-            f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
-            "whose samples come in pairs"
-        )
-    stars = config.data.kind == "stars"
-    if stars and model.std == 0 and model.mean_density <= 0:
-        raise ConfigError("model.std = 0 stands for model.mean_density, which is not positive")
-    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
-        raise ConfigError(
-            'model.std is neither given nor in model.learn: expected a number, or "std" there'
-        )
-
-
-def _check_box(grid: GridConfig) -> None:
-    for name in ("center", "size"):
-        value = getattr(grid, name)
-        if len(value) != 3:
-            raise ConfigError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
-    for axis, size in zip("XYZ", grid.size, strict=True):
-        cells = size / grid.spacing
-        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            down, up = max(1, int(cells)) * grid.spacing, (int(cells) + 1) * grid.spacing
-            raise ConfigError(
-                f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {down:g} or {up:g}"
-            )
+    quantities: Annotated[
+        tuple[str, ...],
+        Key(
+            choices("mean", "std", "median", "p16", "p84", "coverage"),
+            "of the density, in these files; coverage is the share of the prior variance that "
+            "the data removed",
+        ),
+    ] = ("mean", "std", "median", "p16", "p84", "coverage")
+    samples: Annotated[
+        int, Key(integer(0), "draws from the posterior in these files; 0 for none")
+    ] = 12

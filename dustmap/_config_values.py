@@ -65,10 +65,15 @@ def number(*, above: float = -math.inf, low: float = -math.inf, below: float = m
     return Parser(parse)
 
 
-def integer(low: int) -> Parser:
+def integer(low: int, high: int | None = None) -> Parser:
+    """A whole number from low on, to high where there is one."""
+    expected = f"a whole number >= {low}" + ("" if high is None else f" and <= {high}")
+
     def parse(raw: object) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int) or raw < low:
-            raise Rejected(f"a whole number >= {low}")
+        if isinstance(raw, bool) or not isinstance(raw, int):
+            raise Rejected(expected)
+        if raw < low or (high is not None and raw > high):
+            raise Rejected(expected)
         return raw
 
     return Parser(parse)

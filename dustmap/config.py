@@ -5,7 +5,8 @@
     echo(config)               the whole configuration as TOML, defaults included
     sha256(config)             what provenance cards carry
 
-The sections and their keys are declared in `dustmap._config_schema`.
+The sections and their keys are declared in `dustmap._config_schema`, what they must agree on in
+`dustmap._config_whole`.
 """
 
 import dataclasses
@@ -14,13 +15,12 @@ import hashlib
 import json
 import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from dustmap import _config_values as _values
 from dustmap._config_schema import ComputeConfig as ComputeConfig
-from dustmap._config_schema import Config as Config
 from dustmap._config_schema import DataConfig as DataConfig
 from dustmap._config_schema import ExportConfig as ExportConfig
 from dustmap._config_schema import FitConfig as FitConfig
@@ -29,6 +29,7 @@ from dustmap._config_schema import Key
 from dustmap._config_schema import ModelConfig as ModelConfig
 from dustmap._config_values import ConfigError as ConfigError
 from dustmap._config_values import Rejected
+from dustmap._config_whole import Config as Config
 
 _Tables = dict[str, dict[str, object]]
 
@@ -79,7 +80,8 @@ def example() -> str:
 
 
 def _comment(key: Key) -> list[str]:
-    options = f": {', '.join(key.parse.options)}" if key.parse.options else ""
+    named = [option or '""' for option in key.parse.options]
+    options = f": {', '.join(named)}" if named else ""
     unit = f"  [{key.unit}]" if key.unit else ""
     words = key.meaning + options + unit
     return textwrap.wrap(
@@ -169,15 +171,14 @@ def _value(written: str) -> object:
 def _anchored(tables: _Tables, directory: Path) -> _Tables:
     for section, values in tables.items():
         for key, raw in values.items():
-            if _keys(section)[key].path:
-                values[key] = _absolute(raw, directory)
+            values[key] = _absolute(raw, directory, _keys(section)[key].path)
     return tables
 
 
-def _absolute(raw: object, directory: Path) -> object:
+def _absolute(raw: object, directory: Path, is_path: Callable[[str], bool]) -> object:
     if isinstance(raw, list | tuple):
-        return [_absolute(entry, directory) for entry in raw]
-    if not isinstance(raw, str) or not raw:
+        return [_absolute(entry, directory, is_path) for entry in raw]
+    if not isinstance(raw, str) or not is_path(raw):
         return raw
     return str((directory / Path(raw).expanduser()).resolve())
 

@@ -39,6 +39,7 @@ def test_the_example_explains_every_key_and_its_unit() -> None:
             assert lines[at - 1].startswith("#")
     assert lines[lines.index("spacing = 20.0") - 1].endswith("[pc]")
     assert lines[lines.index("mean_density = 0.001") - 1].endswith("[mag/pc]")
+    assert lines[lines.index("parallax_zero_point = 0.0") - 1].endswith("[mas]")
 
 
 def test_the_echo_reads_back_as_the_same_configuration() -> None:
@@ -83,7 +84,14 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("grid", {"size": [100, 100, 50]}, "along Z = 50 pc: expected a multiple"),
         ("grid", {"outside": "ignore"}, '"truncate", "drop", "error"'),
         ("model", {"density": "uniform"}, '"auto", "lognormal", "gaussian"'),
-        ("model", {"mean": "disc"}, '"constant"; this value is planned'),
+        ("model", {"mean": "bulge"}, '"constant", "disc"'),
+        ("model", {"scatter": -0.1}, "model.scatter = -0.1: expected a number >= 0 (unit: mag)"),
+        ("model", {"disc_height": "100mas"}, "model.disc_height = '100mas': expected a positive"),
+        ("data", {"catalog": "s.fits", "invalid": "keep"}, '"", "error", "drop"'),
+        ("data", {"catalog": "s.fits", "distance_prior": "1/x"}, '"flat-parallax", '),
+        ("fit", {"distance_rounds": 4}, "expected a whole number >= 0 and <= 3"),
+        ("export", {"quantities": ["mode"]}, '"mean", "std", "median", "p16", "p84", "coverage"'),
+        ("export", {"samples": -1}, "expected a whole number >= 0"),
         ("model", {"noise": "cauchy"}, '"gaussian", "student-t"'),
         ("model", {"std": -1}, "model.std = -1: expected a number >= 0"),
         ("model", {"learn": ["length", "length"]}, "distinct"),
@@ -180,6 +188,14 @@ def test_paths_start_at_the_file_they_stand_in(
     assert config.load(path, ["data.catalog=c.fits"]).data.catalog == (
         str(tmp_path / "here" / "c.fits"),
     )
+
+
+def test_a_schema_is_a_name_or_the_path_of_a_card(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('data = {catalog = "a.fits", schema = "zgr23"}\n')
+    assert config.load(path).data.schema == "zgr23"
+    path.write_text('data = {catalog = "a.fits", schema = "cards/mine.toml"}\n')
+    assert config.load(path).data.schema == str(tmp_path / "cards" / "mine.toml")
 
 
 def test_files_that_do_not_read_are_named(tmp_path: Path) -> None:

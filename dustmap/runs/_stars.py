@@ -142,7 +142,7 @@ class StarRun(AbstractRun):
 def prepare_stars(config: Config) -> StarRun:
     """Reads and checks all that the run needs; writes nothing."""
     engine = engine_of(config)
-    stars = read_stars(config.data.catalog, config.data.system)
+    stars = read_stars(config.data.catalog, config.data.system or "A_V")
     truth = read_map(config.data.truth) if config.data.truth else None
     run = assemble(config, stars, truth)
     if len(run.train) > engine.most_rows:

@@ -1,0 +1,106 @@
+"""A whole configuration, and what its sections must agree on."""
+
+from dataclasses import dataclass
+from typing import final
+
+from dustmap._config_schema import (
+    ComputeConfig,
+    DataConfig,
+    ExportConfig,
+    FitConfig,
+    GridConfig,
+    ModelConfig,
+)
+from dustmap._config_values import ConfigError
+
+
+@final
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    data: DataConfig
+    grid: GridConfig
+    model: ModelConfig
+    fit: FitConfig
+    compute: ComputeConfig
+    export: ExportConfig
+
+    @property
+    def density(self) -> str:
+        """The distribution of the density: model.density, or what "auto" stands for."""
+        if self.model.density != "auto":
+            return self.model.density
+        positive = self._solves_for_all_stars and self.model.noise == "gaussian"
+        return "lognormal" if positive else "gaussian"
+
+    @property
+    def _solves_for_all_stars(self) -> bool:
+        return self.data.kind == "stars" and self.fit.engine == "global"
+
+    def __post_init__(self) -> None:
+        _check_data(self.data)
+        _check_model(self, self._solves_for_all_stars)
+        if self.data.kind == "stars":
+            _check_box(self.grid)
+
+
+def _check_data(data: DataConfig) -> None:
+    if not data.catalog:
+        raise ConfigError("data.catalog is missing: expected the path of the file with the data")
+    if data.kind != "regression":
+        return
+    if not 1 <= len(data.inputs) <= 3:
+        raise ConfigError(
+            f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
+            'which data.kind = "regression" predicts from'
+        )
+    if not data.target:
+        raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
+
+
+def _check_model(config: Config, whole: bool) -> None:
+    model = config.model
+    for key, value in (("noise", "student-t"), ("density", "lognormal")):
+        if getattr(model, key) == value and not whole:
+            raise ConfigError(
+                f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
+                f'everything else takes "gaussian"'
+            )
+    if (model.noise, config.density) == ("student-t", "lognormal"):
+        raise ConfigError(
+            'model.noise = "student-t" goes with model.density = "gaussian"; a log-normal density '
+            "takes gaussian errors"
+        )
+    if config.density == "lognormal" and model.mean_density <= 0:
+        raise ConfigError(
+            f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
+            "log-normal density"
+        )
+    if config.density == "lognormal" and config.fit.samples < 4:
+        raise ConfigError(
+            f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
+            "whose samples come in pairs"
+        )
+    stars = config.data.kind == "stars"
+    if stars and model.std == 0 and model.mean_density <= 0:
+        raise ConfigError("model.std = 0 stands for model.mean_density, which is not positive")
+    if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
+        raise ConfigError(
+            'model.std is neither given nor in model.learn: expected a number, or "std" there'
+        )
+
+
+def _check_box(grid: GridConfig) -> None:
+    for name in ("center", "size"):
+        value = getattr(grid, name)
+        if len(value) != 3:
+            raise ConfigError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
+    for axis, size in zip("XYZ", grid.size, strict=True):
+        cells = size / grid.spacing
+        if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
+            down, up = max(1, int(cells)) * grid.spacing, (int(cells) + 1) * grid.spacing
+            raise ConfigError(
+                f"grid.size along {axis} = {size:g} pc: expected a multiple of "
+                f"grid.spacing = {grid.spacing:g} pc, such as {down:g} or {up:g}"
+            )
