@@ -1,0 +1,138 @@
+"""A dust density that answers for any place, ray or grid, with its uncertainty."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.systems import ExtinctionSystem
+
+Point: TypeAlias = tuple[float, float, float]
+
+#: Planes of a slab unless the caller says otherwise.
+DEPTH = 16
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """The planes start <= k < stop of a grid, in z.
+
+    arrays: by the quantity's name, (stop − start, y, x) in float32; "samples" (S, stop − start,
+    y, x).
+    """
+
+    start: int
+    stop: int
+    arrays: Mapping[str, NDArray[np.float32]]
+
+
+class AbstractDensityField(ABC):
+    """The posterior of the density ρ in mag/pc of `system`, in a box of heliocentric Galactic
+    X, Y, Z."""
+
+    @property
+    @abstractmethod
+    def system(self) -> ExtinctionSystem:
+        """What is mapped: ρ in mag/pc of this."""
+
+    @property
+    @abstractmethod
+    def lower(self) -> Point:
+        """Lower corner of the box in pc."""
+
+    @property
+    @abstractmethod
+    def upper(self) -> Point:
+        """Upper corner of the box in pc."""
+
+    @property
+    @abstractmethod
+    def n_samples(self) -> int:
+        """How many samples of the field there are, the same for every place; 0 for none."""
+
+    @property
+    @abstractmethod
+    def positive(self) -> bool:
+        """Whether ρ > 0, with percentiles by the moments of ln ρ; otherwise by those of ρ."""
+
+    @abstractmethod
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        """What is requested of N functionals within the box, by the quantity's name.
+
+        (N,) each, samples (S, N); coverage is of places only, `PointValues`.
+        """
+
+    @abstractmethod
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+    ) -> Iterator[Planes]:
+        """What is requested at the nodes of `grid` within the box, `depth` planes in z at a time.
+
+        In the order of z, the last slab may be thinner; values do not depend on `depth`.
+        """
+
+    def check(self, request: MapRequest) -> None:
+        """Refuses more samples than there are."""
+        if request.samples > self.n_samples:
+            has = f"{self.n_samples} samples" if self.n_samples else "no samples"
+            raise ValueError(
+                f"{request.samples} samples were asked for and this density has {has}: ask for "
+                "fewer, or fit with more (fit.samples)"
+            )
+
+    def check_grid(self, grid: RegularGrid) -> None:
+        """Refuses a grid that is not of three axes or leaves the box."""
+        if grid.dim != 3:
+            raise ValueError(f"grid: expected 3 axes (X, Y, Z), got {grid.dim}")
+        slack = [1e-6 * h for h in grid.spacing]
+        for axis, low, high, mine, other, s in zip(
+            "XYZ", grid.lower, grid.upper, self.lower, self.upper, slack, strict=True
+        ):
+            if low < mine - s or high > other + s:
+                raise ValueError(
+                    f"grid along {axis}: expected {mine:g} to {other:g} pc, the box of the "
+                    f"density, got {low:g} to {high:g} pc"
+                )
+
+
+def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
+    """Coverage is a property of places."""
+    if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
+        raise ValueError(
+            "coverage: expected places (PointValues), got "
+            f"{type(functional).__name__}; leave it out for integrals"
+        )
+
+
+def slabs(count: int, depth: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the slabs of `count` planes."""
+    if depth < 1:
+        raise ValueError(f"depth: expected at least 1 plane, got {depth}")
+    for start in range(0, count, depth):
+        yield start, min(start + depth, count)
+
+
+def empty_arrays(
+    grid: RegularGrid, request: MapRequest, depth: int
+) -> dict[str, NDArray[np.float32]]:
+    """Arrays for `depth` planes of what is requested, to be filled."""
+    plane = (depth, *grid.shape[1::-1])
+    arrays = {q.value: np.empty(plane, np.float32) for q in request.cubes}
+    if request.samples:
+        arrays[Quantity.SAMPLES.value] = np.empty((request.samples, *plane), np.float32)
+    return arrays
+
+
+def bytes_per_plane(grid: RegularGrid, request: MapRequest) -> int:
+    """Of the arrays of one plane."""
+    return 4 * math.prod(grid.shape[:2]) * request.values_per_place

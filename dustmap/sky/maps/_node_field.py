@@ -1,0 +1,147 @@
+"""Densities known by samples at the nodes of a grid, multilinear between them: the fast field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.gp.features import chunks
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.inference import LogNormalPosterior
+from dustmap.sky.maps._field import (
+    DEPTH,
+    AbstractDensityField,
+    Planes,
+    Point,
+    empty_arrays,
+    refuse_coverage_of_rays,
+    slabs,
+)
+from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.maps._separable import Resampler
+from dustmap.sky.maps._statistics import coverage, statistics
+from dustmap.sky.systems import ExtinctionSystem
+
+#: Functionals answered at once.
+_CHUNK = 16_384
+#: Numbers of all samples that one step of the statistics works on: they stay in the cache.
+_BLOCK = 2**19
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeField(AbstractDensityField):
+    """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
+
+    prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
+    the posterior variance of ln ρ, and multilinear between them.
+    """
+
+    posterior: LogNormalPosterior
+    nodes: RegularGrid
+    extinction_system: ExtinctionSystem
+    prior_std: float
+
+    def __post_init__(self) -> None:
+        if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
+            raise ValueError(
+                f"nodes: expected the {self.posterior.log_samples.shape[1]} nodes of the "
+                f"posterior, got {self.nodes.size}"
+            )
+        if not self.prior_std > 0:
+            raise ValueError(f"prior_std: expected more than 0, got {self.prior_std}")
+
+    @property
+    def system(self) -> ExtinctionSystem:
+        return self.extinction_system
+
+    @property
+    def lower(self) -> Point:
+        x, y, z = self.nodes.lower
+        return x, y, z
+
+    @property
+    def upper(self) -> Point:
+        x, y, z = self.nodes.upper
+        return x, y, z
+
+    @property
+    def n_samples(self) -> int:
+        return self.posterior.n_samples
+
+    @property
+    def positive(self) -> bool:
+        return True
+
+    @torch.no_grad()
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        self.check(request)
+        refuse_coverage_of_rays(functional, request)
+        parts = [
+            self._of_chunk(functional[part], request) for part in chunks(len(functional), _CHUNK)
+        ]
+        return {
+            q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
+            for q in request.quantities
+        }
+
+    @torch.no_grad()
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+    ) -> Iterator[Planes]:
+        self.check(request)
+        self.check_grid(grid)
+        fields = [self._density.cpu().reshape(-1, *self.nodes.shape)]
+        if Quantity.COVERAGE in request:
+            fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
+        resampler = Resampler(self.nodes, grid, self._density.dtype)
+        walks = zip(*(resampler.planes(field) for field in fields), strict=True)
+        for start, stop in slabs(grid.shape[2], depth):
+            arrays = empty_arrays(grid, request, stop - start)
+            into = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            for k in range(stop - start):
+                density, *covered = next(walks)
+                _fill(into, k, density, request)
+                for below, above, weight in covered:
+                    into[Quantity.COVERAGE.value][k] = torch.lerp(below, above, weight)[0]
+            yield Planes(start, stop, arrays)
+
+    def _of_chunk(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        rows = self.posterior.interpolation(functional)
+        found = statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
+        if Quantity.COVERAGE in request:
+            covered = rows.matmul(self._node_coverage.to(rows.dtype)[None])[0]
+            found[Quantity.COVERAGE.value] = covered.clamp_(0.0, 1.0)
+        return {name: values.cpu().float().numpy() for name, values in found.items()}
+
+    @cached_property
+    def _density(self) -> Tensor:
+        """ρ_s (S, M) in pc⁻¹."""
+        return self.posterior.log_samples.exp()
+
+    @cached_property
+    def _node_coverage(self) -> Tensor:
+        """(M,)."""
+        return coverage(self.posterior.node_log_moments()[1], self.prior_std)
+
+
+def _fill(
+    into: dict[str, Tensor], k: int, density: tuple[Tensor, Tensor, float], request: MapRequest
+) -> None:
+    """Plane k of every array from the widened planes (S, y, x) around it, some rows at a time."""
+    below, above, weight = density
+    rows = max(1, _BLOCK // (len(below) * below.shape[-1]))
+    for part in chunks(below.shape[1], rows):
+        draws = torch.lerp(below[:, part], above[:, part], weight)
+        for name, values in statistics(draws, request, positive=True).items():
+            into[name][..., k, part, :] = values

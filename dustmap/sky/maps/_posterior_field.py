@@ -1,0 +1,214 @@
+"""The density that any engine's posterior describes, by its predictions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, final, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp.features import chunks
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.sky.maps._field import (
+    DEPTH,
+    AbstractDensityField,
+    Planes,
+    Point,
+    empty_arrays,
+    refuse_coverage_of_rays,
+    slabs,
+)
+from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
+from dustmap.sky.maps._statistics import coverage, normal_quantile
+from dustmap.sky.systems import ExtinctionSystem
+
+#: Functionals answered at once.
+_CHUNK = 4096
+
+
+@runtime_checkable
+class LogMoments(Protocol):
+    """A posterior of a positive field: mean and standard deviation of ln f, (N,) each."""
+
+    def log_moments(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]: ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OwnNodes:
+    """Mean and variance at the nodes of `grid`, which some engines have at hand."""
+
+    grid: RegularGrid
+    predict: Callable[[], Prediction]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PosteriorField(AbstractDensityField):
+    """Any posterior in the box from `lower_corner` to `upper_corner`.
+
+    prior_std: of ρ in mag/pc before the data, of ln ρ where the posterior has `log_moments`.
+    stored_samples: how many draws `posterior.sample` gives that are the same field for every
+    functional; 0 for none. seed: of what such draws add at random.
+    """
+
+    posterior: AbstractPosterior
+    extinction_system: ExtinctionSystem
+    lower_corner: Point
+    upper_corner: Point
+    prior_std: float
+    stored_samples: int = 0
+    own: OwnNodes | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prior_std > 0:
+            raise ValueError(f"prior_std: expected more than 0, got {self.prior_std}")
+
+    @property
+    def system(self) -> ExtinctionSystem:
+        return self.extinction_system
+
+    @property
+    def lower(self) -> Point:
+        return self.lower_corner
+
+    @property
+    def upper(self) -> Point:
+        return self.upper_corner
+
+    @property
+    def n_samples(self) -> int:
+        return self.stored_samples
+
+    @property
+    def positive(self) -> bool:
+        return isinstance(self.posterior, LogMoments)
+
+    @torch.no_grad()
+    def evaluate(
+        self, functional: AbstractFunctional, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        self.check(request)
+        refuse_coverage_of_rays(functional, request)
+        generator = self._generator(0)
+        parts = [
+            self._of_chunk(functional[part], request, generator)
+            for part in chunks(len(functional), _CHUNK)
+        ]
+        return _joined(parts, request)
+
+    @torch.no_grad()
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+    ) -> Iterator[Planes]:
+        self.check(request)
+        self.check_grid(grid)
+        at_hand = self._at_hand(grid, request)
+        for start, stop in slabs(grid.shape[2], depth):
+            arrays = empty_arrays(grid, request, stop - start)
+            for k in range(start, stop):
+                found = self._plane(grid, k, request) if at_hand is None else _cut(at_hand, grid, k)
+                for name, values in found.items():
+                    plane = values.reshape(*values.shape[:-1], *grid.shape[1::-1])
+                    arrays[name][..., k - start, :, :] = plane
+            yield Planes(start, stop, arrays)
+
+    def _plane(
+        self, grid: RegularGrid, k: int, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]]:
+        """All of plane k, in the order of (y, x)."""
+        x, y, z = grid.axes(self.device)
+        yy, xx = torch.meshgrid(y, x, indexing="ij")
+        points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
+        generator = self._generator(k)
+        parts = [
+            self._of_chunk(PointValues(points[part]), request, generator)
+            for part in chunks(len(points), _CHUNK)
+        ]
+        return _joined(parts, request)
+
+    def _at_hand(
+        self, grid: RegularGrid, request: MapRequest
+    ) -> dict[str, NDArray[np.float32]] | None:
+        """What is requested at the engine's own nodes, in the order of (x, y, z)."""
+        if self.own is None or self.own.grid != grid or request.samples or self.positive:
+            return None
+        prediction = self.own.predict()
+        return _numpy(_of_normal(prediction, request, self.prior_std))
+
+    def _of_chunk(
+        self, functional: AbstractFunctional, request: MapRequest, generator: torch.Generator
+    ) -> dict[str, NDArray[np.float32]]:
+        if isinstance(self.posterior, LogMoments):
+            found = _of_log_normal(self.posterior, functional, request, self.prior_std)
+            if request.any_of((Quantity.MEAN, Quantity.STD)):
+                found |= _moments(self.posterior.predict(functional))
+        else:
+            found = _of_normal(self.posterior.predict(functional), request, self.prior_std)
+        if request.samples:
+            drawn = self.posterior.sample(functional, request.samples, generator)
+            found[Quantity.SAMPLES.value] = drawn
+        return _numpy(found)
+
+    def _generator(self, stream: int) -> torch.Generator:
+        """A stream for each plane, so that slabs do not change what is drawn."""
+        generator = torch.Generator(self.device)
+        generator.manual_seed((self.seed << 20) + stream)
+        return generator
+
+
+def _moments(prediction: Prediction) -> dict[str, Tensor]:
+    return {Quantity.MEAN.value: prediction.mean, Quantity.STD.value: prediction.std}
+
+
+def _of_normal(prediction: Prediction, request: MapRequest, prior_std: float) -> dict[str, Tensor]:
+    found = _moments(prediction)
+    for quantity, q in PERCENTILES.items():
+        found[quantity.value] = prediction.mean + normal_quantile(q) * prediction.std
+    if Quantity.COVERAGE in request:
+        found[Quantity.COVERAGE.value] = coverage(prediction.std, prior_std)
+    return {name: values for name, values in found.items() if Quantity(name) in request}
+
+
+def _of_log_normal(
+    posterior: LogMoments, functional: AbstractFunctional, request: MapRequest, prior_std: float
+) -> dict[str, Tensor]:
+    if not request.any_of((*PERCENTILES, Quantity.COVERAGE)):
+        return {}
+    centre, width = posterior.log_moments(functional)
+    found = {
+        quantity.value: (centre + normal_quantile(q) * width).exp()
+        for quantity, q in PERCENTILES.items()
+        if quantity in request
+    }
+    if Quantity.COVERAGE in request:
+        found[Quantity.COVERAGE.value] = coverage(width, prior_std)
+    return found
+
+
+def _numpy(found: dict[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    return {name: values.cpu().float().numpy() for name, values in found.items()}
+
+
+def _joined(
+    parts: list[dict[str, NDArray[np.float32]]], request: MapRequest
+) -> dict[str, NDArray[np.float32]]:
+    return {
+        q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
+        for q in request.quantities
+    }
+
+
+def _cut(
+    nodes: dict[str, NDArray[np.float32]], grid: RegularGrid, k: int
+) -> dict[str, NDArray[np.float32]]:
+    """Plane k in the order of (y, x) of values in the order of (x, y, z)."""
+    return {
+        name: values.reshape(grid.shape)[:, :, k].transpose().ravel()
+        for name, values in nodes.items()
+    }
