@@ -17,12 +17,14 @@ from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit
 @final
 @dataclass(frozen=True)
 class Engine:
-    """fit learns and conditions; reopen brings the posterior back from what fit has found.
+    """fit learns and conditions, from hyperparameters that an earlier fit has found if there are
+    any, else from the configuration's values. reopen brings the posterior back from what fit has
+    found.
 
     bytes_needed (rows, grid of the map): of the largest stage; most_rows: data beyond are refused.
     """
 
-    fit: Callable[[Config, Batch], StarFit]
+    fit: Callable[[Config, Batch, Hyperparameters | None], StarFit]
     reopen: Callable[[Config, Batch, Hyperparameters, Arrays], StarFit]
     bytes_needed: Callable[[Config, int, RegularGrid], int]
     most_rows: int

@@ -2,16 +2,12 @@
 
 import logging
 import math
-from dataclasses import dataclass, replace
-from typing import final
 
 import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ConstantMean, FitStatus, RegularGrid, torus_for
-from dustmap.gp.kernels import StationaryKernel
-from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.gp import Batch, FitStatus, RegularGrid, torus_for
 from dustmap.inference import (
     GlobalFit,
     GlobalSettings,
@@ -22,8 +18,9 @@ from dustmap.inference import (
     RobustSettings,
     fit_global,
 )
-from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, start_of
+from dustmap.runs._exact import estimator_of
 from dustmap.runs._grid import dtype_of, grid_of
+from dustmap.runs._parts import Parts, kernel_of, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -37,61 +34,37 @@ _FIELD_VECTORS, _DATA_VECTORS = 12, 3
 _SPECTRA = 64
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """What a configuration says of the model, at given hyperparameters."""
-
-    kernel: StationaryKernel
-    mean: ConstantMean
-    likelihood: GaussianLikelihood
-
-    @staticmethod
-    def of(config: Config, at: Hyperparameters, device: torch.device) -> "_Parts":
-        learn = config.model.learn
-        kernel = kernel_of(config.model, at)
-        kernel.log_lengthscale.requires_grad_("length" in learn)
-        kernel.log_variance.requires_grad_("std" in learn)
-        mean = ConstantMean(at.mean, learn="mean" in learn)
-        likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn)
-        return _Parts(kernel.to(device), mean.to(device), likelihood.to(device))
-
-    def maker(self, config: Config) -> ModelMaker:
-        """Makes the gridded model."""
-        return ModelMaker(
-            self.kernel,
-            self.mean,
-            self.likelihood,
-            grid_of(config.grid),
-            _settings(config).grid,
-            estimator_of(config),
-        )
-
-
-def fit_whole(config: Config, data: Batch) -> StarFit:
-    """Learns on the grid from some of the stars; solves for all."""
-    parts = _Parts.of(config, start_of(config.model), data.y.device)
+def fit_whole(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+    """Learns on the grid from some of the stars, from start on; solves for all."""
+    parts = Parts.of(config, start or start_of(config.model), data)
     fit = fit_global(
         parts.kernel,
         parts.mean,
         parts.likelihood,
         data,
         grid_of(config.grid),
-        _settings(config),
+        _settings(config, start),
         estimator=estimator_of(config),
         progress=_tell,
     )
-    at = hyperparameters_of(parts.kernel, parts.mean, parts.likelihood)
+    at = parts.hyperparameters()
     if fit.robust is not None:
-        at = replace(at, noise=fit.robust.noise.scale, nu=fit.robust.noise.nu)
+        at = at.with_student_t(fit.robust.noise)
     learning, posterior = _learning(fit, len(data)), fit.posterior
     return StarFit(posterior, at, fit.report, learning, _arrays(fit), posterior.at_nodes)
 
 
 def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior that an earlier fit has left: nothing is solved again."""
-    parts = _Parts.of(config, at, data.y.device)
-    maker = parts.maker(config)
+    parts = Parts.of(config, at, data)
+    maker = ModelMaker(
+        parts.kernel,
+        parts.mean,
+        parts.likelihood,
+        grid_of(config.grid),
+        _settings(config, None).grid,
+        estimator_of(config),
+    )
     order, torus = int(arrays["order"]), tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
     mean, deviations, coefficients = (
         torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
@@ -109,7 +82,8 @@ def whole_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
     return dtype_of(config.compute).itemsize * vectors + _SPECTRA * torus
 
 
-def _settings(config: Config) -> GlobalSettings:
+def _settings(config: Config, start: Hyperparameters | None) -> GlobalSettings:
+    """What was learned before needs no start from few stars."""
     return GlobalSettings(
         samples=config.fit.samples,
         rtol=config.fit.tolerance,
@@ -117,15 +91,18 @@ def _settings(config: Config) -> GlobalSettings:
         seed=config.fit.seed,
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
+        start_rows=GlobalSettings.start_rows if start is None else 0,
         learn_rows=LEARN_ROWS,
-        robust=_robust(config),
+        robust=robust_settings(config, start),
     )
 
 
-def _robust(config: Config) -> RobustSettings | None:
+def robust_settings(config: Config, start: Hyperparameters | None) -> RobustSettings | None:
+    """Of Student-t noise, None for Gaussian."""
     if config.model.noise == "gaussian":
         return None
-    return RobustSettings(learn_scale="noise" in config.model.learn)
+    nu = RobustSettings().nu if start is None or start.nu is None else start.nu
+    return RobustSettings(nu=nu, learn_scale="noise" in config.model.learn)
 
 
 def _arrays(fit: GlobalFit) -> Arrays:

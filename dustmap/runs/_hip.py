@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import Batch, GridPrior, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     RowSource,
     SVISettings,
@@ -23,8 +22,9 @@ from dustmap.inference import (
     full_elbo,
 )
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
-from dustmap.runs._exact import estimator_of, hyperparameters_of, kernel_of, learn_exact
+from dustmap.runs._exact import estimator_of, learn_exact
 from dustmap.runs._grid import dtype_of
+from dustmap.runs._parts import Parts
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ POINTS_PER_LENGTH = 2.5
 NUGGET = 1e-6
 
 
-def fit_hip(config: Config, data: Batch) -> StarFit:
+def fit_hip(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
     """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
     # All estimators have the same covariances in mind, and the table is the quickest.
-    gp, likelihood, learning = learn_exact(config, data, ClosedForm())
-    at = hyperparameters_of(gp.kernel, gp.mean, likelihood)
+    _, parts, learning = learn_exact(config, data, start, ClosedForm())
+    at = parts.hyperparameters()
     fit = _conditioned(config, data, at)
     return StarFit(fit.posterior, at, fit.summary, Learning.of_evidence(learning))
 
@@ -54,15 +54,12 @@ def reopen_hip(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays)
 
 def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
-    kernel = kernel_of(config.model, at)
+    parts = Parts.of(config, at, data).fixed()
     grid = inducing_grid(config, at.length)
-    plan = plan_fit(kernel, grid, len(data), _settings(config))
+    plan = plan_fit(parts.kernel, grid, len(data), _settings(config))
     plan.check()
     model = VariationalModel(
-        _features(config, kernel, plan),
-        ConstantMean(at.mean, learn=False),
-        GaussianLikelihood(scale=at.noise, learn=False),
-        make_family(plan),
+        _features(config, parts.kernel, plan), parts.mean, parts.likelihood, make_family(plan)
     )
     state, found = (_stochastic if config.fit.epochs else _direct)(config, model, data, plan)
     summary = {

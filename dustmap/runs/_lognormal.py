@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ import torch
 from dustmap.config import Config
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.features import interpolation
-from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     Interpolation,
     LogNormalModel,
@@ -23,9 +23,9 @@ from dustmap.inference import (
     nugget_for,
     typical_log_density,
 )
-from dustmap.runs._exact import kernel_of
 from dustmap.runs._global import whole_bytes
 from dustmap.runs._grid import dtype_of, grid_of
+from dustmap.runs._parts import learned_kernel, likelihood_of, noise_of, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,17 @@ MOST_ROWS = 10_000_000
 STD = 1.0
 
 
-def fit_lognormal(config: Config, data: Batch) -> StarFit:
-    """Mode, hyperparameters and samples, from the configuration's values."""
-    rows = _rows(config)
-    std = config.model.std or STD
-    start = Hyperparameters(config.model.length, std, _median(config, data, std), 1.0)
-    model = _model(config, start, data.y.device, rows)
-    solution = fit_mgvi(model, data, _settings(config), _tell)
+def fit_lognormal(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+    """Mode, hyperparameters and samples, from start or the configuration's values.
+
+    Priors stay around the configuration's values, wherever the fit starts.
+    """
+    first = _first(config, data)
+    model = _model(config, first, data)
+    origin = model.log_parameters()
+    if start is not None:
+        model = _model(config, replace(start, mean=first.mean), data)
+    solution = fit_mgvi(model, data, _settings(config), _tell, origin=origin)
     at = _found(solution)
     return StarFit(
         posterior=solution.posterior,
@@ -68,11 +72,13 @@ def lognormal_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
     return whole_bytes(config, rows, grid)
 
 
-def _median(config: Config, data: Batch, std: float) -> float:
-    """The median density to start from: the data's own where it is learned."""
-    if "mean" not in config.model.learn:
-        return config.model.mean_density
-    return math.exp(typical_log_density(data, std**2))
+def _first(config: Config, data: Batch) -> Hyperparameters:
+    """Where a first fit starts; the median density is the data's own where it is learned."""
+    std = config.model.std or STD
+    mean = config.model.mean_density
+    if "mean" in config.model.learn:
+        mean = math.exp(typical_log_density(data, std**2))
+    return replace(start_of(config.model), std=std, mean=mean)
 
 
 def _rows(config: Config) -> Interpolation:
@@ -84,13 +90,9 @@ def _rows(config: Config) -> Interpolation:
     )
 
 
-def _model(
-    config: Config, at: Hyperparameters, device: torch.device, rows: Interpolation
-) -> LogNormalModel:
-    learn = config.model.learn
-    kernel = kernel_of(config.model, at).to(device)
-    kernel.log_lengthscale.requires_grad_("length" in learn)
-    kernel.log_variance.requires_grad_("std" in learn)
+def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
+    device = data.y.device
+    kernel = learned_kernel(config.model, at).to(device)
     prior = GridPrior.padded(
         kernel,
         grid_of(config.grid),
@@ -98,9 +100,8 @@ def _model(
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
     )
-    mean = ConstantMean(math.log(at.mean), learn="mean" in learn).to(device)
-    likelihood = GaussianLikelihood(scale=at.noise, learn="noise" in learn).to(device)
-    return LogNormalModel(prior, mean, likelihood, rows)
+    mean = ConstantMean(math.log(at.mean), learn="mean" in config.model.learn).to(device)
+    return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows(config))
 
 
 def _settings(config: Config) -> MGVISettings:
@@ -118,13 +119,13 @@ def _settings(config: Config) -> MGVISettings:
 def _found(solution: MGVISolution) -> Hyperparameters:
     model = solution.model
     (term,) = model.prior.kernel.terms()
-    scale = model.likelihood.log_scale
-    assert scale is not None
+    noise, scatter = noise_of(model.likelihood)
     return Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
-        mean=float(model.mean.coefficients()[0].exp()),
-        noise=float(scale.exp()),
+        mean=float(solution.coefficients[0].exp()),
+        noise=noise,
+        scatter=scatter,
     )
 
 

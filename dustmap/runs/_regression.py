@@ -21,10 +21,11 @@ from dustmap.regression import (
     plan_global,
 )
 from dustmap.runs._directory import RunDirectory
-from dustmap.runs._exact import KERNELS, MOST_ROWS
+from dustmap.runs._exact import MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
 from dustmap.runs._grid import dtype_of
+from dustmap.runs._parts import KERNELS
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
 from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
 from dustmap.runs._run import AbstractRun, Plan

@@ -1,7 +1,7 @@
 """What every engine gives for stars: a posterior of the density, and how it was found."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -10,9 +10,12 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit, Prediction
+from dustmap.inference import StudentTNoise
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
+
+_ABSENT = ("scatter", 0.0)
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -20,7 +23,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 @final
 @dataclass(frozen=True)
 class Hyperparameters:
-    """length in pc; noise: factor on the errors of the data.
+    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors.
 
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
     mean the median density in mag/pc. nu: degrees of freedom of Student-t noise, None for Gaussian.
@@ -31,18 +34,28 @@ class Hyperparameters:
     mean: float
     noise: float
     nu: float | None = None
+    scatter: float = 0.0
 
     def noise_variance(self, given: Tensor) -> Tensor:
-        """Of errors whose squares are `given` (N,).
+        """noise² σ² + scatter² (N,) for errors whose squares are `given` (N,).
 
         For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
         speaks of outliers, and is infinite for ν ≤ 2.
         """
-        width = self.noise if self.nu is None else self.noise * float(t.ppf(_UPPER, self.nu))
-        return width**2 * given
+        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        return width**2 * (self.noise**2 * given + self.scatter**2)
+
+    def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
+        """The same for Student-t noise whose scale multiplies errors and scatter."""
+        scale = noise.scale
+        return replace(self, noise=scale * self.noise, scatter=scale * self.scatter, nu=noise.nu)
 
     def as_dict(self) -> dict[str, float]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """What the model has: no scatter of zero, no value that is None."""
+        values = asdict(self).items()
+        return {
+            name: value for name, value in values if value is not None and (name, value) != _ABSENT
+        }
 
 
 @final

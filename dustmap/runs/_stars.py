@@ -92,7 +92,7 @@ class StarRun(AbstractRun):
         write_archive(directory.path / ARCHIVE, self.stars)
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         with watch.stage("fit"):
-            fit = engine_of(self.config).fit(self.config, self.data(self.train))
+            fit = engine_of(self.config).fit(self.config, self.data(self.train), None)
         _record_fit(directory, fit)
         with watch.stage("evaluate"):
             held_out = self.score(fit)

@@ -58,6 +58,12 @@ class LogNormalModel:
         """What is learned of the noise."""
         return tuple(p for p in self.likelihood.parameters() if p.requires_grad)
 
+    def log_parameters(self) -> Tensor:
+        """θ (Q,): present values of both, kernel first; float64."""
+        learned = self.kernel_parameters() + self.noise_parameters()
+        parts = [p.detach().reshape(-1).double() for p in learned]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """Trainable hyperparameters of kernel, mean and likelihood."""
         for owner in (self.prior.kernel, self.mean, self.likelihood):
@@ -82,6 +88,14 @@ class LogNormalModel:
         if not any(p.requires_grad for p in self.mean.parameters()):
             return basis.new_zeros(0)
         return self.mean_std / basis.square().mean(0).sqrt()
+
+    @torch.no_grad()
+    def coefficients(self, xi: Tensor) -> Tensor:
+        """β = β₀ + B b (P,) of the mean at ξ = (ε, b) (n,); float64."""
+        start, scales = self.mean.coefficients().detach().double(), self.scales()
+        if len(scales) == 0:
+            return start
+        return start + scales * xi[-len(scales) :].to(scales)
 
     def _mean_columns(self) -> Tensor:
         scales = self.scales()

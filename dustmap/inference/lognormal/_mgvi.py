@@ -55,6 +55,8 @@ def fit_mgvi(
     data: Batch,
     settings: MGVISettings | None = None,
     progress: Progress | None = None,
+    *,
+    origin: Tensor | None = None,
 ) -> MGVISolution:
     """Posterior of a log-normal field, hyperparameters of kernel and noise learned in place.
 
@@ -65,6 +67,9 @@ def fit_mgvi(
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖²; repeated with the
        same random numbers. With `curved` each sample follows the curvature of ρ instead.
 
+    origin (Q,): centre of the priors of the log-parameters, in the order of
+    `LogNormalModel.log_parameters`; None: where they start.
+
     Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither.
 
     Reference: Knollmüller & Enßlin (2019), "Metric Gaussian variational inference"; Frank, Leike
@@ -72,7 +77,7 @@ def fit_mgvi(
     """
     if len(data) == 0:
         raise ValueError("data is empty: fit_mgvi needs at least one datum")
-    fit = _Fit(LogNormalProblem.of(model, data), settings or MGVISettings(), progress)
+    fit = _Fit(LogNormalProblem.of(model, data), settings or MGVISettings(), progress, origin)
     fit.find_mode()
     fit.learn()
     fit.sample()
@@ -84,14 +89,18 @@ class _Fit:
     """The fit while it runs: the centre, its multipliers z (N,), and what they need."""
 
     def __init__(
-        self, problem: LogNormalProblem, settings: MGVISettings, progress: Progress | None
+        self,
+        problem: LogNormalProblem,
+        settings: MGVISettings,
+        progress: Progress | None,
+        origin: Tensor | None,
     ) -> None:
         self.settings, self.progress = settings, progress
         self.history: list[MGVIRound] = []
         self.centre = _start(problem, torch.zeros(problem.n_latent).to(problem.y))
         self.z = torch.zeros_like(problem.y)
         self.preconditioner: NystromPreconditioner | None = None
-        self.hyper_prior = HyperPrior(read(problem), settings.prior_std)
+        self.hyper_prior = HyperPrior.around(problem.model, origin, settings.prior_std)
         self.deviations: Tensor | None = None
         self.evidence_draws: Tensor | None = None
         self.sample_draws: Tensor | None = None
@@ -329,6 +338,7 @@ class _Fit:
         return MGVISolution(
             problem.model,
             posterior,
+            problem.model.coefficients(self.centre.xi),
             self.centre.xi,
             self.deviations,
             tuple(self.history),

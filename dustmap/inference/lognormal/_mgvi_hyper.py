@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
 from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, pcg
@@ -23,6 +24,17 @@ class HyperPrior:
 
     origin: Tensor
     std: float
+
+    @staticmethod
+    def around(model: LogNormalModel, origin: Tensor | None, std: float) -> "HyperPrior":
+        """Around `origin` (Q,), or the model's present log-parameters."""
+        present = model.log_parameters()
+        if origin is not None and origin.shape != present.shape:
+            raise ValueError(
+                f"origin must have shape {tuple(present.shape)}, one centre per log-parameter that "
+                f"is learned, got {tuple(origin.shape)}"
+            )
+        return HyperPrior(present if origin is None else origin, std)
 
     def gradient(self, theta: Tensor) -> Tensor:
         """∂/∂θ ln p(θ) = −(θ − origin) / std² (Q,)."""
@@ -115,8 +127,7 @@ def carry(
 
 def read(problem: LogNormalProblem) -> Tensor:
     """θ (Q,): what is learned of kernel and noise, float64."""
-    parts = [p.detach().reshape(-1).double() for p in _parameters(problem)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    return problem.model.log_parameters()
 
 
 @torch.no_grad()

@@ -102,10 +102,14 @@ class MGVIRound:
 @final
 @dataclass(frozen=True, eq=False)
 class MGVISolution:
-    """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went."""
+    """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
+
+    coefficients β (P,) of the mean, posterior means where they are learned; float64.
+    """
 
     model: LogNormalModel
     posterior: LogNormalPosterior
+    coefficients: Tensor
     xi: Tensor
     deviations: Tensor
     history: tuple[MGVIRound, ...]

@@ -1,0 +1,113 @@
+"""Kernel, mean and noise of a Gaussian density, as a configuration has them."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from dustmap.config import Config, ModelConfig
+from dustmap.gp import AbstractMean, Batch, ConstantMean
+from dustmap.gp.kernels import (
+    Matern12,
+    Matern32,
+    Matern52,
+    SquaredExponential,
+    StationaryKernel,
+)
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.runs._star_fit import Hyperparameters
+
+KERNELS = {
+    "matern12": Matern12,
+    "matern32": Matern32,
+    "matern52": Matern52,
+    "squared-exponential": SquaredExponential,
+}
+#: Where a scatter that is learned starts, of the median error of the data.
+_SCATTER = 0.1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The model at given hyperparameters; what model.learn names requires a gradient."""
+
+    kernel: StationaryKernel
+    mean: AbstractMean
+    likelihood: GaussianLikelihood
+
+    @staticmethod
+    def of(config: Config, at: Hyperparameters, data: Batch) -> "Parts":
+        """On the device of the data."""
+        mean = ConstantMean(at.mean, learn="mean" in config.model.learn)
+        return Parts(
+            learned_kernel(config.model, at).to(data.y.device),
+            mean.to(data.y.device),
+            likelihood_of(config.model, at, data),
+        )
+
+    def fixed(self) -> "Parts":
+        """The same parts, none of which is learned any more."""
+        for part in (self.kernel, self.mean, self.likelihood):
+            part.requires_grad_(False)
+        return self
+
+    @torch.no_grad()
+    def hyperparameters(self) -> Hyperparameters:
+        """The present values."""
+        (term,) = self.kernel.terms()
+        noise, scatter = noise_of(self.likelihood)
+        return Hyperparameters(
+            length=float(term.lengthscale[0]),
+            std=float(term.variance.sqrt()),
+            mean=float(self.mean.coefficients()[0]),
+            noise=noise,
+            scatter=scatter,
+        )
+
+
+def start_of(model: ModelConfig) -> Hyperparameters:
+    """Where learning starts, and what stays where nothing is learned."""
+    std = model.std or model.mean_density
+    return Hyperparameters(model.length, std, model.mean_density, noise=1.0, scatter=model.scatter)
+
+
+def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
+    """The kernel that model.kernel names, in three dimensions."""
+    return KERNELS[model.kernel](at.length, at.std**2, dim=3)
+
+
+def learned_kernel(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
+    """The same, with a gradient where model.learn says so."""
+    kernel = kernel_of(model, at)
+    kernel.log_lengthscale.requires_grad_("length" in model.learn)
+    kernel.log_variance.requires_grad_("std" in model.learn)
+    return kernel
+
+
+def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
+    """Noise of variance noise² σ² + scatter², on the device of the data.
+
+    A scatter that is learned and starts at nothing starts at a tenth of the median error: its
+    logarithm is what is learned.
+    """
+    scatter = at.scatter
+    if scatter == 0.0 and "scatter" in model.learn:
+        assert data.noise_variance is not None
+        scatter = _SCATTER * float(data.noise_variance.median().sqrt())
+    likelihood = GaussianLikelihood(scale=at.noise, jitter=scatter or None)
+    assert likelihood.log_scale is not None
+    likelihood.log_scale.requires_grad_("noise" in model.learn)
+    if likelihood.log_jitter is not None:
+        likelihood.log_jitter.requires_grad_("scatter" in model.learn)
+    return likelihood.to(data.y.device)
+
+
+@torch.no_grad()
+def noise_of(likelihood: GaussianLikelihood) -> tuple[float, float]:
+    """Factor on the errors, and scatter."""
+    scale, jitter = likelihood.log_scale, likelihood.log_jitter
+    return (
+        1.0 if scale is None else float(scale.exp()),
+        0.0 if jitter is None else float(jitter.exp()),
+    )
