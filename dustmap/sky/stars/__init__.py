@@ -1,0 +1,21 @@
+"""Stars: where they are and how well that is known, their extinctions, and the store of both.
+
+`StarTable` holds checked stars; its `distances` are exact or a distribution per star, with a
+survival function sf(d) = P(distance > d). A star store is a zarr v3 group of such tables.
+"""
+
+from dustmap.sky.stars._density_prior import ExponentialDensity as ExponentialDensity
+from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
+from dustmap.sky.stars._distances import ExactDistances as ExactDistances
+from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
+from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
+from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
+from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
+from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
+from dustmap.sky.stars._store import StarStore as StarStore
+from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter
+from dustmap.sky.stars._store import open_star_store as open_star_store
+from dustmap.sky.stars._store import read_star_store as read_star_store
+from dustmap.sky.stars._store import star_store as star_store
+from dustmap.sky.stars._table import StarTable as StarTable
+from dustmap.sky.stars._table import concatenate as concatenate

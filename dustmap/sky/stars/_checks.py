@@ -1,0 +1,33 @@
+"""Checks of columns, with messages that name the column and its first bad row."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
+    """Every column is a vector (N,) of one length N."""
+    shapes = {name: values.shape for name, values in columns.items()}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
+        raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
+
+
+def check_rows(good: NDArray[np.bool_], column: str, wanted: str) -> None:
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        raise ValueError(
+            f"column {column}: {len(bad)} of {len(good)} rows are not {wanted} "
+            f"(first at row {bad[0]}, counted from 0); correct or remove them"
+        )
+
+
+def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
+    for name, values in columns.items():
+        check_rows(np.isfinite(values), name, "finite")
+
+
+def check_positive(columns: Mapping[str, NDArray[np.float64]]) -> None:
+    check_finite(columns)
+    for name, values in columns.items():
+        check_rows(values > 0.0, name, "> 0")

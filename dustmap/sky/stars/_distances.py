@@ -1,0 +1,204 @@
+"""What is known of the distances of N stars: numbers, or a distribution for each."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from dustmap.sky.stars._checks import check_lengths, check_positive, check_rows
+
+Array = NDArray[np.float64]
+
+
+class AbstractDistances(ABC):
+    """Independent distributions of N distances, in pc."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of stars N."""
+
+    @abstractmethod
+    def __getitem__(self, index: NDArray[Any] | slice) -> Self:
+        """The distances at an index array, under a mask, or in a slice."""
+
+    @abstractmethod
+    def survival(self, d: Array) -> Array:
+        """P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
+
+    @abstractmethod
+    def quantile(self, p: Array) -> Array:
+        """The distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
+
+    @property
+    @abstractmethod
+    def median(self) -> Array:
+        """Median distance (N,)."""
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether the distances are taken as known."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, Array]:
+        """The numbers (N,) behind the distances, under names that end in their unit."""
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of every column."""
+        return {name: name.rsplit("_", 1)[1] for name in self.columns()}
+
+    def check(self) -> None:
+        """Columns have one length; called once, when a value is made."""
+        check_lengths(self.columns())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ExactDistances(AbstractDistances):
+    """Distances (N,) in pc, > 0, without errors."""
+
+    distance: Array
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_positive(self.columns())
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def __getitem__(self, index: NDArray[Any] | slice) -> "ExactDistances":
+        return ExactDistances(self.distance[index])
+
+    def survival(self, d: Array) -> Array:
+        return (self.distance[:, None] > d).astype(np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        return np.repeat(self.distance[:, None], len(p), axis=1)
+
+    @property
+    def median(self) -> Array:
+        return self.distance
+
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def columns(self) -> dict[str, Array]:
+        return {"distance_pc": self.distance}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GaussianDistances(AbstractDistances):
+    """Normal distributions of mean `distance` and deviation `error` (N,) in pc, cut at 0.
+
+    P(D > d) = Φ((μ − d)/σ) / Φ(μ/σ) for d ≥ 0.
+    """
+
+    distance: Array
+    error: Array
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_positive(self.columns())
+
+    def __len__(self) -> int:
+        return len(self.distance)
+
+    def __getitem__(self, index: NDArray[Any] | slice) -> "GaussianDistances":
+        return GaussianDistances(self.distance[index], self.error[index])
+
+    def survival(self, d: Array) -> Array:
+        z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
+        return np.asarray(ndtr(z) / self._kept(), np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        kept, p = self._kept(), p[None, :]
+        # Φ((d − μ)/σ) = Φ(−μ/σ) + p Φ(μ/σ): ndtri of whichever tail is the smaller.
+        below, above = (1.0 - kept) + p * kept, (1.0 - p) * kept
+        z = np.where(below < above, ndtri(below), -ndtri(above))
+        d = self.distance[:, None] + self.error[:, None] * z
+        return np.asarray(np.maximum(d, 0.0), np.float64)
+
+    @property
+    def median(self) -> Array:
+        return self.quantile(np.array([0.5]))[:, 0]
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def columns(self) -> dict[str, Array]:
+        return {"distance_pc": self.distance, "distance_error_pc": self.error}
+
+    def _kept(self) -> Array:
+        """Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
+        return np.asarray(ndtr(self.distance / self.error), np.float64)[:, None]
+
+
+#: Normal scores of the 16th and 84th percentile are −_Z and +_Z.
+_Z = float(ndtri(0.84))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PercentileDistances(AbstractDistances):
+    """16th, 50th and 84th percentile (N,) in pc, 0 < p16 < p50 < p84.
+
+    z(ln d) is linear from the 16th to the 50th and from the 50th to the 84th percentile, and goes
+    on with the same slope beyond: P(D > d) = Φ(−z(ln d)).
+    """
+
+    p16: Array
+    p50: Array
+    p84: Array
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_positive(self.columns())
+        check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
+        check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
+
+    def __len__(self) -> int:
+        return len(self.p50)
+
+    def __getitem__(self, index: NDArray[Any] | slice) -> "PercentileDistances":
+        return PercentileDistances(self.p16[index], self.p50[index], self.p84[index])
+
+    def survival(self, d: Array) -> Array:
+        positive = d > 0.0
+        y = np.log(np.where(positive, d, 1.0)) - np.log(self.p50)[:, None]
+        below, above = self._widths()
+        z = y / np.where(y < 0.0, below, above)
+        return np.asarray(np.where(positive, ndtr(-z), 1.0), np.float64)
+
+    def quantile(self, p: Array) -> Array:
+        z = ndtri(p)[None, :]
+        below, above = self._widths()
+        with np.errstate(over="ignore"):
+            return np.asarray(self.p50[:, None] * np.exp(z * np.where(z < 0.0, below, above)))
+
+    @property
+    def median(self) -> Array:
+        return self.p50
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def columns(self) -> dict[str, Array]:
+        return {
+            "distance_p16_pc": self.p16,
+            "distance_p50_pc": self.p50,
+            "distance_p84_pc": self.p84,
+        }
+
+    def _widths(self) -> tuple[Array, Array]:
+        """d ln d / dz below and above the median, (N, 1) each."""
+        middle = np.log(self.p50)
+        below, above = middle - np.log(self.p16), np.log(self.p84) - middle
+        return below[:, None] / _Z, above[:, None] / _Z

@@ -1,0 +1,171 @@
+"""The star store: one zarr v3 group, filled table by table, read whole or in chunks."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import zarr
+import zarr.errors
+from numpy.typing import NDArray
+
+from dustmap.sky._atomic import replacing
+from dustmap.sky.stars._kinds import KINDS, attributes_of, distances_from
+from dustmap.sky.stars._table import StarTable
+from dustmap.sky.systems import ExtinctionSystem, system_named
+
+#: Stars of one compressed chunk of a column.
+CHUNK = 2**17
+FORMAT = "dustmap star store"
+_UNITS = {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
+_OWN = ("format", "extinction_system", "distances", "distance_prior")
+
+
+@contextmanager
+def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStoreWriter"]:
+    """A store to append tables to; it takes its place at `path` if the block succeeds."""
+    with replacing(Path(path), overwrite) as partial:
+        writer = StarStoreWriter(partial)
+        yield writer
+        writer.close()
+
+
+@final
+class StarStoreWriter:
+    """Appends tables of one extinction system and one kind of distances."""
+
+    def __init__(self, path: Path) -> None:
+        self._group = zarr.create_group(path, zarr_format=3)
+        self._attributes: dict[str, Any] = {}
+        self._described: dict[str, Any] = {}
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, table: StarTable) -> None:
+        """Adds the stars of the table after those that are there."""
+        attributes = {
+            "format": FORMAT,
+            "extinction_system": table.system.name,
+            **attributes_of(table.distances),
+        }
+        columns = _columns(table)
+        if not self._attributes:
+            self._attributes = attributes
+            self._create(columns, _UNITS | table.distances.units)
+        elif attributes != self._attributes:
+            raise ValueError(
+                f"a star store holds one extinction system and one kind of distances, "
+                f"{self._attributes}; got a table with {attributes}"
+            )
+        for name, values in columns.items():
+            array = self._array(name)
+            array.resize((self._rows + len(table),))
+            array[self._rows :] = values
+        self._rows += len(table)
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Adds provenance: names and values that JSON can hold."""
+        json.dumps(attributes, allow_nan=False)
+        taken = [name for name in attributes if name in _OWN]
+        if taken:
+            raise ValueError(f"the store itself sets the attributes {', '.join(taken)}")
+        self._described |= attributes
+
+    def close(self) -> None:
+        if self._rows == 0:
+            raise ValueError("the store would have no stars: expected at least one")
+        self._group.attrs.update(self._described | self._attributes | {"stars": self._rows})
+
+    def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
+        for name, values in columns.items():
+            self._group.create_array(
+                name,
+                shape=(0,),
+                chunks=(CHUNK,),
+                dtype=values.dtype,
+                dimension_names=("star",),
+                attributes={"units": units[name]} if name in units else {},
+            )
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        array = self._group[name]
+        assert isinstance(array, zarr.Array)
+        return array
+
+
+def _columns(table: StarTable) -> dict[str, NDArray[Any]]:
+    return {
+        "source_id": table.source_id.astype(np.int64),
+        "l": table.l,
+        "b": table.b,
+        **table.distances.columns(),
+        "extinction": table.extinction,
+        "extinction_error": table.extinction_error,
+    }
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarStore:
+    """A star store on disk: nothing but its attributes is in memory."""
+
+    path: Path
+    group: zarr.Group
+    attributes: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return int(self.attributes["stars"])
+
+    @property
+    def system(self) -> ExtinctionSystem:
+        return system_named(str(self.attributes["extinction_system"]))
+
+    def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
+        """The stars in order, at most `rows` at a time."""
+        for start in range(0, len(self), rows):
+            yield self._table(slice(start, min(start + rows, len(self))))
+
+    def read(self) -> StarTable:
+        """All stars."""
+        return self._table(slice(0, len(self)))
+
+    def _table(self, rows: slice) -> StarTable:
+        names = KINDS[str(self.attributes["distances"])]
+        columns = {name: self._column(name, rows) for name in (*_UNITS, *names)}
+        distances = distances_from(columns, self.attributes)
+        values = {name: columns[name] for name in _UNITS}
+        identifiers = self._column("source_id", rows)
+        return StarTable(identifiers, distances=distances, system=self.system, **values)
+
+    def _column(self, name: str, rows: slice) -> NDArray[Any]:
+        array = self.group[name]
+        assert isinstance(array, zarr.Array)
+        return np.asarray(array[rows])
+
+
+def open_star_store(path: str | Path) -> StarStore:
+    """A store, to be read in chunks or whole."""
+    path = Path(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: there is no such star store")
+    try:
+        group = zarr.open_group(path, mode="r", zarr_format=3)
+    except (FileNotFoundError, zarr.errors.ZarrUserWarning) as error:
+        raise ValueError(f"{path}: expected a star store, a zarr v3 group ({error})") from None
+    attributes = dict(group.attrs)
+    if attributes.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: expected a star store, as `dustmap ingest` writes it; this zarr group is "
+            "something else"
+        )
+    return StarStore(path, group, attributes)
+
+
+def read_star_store(path: str | Path) -> StarTable:
+    """All stars of a store."""
+    return open_star_store(path).read()
