@@ -27,8 +27,9 @@ from dustmap.runs._field_plots import plot_field
 from dustmap.runs._grid import dtype_of
 from dustmap.runs._parts import KERNELS
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
-from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
+from dustmap.runs._report import Check, Picture, Report, coverage_check
 from dustmap.runs._run import AbstractRun, Plan
+from dustmap.runs._stages import Stopwatch
 from dustmap.runs._tables import read_tables
 from dustmap.sky import Provenance, save_figure
 
@@ -95,11 +96,16 @@ class RegressionRun(AbstractRun):
         sections = _sections(model) | {
             "counts": self.counts(),
             "held_out_rows": {} if held_out is None else held_out.as_dict(),
-            "seconds": watch.seconds,
+            "stages": watch.as_dict(),
             "compute": _compute(self.config),
             "outputs": outputs,
         }
-        return Report(configuration.sha256(self.config), sections, _checks(model, held_out))
+        return Report(
+            configuration.sha256(self.config),
+            sections,
+            _checks(model, held_out),
+            (Picture(PICTURE, "Prediction, its standard deviation, and the data"),),
+        )
 
     def save(self, directory: RunDirectory, model: HIPGPRegressor) -> None:
         """The model, and the rows that pictures show."""

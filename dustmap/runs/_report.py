@@ -2,10 +2,8 @@
 
 import math
 import platform
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, final
 
@@ -45,28 +43,22 @@ def coverage_check(of: str, held_out: Scores, advice: str) -> Check:
 
 @final
 @dataclass(frozen=True)
-class Stopwatch:
-    """Seconds by stage, in the order in which the stages ran."""
+class Picture:
+    """A figure of the run: its path below the run's directory, and what it shows."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(time.perf_counter() - start, 3)
+    path: str
+    caption: str
 
 
 @final
 @dataclass(frozen=True)
 class Report:
-    """Sections of plain values by name, and the checks."""
+    """Sections of plain values by name, the checks, and the pictures."""
 
     config_sha256: str
     sections: Mapping[str, Mapping[str, Any]]
     checks: tuple[Check, ...]
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -78,17 +70,20 @@ class Report:
             "config_sha256": self.config_sha256,
             "checks": [check.as_dict() for check in self.checks],
             **{name: dict(section) for name, section in self.sections.items()},
+            "figures": {picture.path: picture.caption for picture in self.pictures},
             "versions": versions(),
         }
 
     def as_markdown(self) -> str:
         status = "All checks passed." if self.passed else "**A check failed.**"
         blocks = ["# Report of a run", status]
-        blocks += [_check_line(check) for check in self.checks]
+        if self.checks:
+            blocks.append("\n".join(_check_line(check) for check in self.checks))
+        blocks += [f"![{p.caption}]({p.path})\n\n*{p.caption}*" for p in self.pictures]
         for name, section in self.sections.items():
-            blocks.append(f"## {name.replace('_', ' ').capitalize()}")
-            blocks.append(_table(section))
-        blocks += ["## Versions", _table(versions())]
+            if section:
+                blocks += [f"## {_words(name)}", *_tables(section)]
+        blocks += ["## Versions", *_tables(versions())]
         blocks.append(f"Configuration: `config.toml`, sha256 `{self.config_sha256}`.")
         return "\n\n".join(blocks) + "\n"
 
@@ -101,13 +96,49 @@ def _check_line(check: Check) -> str:
     )
 
 
-def _table(values: Mapping[str, Any]) -> str:
-    rows = [f"| {name} | {_shown(value)} |" for name, value in values.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
+def _words(name: str) -> str:
+    words = name.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _tables(section: Mapping[str, Any]) -> list[str]:
+    """One table of the plain values, and one for each list of rows."""
+    plain = {name: value for name, value in section.items() if not _is_rows(value)}
+    found = []
+    if plain:
+        rows = [f"| {_words(name)} | {_shown(value)} |" for name, value in plain.items()]
+        found.append("\n".join(["| | |", "|---|---|", *rows]))
+    for name, value in section.items():
+        if _is_rows(value):
+            if len(section) > 1:
+                found.append(f"{_words(name)}:")
+            found.append(_table_of_rows(value))
+    return found
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _table_of_rows(rows: list[Mapping[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [
+        "| " + " | ".join(_words(name) for name in columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    for row in rows:
+        lines.append("| " + " | ".join(_shown(row.get(name, "")) for name in columns) + " |")
+    return "\n".join(lines)
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_shown(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_shown(part) for part in value)
+    return str(value).replace("|", "\\|")
 
 
 def versions() -> dict[str, str]:

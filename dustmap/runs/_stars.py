@@ -15,8 +15,9 @@ from dustmap.inference import Scores, scores
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._engines import engine_of
 from dustmap.runs._grid import grid_of
-from dustmap.runs._report import Check, Report, Stopwatch, coverage_check
+from dustmap.runs._report import Check, Report, coverage_check
 from dustmap.runs._run import AbstractRun, Plan, device_of
+from dustmap.runs._stages import Stopwatch
 from dustmap.runs._star_fit import Learning, StarFit
 from dustmap.sky import (
     DensityMap,
@@ -108,7 +109,7 @@ class StarRun(AbstractRun):
             "fit": fit.summary | _learning(fit.learning),
             "held_out_stars": {} if held_out is None else held_out.as_dict(),
             "truth": {} if self.truth is None else truth_scores(density, self.truth),
-            "seconds": watch.seconds,
+            "stages": watch.as_dict(),
             "compute": _compute(self.config),
             "outputs": outputs,
         }

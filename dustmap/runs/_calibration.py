@@ -1,0 +1,125 @@
+"""Whether predictions keep what their standard deviations promise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.inference import Scores, pit, scores
+
+#: Bins of the histogram of probability integral transforms.
+PIT_BINS = 10
+#: Extinctions below and above which catalogs and maps are known to be biased, in mag of A_V.
+FAINT, OPAQUE = 0.05, 4.0
+#: Bins of equally many places by distance from the Sun.
+DISTANCE_BINS = 4
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """N measured or true values y with mean and variance as predicted (what y adds included).
+
+    index (N,): their rows in the star table.
+    """
+
+    y: Tensor
+    mean: Tensor
+    variance: Tensor
+    index: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def scores(self) -> Scores:
+        return scores(self.y, self.mean, self.variance)
+
+    def where(self, chosen: Tensor) -> "Predictions":
+        """Those under a mask (N,)."""
+        rows = self.index[chosen.cpu().numpy()]
+        return Predictions(self.y[chosen], self.mean[chosen], self.variance[chosen], rows)
+
+
+def calibration(predictions: Predictions) -> dict[str, Any]:
+    """Shares within ±1σ and 95 %, and the histogram of Φ((y − μ)/σ), flat where calibrated."""
+    found = predictions.scores()
+    transforms = pit(predictions.y, predictions.mean, predictions.variance).cpu().numpy()
+    counts, _ = np.histogram(transforms, bins=PIT_BINS, range=(0.0, 1.0))
+    return {
+        "n": found.n,
+        "coverage68": found.coverage68,
+        "coverage95": found.coverage95,
+        "pit_histogram": counts.tolist(),
+    }
+
+
+def quality_proxies(predictions: Predictions, per_a_v: float | None) -> dict[str, Any]:
+    """Scores where published maps are known to be biased: A_V below 50 mmag, and above 4 mag.
+
+    The bins go by the prediction: by the measurement, noise alone would bias them. per_a_v: mag of
+    the map's system for one of A_V; None, of a custom system, has no such bins.
+    """
+    if per_a_v is None:
+        return {}
+    bins = {
+        "A_V_below_0.05": predictions.mean < FAINT * per_a_v,
+        "A_V_above_4": predictions.mean > OPAQUE * per_a_v,
+    }
+    rows = []
+    for name, chosen in bins.items():
+        row: dict[str, Any] = {"bin": name, "n": int(chosen.sum())}
+        if row["n"]:
+            part = predictions.where(chosen)
+            found = part.scores()
+            row |= {
+                "mean_residual": float((part.y - part.mean).double().mean()),
+                "rmse": found.rmse,
+                "chi2": found.chi2,
+                "coverage68": found.coverage68,
+            }
+        rows.append(row)
+    return {"bins": rows}
+
+
+def by_distance(
+    distance: NDArray[np.float64],
+    true: NDArray[np.float64],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    inside68: NDArray[np.bool_],
+) -> list[dict[str, float]]:
+    """Scores of N places in bins of distance from the Sun, equally many in each.
+
+    inside68: whether the central 68 % of the posterior hold the truth.
+    """
+    edges = np.quantile(distance, np.linspace(0.0, 1.0, DISTANCE_BINS + 1))
+    bins = np.clip(np.searchsorted(edges, distance, side="right") - 1, 0, DISTANCE_BINS - 1)
+    rows = []
+    for i in range(DISTANCE_BINS):
+        chosen = bins == i
+        if not chosen.any():
+            continue
+        z = (true[chosen] - mean[chosen]) / std[chosen]
+        rows.append(
+            {
+                "from_pc": float(edges[i]),
+                "to_pc": float(edges[i + 1]),
+                "n": int(chosen.sum()),
+                "rmse": float(np.sqrt(np.mean((true[chosen] - mean[chosen]) ** 2))),
+                "chi2": float(np.mean(z**2)),
+                "coverage68": float(inside68[chosen].mean()),
+                "correlation": correlation(mean[chosen], true[chosen]),
+            }
+        )
+    return rows
+
+
+def correlation(a: Sequence[float] | NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Pearson's; 0 where one of them does not vary."""
+    a = np.asarray(a)
+    if len(a) < 2 or np.std(a) == 0 or np.std(b) == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])

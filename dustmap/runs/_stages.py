@@ -1,0 +1,66 @@
+"""The stages of a run, with the time and the memory that each took."""
+
+import enum
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Stage(enum.Enum):
+    """In their order; a run may end after any of them."""
+
+    INGEST = "ingest"
+    FIT = "fit"
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+
+    def reached_by(self, until: "Stage") -> bool:
+        """Whether a run that goes on until the end of `until` has this stage."""
+        order = list(Stage)
+        return order.index(self) <= order.index(until)
+
+
+@final
+@dataclass(frozen=True)
+class Stopwatch:
+    """Seconds, and the peak memory of the process by the end of each stage, in their order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        log.info("%s", name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Of a stage that was timed elsewhere."""
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
+        self.peak_bytes[name] = peak_memory()
+
+    def as_dict(self) -> dict[str, list[dict[str, float | str]]]:
+        """One line a stage, for the report."""
+        lines: list[dict[str, float | str]] = [
+            {"stage": name, "seconds": seconds, "peak_gib": self.peak_bytes[name] / 2**30}
+            for name, seconds in self.seconds.items()
+        ]
+        return {"stages": lines}
+
+
+def peak_memory() -> int:
+    """Most bytes that this process has had resident so far."""
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
