@@ -1,0 +1,24 @@
+"""Simulated skies: dust that is known, stars behind it, and catalogs of them like a survey's.
+
+`simulate` draws a `SimulatedSky` from a `SkyModel` and a seed. Its dust is `StructuredDust`
+(turbulence, the disc, bubbles such as the Local Bubble), or a draw from the prior of a map
+(`LogNormalDust`, `GaussianDust`). Everything is seeded, with a random stream of its own for the
+field, the bubbles, the stars and their noise: more stars see the same dust.
+"""
+
+from dustmap.sky.simulation._columns import column_density as column_density
+from dustmap.sky.simulation._dust import AbstractDust as AbstractDust
+from dustmap.sky.simulation._dust import Disc as Disc
+from dustmap.sky.simulation._dust import GaussianDust as GaussianDust
+from dustmap.sky.simulation._dust import LogNormalDust as LogNormalDust
+from dustmap.sky.simulation._dust import StructuredDust as StructuredDust
+from dustmap.sky.simulation._files import sky_table as sky_table
+from dustmap.sky.simulation._files import write_sky as write_sky
+from dustmap.sky.simulation._measurements import Measurements as Measurements
+from dustmap.sky.simulation._population import Population as Population
+from dustmap.sky.simulation._shells import Bubbles as Bubbles
+from dustmap.sky.simulation._shells import Shell as Shell
+from dustmap.sky.simulation._sky import SimulatedSky as SimulatedSky
+from dustmap.sky.simulation._sky import SkyModel as SkyModel
+from dustmap.sky.simulation._sky import simulate as simulate
+from dustmap.sky.simulation._turbulence import Turbulence as Turbulence
