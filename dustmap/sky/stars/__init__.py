@@ -12,6 +12,7 @@ from dustmap.sky.stars._distances import PercentileDistances as PercentileDistan
 from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
 from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
 from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
+from dustmap.sky.stars._store import CHUNK as CHUNK
 from dustmap.sky.stars._store import StarStore as StarStore
 from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter
 from dustmap.sky.stars._store import open_star_store as open_star_store

@@ -1,0 +1,90 @@
+"""A distribution of distances as a few segments of the ray."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.polynomial.legendre import leggauss
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from dustmap.sky.stars import AbstractDistances
+
+Array = NDArray[np.float64]
+
+#: Normal scores of the quantiles at which segments end, dense where sf falls; the first segment
+#: starts at the Sun.
+EDGES = np.array(
+    [-3.2, -2.2, -1.6, -1.2, -0.8, -0.4, 0.0, 0.4, 0.8, 1.2, 1.6, 2.05, 2.55, 3.1, 3.7, 4.4]
+)
+#: Gauss-Legendre nodes of each part of the distribution, the first and last as far as OUTMOST.
+ORDER = 4
+OUTMOST = 7.0
+#: Part of E d that a ray may lose beyond its last edge without being counted.
+NEGLIGIBLE = 1e-3
+
+
+def _quadrature() -> tuple[Array, Array]:
+    """Normal scores and probabilities (J + 1, ORDER) of nodes between the edges and beyond."""
+    ends = np.concatenate([[-OUTMOST], EDGES, [OUTMOST]])
+    node, weight = leggauss(ORDER)
+    z = ends[:-1, None] + np.diff(ends)[:, None] * 0.5 * (node + 1.0)
+    density = weight * np.exp(-0.5 * z**2)
+    # Differences of whichever tail is the smaller; what is beyond OUTMOST belongs to the ends.
+    bounds = np.concatenate([[-np.inf], EDGES, [np.inf]])
+    mass = np.where(bounds[:-1] > 0.0, -np.diff(ndtr(-bounds)), np.diff(ndtr(bounds)))
+    return z, mass[:, None] * density / density.sum(axis=1, keepdims=True)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """A(<d) = Σ_k a_k U_k with a_k = ∫ρ over segment k, and U_k the fraction of it before the star.
+
+    edges (N, J + 1) in pc; mean (N, J) = E U_k, the mean of sf(s) = P(d > s) over the segment;
+    variance (N, J) of U_k; beyond (N,): E(d − last edge)₊ in pc.
+
+    U_k > 0 only where U_i = 1 for all i < k, so Cov(U_i, U_k) = E U_k (1 − E U_i). Exact where ρ
+    is constant within segments.
+    """
+
+    edges: Array
+    mean: Array
+    variance: Array
+    beyond: Array
+
+    @property
+    def expected(self) -> Array:
+        """E d (N,), of what is before the last edge."""
+        return np.asarray(self.edges[:, 0] + (self.mean * np.diff(self.edges)).sum(1), np.float64)
+
+    @property
+    def cut(self) -> NDArray[np.bool_]:
+        """Whether more than a thousandth of E d lies beyond the last edge (N,)."""
+        return np.asarray(self.beyond > NEGLIGIBLE * self.expected, np.bool_)
+
+
+def segments_of(
+    distances: AbstractDistances, near: Array | None = None, far: Array | None = None
+) -> Segments:
+    """Segments of the distances; of distances clipped to [near, far] (N,), where given.
+
+    No dust is seen beyond `far`, so a star there is as good as at `far`.
+    """
+    n, count = len(distances), len(EDGES)
+    first = np.zeros((n, 1)) if near is None else near[:, None]
+    last = np.full((n, 1), np.inf) if far is None else far[:, None]
+    z, mass = _quadrature()
+    scores = np.concatenate([EDGES, z.ravel()])
+    d = np.clip(distances.quantile(ndtr(scores)), first, last)
+    # Monotone but for round-off.
+    edges = np.maximum.accumulate(np.concatenate([first, d[:, :count]], axis=1), axis=1)
+    nodes = d[:, count:].reshape(n, count + 1, ORDER)
+    length = np.diff(edges)
+    safe = np.where(length > 0.0, length, 1.0)[..., None]
+    u = np.clip((nodes[:, :-1] - edges[:, :-1, None]) / safe, 0.0, 1.0)
+    after = ndtr(-EDGES)
+    mean = after + (mass[:-1] * u).sum(-1)
+    variance = np.maximum(after + (mass[:-1] * u**2).sum(-1) - mean**2, 0.0)
+    beyond = (mass[-1] * (nodes[:, -1] - edges[:, -1:])).sum(-1)
+    return Segments(edges, mean, variance, beyond)
