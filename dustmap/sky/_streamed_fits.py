@@ -20,7 +20,10 @@ _NO_SUM = "0" * 16
 
 @final
 class StreamedImage:
-    """Float32 data of `shape` at `offset` of an open file; `header` may change values, not cards."""
+    """Float32 data of `shape` in an open file, of an image or of a table (rows, columns).
+
+    `header` may change the values of its cards until the end, not their number.
+    """
 
     def __init__(
         self, file: BinaryIO, header: fits.Header, shape: tuple[int, ...], start: int
@@ -62,7 +65,7 @@ class StreamedImage:
         self._file.write(self._bytes())
 
     def _bytes(self) -> bytes:
-        return self.header.tostring().encode("ascii")
+        return str(self.header.tostring()).encode("ascii")
 
 
 @final
@@ -78,14 +81,34 @@ class ImagePlan:
     cards: fits.Header
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class TablePlan:
+    """A binary table to come of `rows` rows and float32 columns, each a (name, comment).
+
+    unit: of every column, empty for none.
+    """
+
+    name: str
+    rows: int
+    columns: Sequence[tuple[str, str]]
+    unit: str
+    cards: fits.Header
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return self.rows, len(self.columns)
+
+
 @contextmanager
 def streamed_fits(
-    path: Path, units: Sequence[ImagePlan | fits.BinTableHDU]
+    path: Path, units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]
 ) -> Iterator[dict[str, StreamedImage]]:
-    """Lays out `units` in a new file and yields the images by name, to be filled by the block.
+    """Lays out `units` in a new file and yields what is planned by name, to be filled by the block.
 
-    Tables are written at once. An empty primary unit comes first where no image is PRIMARY. After
-    the block every unit has its CHECKSUM and DATASUM.
+    Complete tables are written at once. An empty primary unit comes first where no image is
+    PRIMARY. After the block every unit has its CHECKSUM and DATASUM.
     """
     images: dict[str, StreamedImage] = {}
     with path.open("w+b") as file:
@@ -95,7 +118,8 @@ def streamed_fits(
             if isinstance(unit, fits.BinTableHDU):
                 file.write(_written([fits.PrimaryHDU(), unit])[_BLOCK:])
                 continue
-            image = StreamedImage(file, _header(unit), unit.shape, file.tell())
+            header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
+            image = StreamedImage(file, header, unit.shape, file.tell())
             images[unit.name] = image
             file.truncate(image.end)
             file.seek(image.end)
@@ -104,7 +128,7 @@ def streamed_fits(
             image.finish()
 
 
-def _header(plan: ImagePlan) -> fits.Header:
+def _image_header(plan: ImagePlan) -> fits.Header:
     primary = plan.name == "PRIMARY"
     header = fits.Header()
     if primary:
@@ -121,7 +145,30 @@ def _header(plan: ImagePlan) -> fits.Header:
         header["PCOUNT"] = 0
         header["GCOUNT"] = 1
         header["EXTNAME"] = plan.name
-    header.extend(plan.cards, update=True)
+    return _described(header, plan.cards)
+
+
+def _table_header(plan: TablePlan) -> fits.Header:
+    header = fits.Header()
+    header["XTENSION"] = ("BINTABLE", "binary table extension")
+    header["BITPIX"] = (8, "array data type")
+    header["NAXIS"] = 2
+    header["NAXIS1"] = (4 * len(plan.columns), "bytes of a row")
+    header["NAXIS2"] = (plan.rows, "rows")
+    header["PCOUNT"] = 0
+    header["GCOUNT"] = 1
+    header["TFIELDS"] = len(plan.columns)
+    for i, (name, comment) in enumerate(plan.columns, 1):
+        header[f"TTYPE{i}"] = (name, comment)
+        header[f"TFORM{i}"] = "E"
+        if plan.unit:
+            header[f"TUNIT{i}"] = plan.unit
+    header["EXTNAME"] = plan.name
+    return _described(header, plan.cards)
+
+
+def _described(header: fits.Header, cards: fits.Header) -> fits.Header:
+    header.extend(cards, update=True)
     header["CHECKSUM"] = (_NO_SUM, "sum of the whole unit")
     header["DATASUM"] = ("0" * 10, "sum of the data")
     return header

@@ -1,0 +1,18 @@
+"""Layouts of published dust maps, so that their readers open ours.
+
+Each writer streams a density field, `write_X(path, field, options, provenance, overwrite)`, and
+returns the counts of what was outside the box or raised to a floor.
+"""
+
+from dustmap.sky.layouts._bayestar import BayestarOptions as BayestarOptions
+from dustmap.sky.layouts._bayestar import write_bayestar as write_bayestar
+from dustmap.sky.layouts._box import LayoutCounts as LayoutCounts
+from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions as EdenhoferOptions
+from dustmap.sky.layouts._edenhofer2023 import write_edenhofer2023 as write_edenhofer2023
+from dustmap.sky.layouts._gtomo import GTomoOptions as GTomoOptions
+from dustmap.sky.layouts._gtomo import write_gtomo as write_gtomo
+from dustmap.sky.layouts._gtomo_reader import GTomoCube as GTomoCube
+from dustmap.sky.layouts._gtomo_reader import read_gtomo as read_gtomo
+from dustmap.sky.layouts._leike2020 import LeikeOptions as LeikeOptions
+from dustmap.sky.layouts._leike2020 import write_leike2020 as write_leike2020
+from dustmap.sky.layouts._radial import RadialBins as RadialBins

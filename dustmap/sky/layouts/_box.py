@@ -1,0 +1,119 @@
+"""What a density field says along rays from the Sun, which leave its box sooner or later."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.sky.maps import AbstractDensityField, MapRequest
+
+_INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
+
+
+@final
+@dataclass(frozen=True)
+class LayoutCounts:
+    """What a writer did: numbers written, of them NaN as outside the box, and raised to a floor."""
+
+    values: int = 0
+    outside: int = 0
+    raised: int = 0
+
+    def __add__(self, other: "LayoutCounts") -> "LayoutCounts":
+        return LayoutCounts(
+            self.values + other.values, self.outside + other.outside, self.raised + other.raised
+        )
+
+
+def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
+    """Of an array that is NaN outside the box."""
+    return LayoutCounts(values.size, int(np.isnan(values).sum()), raised)
+
+
+def refuse_sun_outside(field: AbstractDensityField) -> None:
+    """Rays start at the Sun."""
+    if not all(low < 0 < high for low, high in zip(field.lower, field.upper, strict=True)):
+        raise ValueError(
+            f"box: expected the Sun (0, 0, 0) inside, got {field.lower} to {field.upper} pc; "
+            "export a cube (zarr, fits or gtomo) in its place"
+        )
+
+
+def exits(field: AbstractDensityField, directions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distance (P,) at which rays from the Sun along unit vectors (P, 3) leave the box."""
+    faces = np.where(directions > 0, field.upper, field.lower)
+    with np.errstate(divide="ignore"):
+        distances = np.where(directions == 0, np.inf, faces / directions)
+    return np.asarray(distances.min(-1) * _INSIDE)
+
+
+def at_places(
+    field: AbstractDensityField, positions: NDArray[np.float64], request: MapRequest
+) -> dict[str, NDArray[np.float32]]:
+    """Values at X, Y, Z (..., 3) in pc: (...) by quantity, samples (S, ...); NaN outside."""
+    shape = positions.shape[:-1]
+    flat = positions.reshape(-1, 3)
+    inside = np.asarray(((flat >= field.lower) & (flat <= field.upper)).all(-1))
+    found = field.evaluate(PointValues(torch.from_numpy(flat[inside])), request)
+    return _spread(found, inside, shape)
+
+
+def within(
+    field: AbstractDensityField,
+    directions: NDArray[np.float64],
+    distance: float,
+    request: MapRequest,
+) -> dict[str, NDArray[np.float32]]:
+    """Integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
+    inside = np.asarray(exits(field, directions) >= distance)
+    ends = torch.from_numpy(directions[inside] * distance)
+    found = field.evaluate(LineIntegrals.from_observer(ends), request)
+    return _spread(found, inside, (len(directions),))
+
+
+def cumulative(
+    field: AbstractDensityField,
+    directions: NDArray[np.float64],
+    distances: NDArray[np.float64],
+    request: MapRequest,
+) -> dict[str, NDArray[np.float32]]:
+    """A(<d) to ascending `distances` (K,) along unit vectors (P, 3).
+
+    Mean (P, K), samples (S, P, K).
+
+    Sums of the segments in between: the mean is linear, and a sample is one density throughout.
+    Beyond the face of the box A stays as it is there.
+    """
+    leave = exits(field, directions)[:, None]
+    ends = np.minimum(distances, leave)
+    starts = np.concatenate([np.zeros_like(leave), ends[:, :-1]], axis=1)
+    inside = ends > starts
+    rays = np.broadcast_to(directions[:, None], (*ends.shape, 3))[inside]
+    segments = LineIntegrals.segment(
+        torch.from_numpy(rays * starts[inside][:, None]),
+        torch.from_numpy(rays * ends[inside][:, None]),
+    )
+    found = _spread(field.evaluate(segments, request), inside.ravel(), ends.shape, 0.0)
+    return {
+        name: np.cumsum(values, axis=-1, dtype=np.float64).astype(np.float32)
+        for name, values in found.items()
+    }
+
+
+def _spread(
+    found: Mapping[str, NDArray[np.float32]],
+    inside: NDArray[np.bool_],
+    shape: tuple[int, ...],
+    outside: float = np.nan,
+) -> dict[str, NDArray[np.float32]]:
+    """Values of the rows `inside` at their places among all, (..., *shape)."""
+    spread = {}
+    for name, values in found.items():
+        array = np.full((*values.shape[:-1], len(inside)), outside, np.float32)
+        array[..., inside] = values
+        spread[name] = array.reshape(*values.shape[:-1], *shape)
+    return spread

@@ -1,0 +1,166 @@
+"""The layout of Edenhofer et al. (2024, A&A 685, A82): shells of HEALPix pixels, logarithmic in r.
+
+`dustmaps.edenhofer2023.Edenhofer2023Query(map_fname=...)` reads the file. What its answers mean:
+
+- Densities are those *at* the radial centres and the pixel centres. The reader interpolates
+  their logarithm, linearly in r, so at these places it returns our numbers; a mean over the bin
+  would differ by h² ρ''/24 of bin width h, a third of its error of interpolation.
+- `integrated=True` sums ρ_k times the width of bin k on top of the inner sphere, and stores the
+  sum to the *outer* boundary of bin k at its *centre*: too much by the dust of half a bin, of
+  width r ln(farthest/nearest) / (2 count): 0.3 % for an even density in 500 bins, and 7 % in 20.
+- Places outside the box of the map are NaN. Densities must be positive (`floor`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.sky._atomic import replacing
+from dustmap.sky._provenance import Provenance
+from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
+from dustmap.sky.layouts._box import LayoutCounts, at_places, counts, refuse_sun_outside, within
+from dustmap.sky.layouts._cards import (
+    DENSITY_UNIT,
+    column,
+    conversion_note,
+    density_cards,
+    healpix_cards,
+)
+from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
+from dustmap.sky.layouts._positive import raised, refuse_bad_floor
+from dustmap.sky.layouts._radial import RadialBins
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.systems import ExtinctionSystem, conversion
+
+
+@final
+@dataclass(frozen=True)
+class EdenhoferOptions:
+    """bins: None for 516 out to the farthest face of the box; nside: a power of two.
+
+    samples: 0 for the file of mean and standard deviation, else the file of so many samples.
+    system: None for that of the map; the published map has E(ZGR23).
+    floor: what densities ≤ 0 are raised to, mag/pc; None refuses them.
+    """
+
+    bins: RadialBins | None = None
+    nside: int = 64
+    samples: int = 0
+    system: ExtinctionSystem | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        refuse_bad_nside(self.nside)
+        refuse_bad_floor(self.floor)
+        if self.samples < 0:
+            raise ValueError(f"samples: expected 0 or more, got {self.samples}")
+
+    @property
+    def request(self) -> MapRequest:
+        """What the file holds of the density and of the inner sphere."""
+        if self.samples:
+            return MapRequest((Quantity.SAMPLES,), self.samples)
+        return MapRequest((Quantity.MEAN, Quantity.STD))
+
+
+def write_edenhofer2023(
+    path: str | Path,
+    field: AbstractDensityField,
+    options: EdenhoferOptions,
+    provenance: Provenance,
+    overwrite: bool = False,
+) -> LayoutCounts:
+    """Writes MEAN and STD., or SAMPLES, (count, 12 nside²), and the inner sphere's integral."""
+    refuse_sun_outside(field)
+    field.check(options.request)
+    bins = options.bins or RadialBins.of_box(field)
+    system = options.system or field.system
+    factor = conversion(field.system, system)
+    layout = _Layout(options, bins, system)
+    note = conversion_note(field.system, system, factor)
+    tables = [
+        column("RADIAL PIXEL CENTERS", bins.centres),
+        column("RADIAL PIXEL BOUNDARIES", bins.boundaries),
+    ]
+    plans = layout.plans(provenance, note)
+    # The reader wants a density before all else.
+    units = [plans[0], *tables, *plans[1:]]
+    with replacing(Path(path), overwrite) as partial, streamed_fits(partial, units) as images:
+        total = LayoutCounts()
+        for start, stop in pixel_blocks(options.nside, bins.count):
+            total += layout.fill(images, field, factor, start, stop)
+        if not options.samples:
+            images["MEAN"].header["NRAISED"] = total.raised
+    return total
+
+
+@final
+@dataclass(frozen=True)
+class _Layout:
+    options: EdenhoferOptions
+    bins: RadialBins
+    system: ExtinctionSystem
+
+    @property
+    def _radius(self) -> str:
+        return f"{self.bins.nearest:.10g}"
+
+    @property
+    def _names(self) -> dict[str, tuple[str, str, str]]:
+        """Of each quantity: the name of its densities, of its inner integral, and its CTYPE."""
+        inner = f"INTEGRATED INNER {self._radius} PC"
+        meaning = f"inner density integrated within {self._radius} pc"
+        if self.options.samples:
+            return {"samples": ("SAMPLES", inner, meaning)}
+        return {
+            "mean": ("MEAN", f"MEAN OF {inner}", meaning),
+            "std": ("STD.", f"STD. OF {inner}", f"std. of {meaning}"),
+        }
+
+    def plans(self, provenance: Provenance, note: str) -> list[ImagePlan]:
+        nside, leading = self.options.nside, (self.options.samples,) * bool(self.options.samples)
+        notes = (note, "values at radial pixel centers; NaN outside the box of the map")
+        density = density_cards(DENSITY_UNIT, self.system, provenance, notes)
+        density["NRAISED"] = (0, "densities that were <= 0, raised to a floor")
+        inner = density_cards("mag", self.system, provenance, (note,))
+        densities, inners = [], []
+        for name, inner_name, meaning in self._names.values():
+            cards = healpix_cards(density, nside)
+            pixels = 12 * nside**2
+            densities.append(ImagePlan(name, (*leading, self.bins.count, pixels), cards))
+            cards = healpix_cards(inner, nside)
+            cards["CTYPE"] = meaning
+            inners.append(ImagePlan(inner_name, (*leading, pixels), cards))
+        return [*densities, *inners]
+
+    def fill(
+        self,
+        images: dict[str, StreamedImage],
+        field: AbstractDensityField,
+        factor: float,
+        start: int,
+        stop: int,
+    ) -> LayoutCounts:
+        """Writes the pixels start <= p < stop of everything."""
+        rays = directions(self.options.nside, start, stop)
+        places = self.bins.centres[:, None, None] * rays
+        density = at_places(field, places, self.options.request)
+        inner = within(field, rays, self.bins.nearest, self.options.request)
+        total = LayoutCounts()
+        for quantity, (name, inner_name, _) in self._names.items():
+            values, count = density[quantity] * np.float32(factor), 0
+            if quantity != "std":
+                values, count = raised(values, field.positive, self.options.floor)
+            total += counts(values, count)
+            _write_pixels(images[name], values, start)
+            _write_pixels(images[inner_name], inner[quantity] * np.float32(factor), start)
+        return total
+
+
+def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int) -> None:
+    """Values (..., P) of pixels from `start` on, into an image (..., all pixels)."""
+    for index in np.ndindex(values.shape[:-1]):
+        image.write((*index, start), values[index])

@@ -1,0 +1,130 @@
+"""The layout of the cubes of Lallement, Vergely and G-Tomo: FITS or HDF5, in A0(550 nm) per pc.
+
+FITS: the primary unit holds [z, y, x], with STEP, RESOL, UNIT and SUN_POSX/Y/Z. HDF5: the dataset
+explore/cube_datas [x, y, z] with the same as attributes; there the Sun's position is stored as
+(z, x, y), as the readers of these files turn it back. Positions of the Sun are of pixel *edges*:
+
+    index (0-based) = coordinate / STEP + SUN_POS − 0.5.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.gp import RegularGrid
+from dustmap.sky._atomic import replacing
+from dustmap.sky._provenance import Provenance
+from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
+from dustmap.sky.layouts._box import LayoutCounts, counts
+from dustmap.sky.layouts._cards import conversion_note, density_cards, write_attributes
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.systems import conversion, system_named
+
+SYSTEM = "A0_550"
+UNIT = "A0(550nm)/parsec"
+DATASET = "explore/cube_datas"
+CHUNK = 64  # voxels per axis of a chunk in HDF5
+#: Puts planes [z, y, x] from a z on into a file.
+Put: TypeAlias = Callable[[int, NDArray[np.float32]], None]
+#: Endings of the files that are written as HDF5; all others are FITS.
+HDF5_SUFFIXES = (".h5", ".hdf5")
+
+
+@final
+@dataclass(frozen=True)
+class GTomoOptions:
+    """grid: centres of the voxels, one step for all axes; quantity: MEAN, STD or another cube.
+
+    resolution: what the map resolves, in pc, None for the step. The published maps have their
+    uncertainty in a file of its own, so a file has one quantity.
+    """
+
+    grid: RegularGrid
+    quantity: Quantity = Quantity.MEAN
+    resolution: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.grid.dim != 3 or not np.allclose(self.grid.spacing, self.grid.spacing[0]):
+            raise ValueError(
+                f"grid: expected three axes of one step, got steps {self.grid.spacing} pc"
+            )
+        if self.quantity in (Quantity.SAMPLES, Quantity.COVERAGE):
+            raise ValueError(f"quantity: expected a density, got {self.quantity.value}")
+        if self.resolution is not None and not self.resolution > 0:
+            raise ValueError(f"resolution: expected more than 0 pc, got {self.resolution:g}")
+
+    @property
+    def step(self) -> float:
+        """In pc."""
+        return self.grid.spacing[0]
+
+    @property
+    def sun(self) -> NDArray[np.float64]:
+        """SUN_POS of the axes (x, y, z)."""
+        return 0.5 - np.array(self.grid.lower) / self.step
+
+
+def write_gtomo(
+    path: str | Path,
+    field: AbstractDensityField,
+    options: GTomoOptions,
+    provenance: Provenance,
+    overwrite: bool = False,
+) -> LayoutCounts:
+    """Writes HDF5 if the name ends in .h5 or .hdf5, else FITS."""
+    system = system_named(SYSTEM)
+    factor = conversion(field.system, system)
+    field.check_grid(options.grid)
+    note = f"{options.quantity.value}; {conversion_note(field.system, system, factor)}"
+    opened = _hdf5 if Path(path).suffix.lower() in HDF5_SUFFIXES else _fits
+    slabs = field.planes(options.grid, MapRequest((options.quantity,)))
+    total = LayoutCounts()
+    with (
+        replacing(Path(path), overwrite) as partial,
+        opened(partial, options, provenance, note) as put,
+    ):
+        for slab in slabs:
+            values = slab.arrays[options.quantity.value] * np.float32(factor)
+            put(slab.start, values)
+            total += counts(values)
+    return total
+
+
+@contextmanager
+def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
+    """A new FITS file, and what puts planes [z, y, x] from a z on into it."""
+    cards = density_cards("", system_named(SYSTEM), provenance, (note,))
+    cards["STEP"] = (options.step, "pc")
+    cards["RESOL"] = (options.resolution or options.step, "pc")
+    cards["UNIT"] = UNIT
+    for axis, position in zip("XYZ", options.sun, strict=True):
+        cards[f"SUN_POS{axis}"] = (position, "0-based index = coordinate/STEP + this - 0.5")
+    plan = ImagePlan("PRIMARY", options.grid.shape[::-1], cards)
+    with streamed_fits(path, [plan]) as images:
+        yield lambda start, values: images["PRIMARY"].write((start,), values)
+
+
+@contextmanager
+def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
+    """A new HDF5 file, and what puts planes [z, y, x] from a z on into it."""
+    shape = options.grid.shape
+    with h5py.File(path, "w", rdcc_nbytes=4 * 2 * CHUNK * shape[0] * shape[1]) as file:
+        write_attributes(file, UNIT, system_named(SYSTEM), provenance, note)
+        chunks = tuple(min(CHUNK, n) for n in shape)
+        cube = file.create_dataset(DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
+        cube.attrs["sun_position"] = np.roll(options.sun, 1)  # z, x, y
+        cube.attrs["gridstep_values"] = np.full(3, options.step)
+        cube.attrs["resolution_values"] = np.full(3, options.resolution or options.step)
+        cube.attrs["cube_version"] = provenance.creator
+        cube.attrs["creation_date"] = provenance.date
+
+        def put(start: int, values: NDArray[np.float32]) -> None:
+            cube[:, :, start : start + len(values)] = values.transpose(2, 1, 0)
+
+        yield put

@@ -1,0 +1,114 @@
+"""Reads the cubes of Lallement, Vergely and G-Tomo, published or made by `write_gtomo`."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import h5py
+import numpy as np
+from astropy.io import fits
+from numpy.typing import NDArray
+
+from dustmap.gp import RegularGrid
+from dustmap.sky.layouts._gtomo import DATASET, SYSTEM
+from dustmap.sky.systems import ExtinctionSystem, system_named
+
+#: The group of cubes older than 2021, which does not say what was mapped.
+_OLD_DATASET = "stilism/cube_datas"
+_UNIT_START = "a0(550nm)"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GTomoCube:
+    """A published cube: density (z, y, x) in mag/pc of `system`, at the nodes of `grid`.
+
+    resolution in pc, NaN where the file has none.
+    """
+
+    grid: RegularGrid
+    density: NDArray[np.float32]
+    system: ExtinctionSystem
+    resolution: float
+
+
+def read_gtomo(path: str | Path, system: ExtinctionSystem | None = None) -> GTomoCube:
+    """Reads FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
+
+    system: what a file that has no UNIT is of: E(B-V) for STILISM of 2018, A0_550 from 2019 on.
+    Where a FITS file lacks the Sun's position it is the middle of the cube.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    return _read_hdf5(path, system) if h5py.is_hdf5(path) else _read_fits(path, system)
+
+
+def _read_fits(path: Path, system: ExtinctionSystem | None) -> GTomoCube:
+    with fits.open(path) as hdus:
+        header, data = hdus[0].header, hdus[0].data
+        if data is None or data.ndim != 3 or "STEP" not in header:
+            raise ValueError(
+                f"{path}: expected a cube in the primary unit with the card STEP, as G-Tomo's "
+                "cubes have; open other maps with DustMap.open"
+            )
+        values = np.asarray(data, np.float32)
+    shape = np.array(values.shape[::-1])
+    sun = [header.get(f"SUN_POS{axis}", n / 2) for axis, n in zip("XYZ", shape, strict=True)]
+    unit = str(header.get("UNIT", ""))
+    return _cube(path, values, header["STEP"], sun, header.get("RESOL", math.nan), unit, system)
+
+
+def _read_hdf5(path: Path, system: ExtinctionSystem | None) -> GTomoCube:
+    with h5py.File(path) as file:
+        names = [name for name in (DATASET, _OLD_DATASET) if name in file]
+        if not names:
+            raise ValueError(
+                f"{path}: expected the dataset {DATASET} or {_OLD_DATASET}, got {sorted(file)}"
+            )
+        cube = file[names[0]]
+        for key in ("sun_position", "gridstep_values"):
+            if key not in cube.attrs:
+                raise ValueError(
+                    f"{path}: {names[0]} has no attribute {key}, so its place is unknown"
+                )
+        values = np.ascontiguousarray(cube[:].transpose(2, 1, 0), np.float32)
+        steps = np.atleast_1d(cube.attrs["gridstep_values"])
+        resolution = np.atleast_1d(cube.attrs.get("resolution_values", math.nan))[0]
+        sun = np.roll(cube.attrs["sun_position"], -1)
+        if names[0] == _OLD_DATASET:
+            sun = _nearest_to_middle(cube.attrs["sun_position"], cube.shape)
+    unit = _UNIT_START if names[0] == DATASET else ""
+    return _cube(path, values, steps[0], sun, resolution, unit, system)
+
+
+def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Old cubes have the Sun in the middle, and its position as (x, y, z) or as (z, x, y)."""
+    orders = [np.asarray(sun, np.float64), np.roll(np.asarray(sun, np.float64), -1)]
+    return min(orders, key=lambda order: float(np.abs(order - np.array(shape) / 2).max()))
+
+
+def _cube(
+    path: Path,
+    values: NDArray[np.float32],
+    step: Any,
+    sun: Any,
+    resolution: Any,
+    unit: str,
+    system: ExtinctionSystem | None,
+) -> GTomoCube:
+    step = float(step)
+    lower = (0.5 - np.asarray(sun, np.float64)) * step
+    grid = RegularGrid(tuple(lower), (step, step, step), values.shape[::-1])
+    if unit.lower().replace(" ", "").startswith(_UNIT_START):
+        labelled = system_named(SYSTEM)
+        if system not in (None, labelled):
+            raise ValueError(f"{path}: the file is in {labelled}, not in {system}")
+        system = labelled
+    if system is None:
+        raise ValueError(
+            f"{path}: the file does not say which extinction it maps (UNIT {unit!r}); pass "
+            "system: E(B-V) for STILISM of 2018, A0_550 for later cubes"
+        )
+    return GTomoCube(grid, values, system, float(resolution))
