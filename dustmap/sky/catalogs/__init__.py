@@ -1,0 +1,30 @@
+"""Catalogs of stars: schema cards, readers that stream, cuts, and what became of every row.
+
+    catalog = read_catalog("stars.fits", "generic", system=system_named("A_V"))
+    catalog.stars, catalog.counts.lines(), catalog.provenance
+    counts = ingest(paths, "zgr23", "stars.zarr", cuts="edenhofer24")     files of any size
+    places = read_places("places.csv", "generic")                         rows without extinctions
+
+A card says what the columns of a survey's files are called (`catalogs/*.toml`; your own by its
+path); FITS, HDF5, Parquet, VOTable, ECSV and CSV are read in chunks. Of 16/50/84 percentiles of an
+extinction the value is the median and the error (p84 - p16) / 2; negative extinctions are data.
+"""
+
+from dustmap.sky.catalogs._card import SchemaCard as SchemaCard
+from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR as DEFAULT_PRIOR
+from dustmap.sky.catalogs._catalog import Catalog as Catalog
+from dustmap.sky.catalogs._catalog import ingest as ingest
+from dustmap.sky.catalogs._catalog import read_catalog as read_catalog
+from dustmap.sky.catalogs._counts import Counts as Counts
+from dustmap.sky.catalogs._cuts import Cut as Cut
+from dustmap.sky.catalogs._flags import FlagBits as FlagBits
+from dustmap.sky.catalogs._frames import galactic_from_icrs as galactic_from_icrs
+from dustmap.sky.catalogs._places import Places as Places
+from dustmap.sky.catalogs._places import read_places as read_places
+from dustmap.sky.catalogs._roles import DistanceKind as DistanceKind
+from dustmap.sky.catalogs._roles import ExtinctionKind as ExtinctionKind
+from dustmap.sky.catalogs._roles import InvalidRows as InvalidRows
+from dustmap.sky.catalogs._roles import PositionKind as PositionKind
+from dustmap.sky.catalogs._shelf import card_named as card_named
+from dustmap.sky.catalogs._shelf import known_cards as known_cards
+from dustmap.sky.catalogs.readers import CatalogError as CatalogError

@@ -1,0 +1,227 @@
+"""Which columns of a file a card reads, and in which units they stand there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar, final
+
+import numpy as np
+from astropy import units as u
+from numpy.typing import NDArray
+
+from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
+from dustmap.sky.catalogs._cuts import Cut
+from dustmap.sky.catalogs._roles import (
+    DistanceKind,
+    ExtinctionKind,
+    IdentifierPolicy,
+    PositionKind,
+)
+from dustmap.sky.catalogs.readers import (
+    CatalogError,
+    Chunk,
+    ColumnRef,
+    ColumnType,
+    FileColumn,
+)
+
+Alternative = TypeVar("Alternative", PositionKind, DistanceKind, ExtinctionKind)
+_SHOWN = 40  # columns of a file that an error lists
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """A column of the file: card value = factor * file value."""
+
+    ref: ColumnRef
+    kind: ColumnType
+    factor: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.ref} [{self.unit}]" if self.unit else str(self.ref)
+
+
+@final
+@dataclass(frozen=True)
+class Binding:
+    """A card laid over one file. `extinction` is None where places are read without any."""
+
+    sources: Mapping[str, Source]
+    constants: Mapping[str, float]
+    position: PositionKind
+    distance: DistanceKind
+    extinction: ExtinctionKind | None
+
+    @property
+    def has_identifiers(self) -> bool:
+        return "source_id" in self.sources
+
+    @property
+    def wanted(self) -> dict[ColumnRef, ColumnType]:
+        return {source.ref: source.kind for source in self.sources.values()}
+
+    def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
+        """The columns of the card, in its units."""
+        found = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
+        rows = len(next(iter(chunk.values())))
+        return found | {name: np.full(rows, value) for name, value in self.constants.items()}
+
+
+def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
+    return values if source.factor == 1.0 else values * source.factor
+
+
+@final
+@dataclass(frozen=True)
+class _Matcher:
+    """Finds columns of a card among those of a file."""
+
+    path: Path
+    card: SchemaCard
+    columns: tuple[FileColumn, ...]
+
+    def source(self, name: str) -> Source | None:
+        """Where the file has a column of the card."""
+        if name not in self.card.columns:
+            return None
+        column = self.card.columns[name]
+        for alias in column.aliases:
+            found = self._find(alias.ref)
+            if found is not None:
+                factor, unit = self._unit(found, alias, column)
+                return Source(ColumnRef(found.name, alias.ref.entry), column.kind, factor, unit)
+        return None
+
+    def has(self, name: str) -> bool:
+        return name in self.card.constants or self.source(name) is not None
+
+    def _find(self, ref: ColumnRef) -> FileColumn | None:
+        """By its exact name, else by the only one that differs from it in case alone."""
+        same = [column for column in self.columns if column.name == ref.name]
+        close = [c for c in self.columns if c.name.lower() == ref.name.lower()]
+        if not close:
+            return None
+        if not same and len(close) > 1:
+            names = ", ".join(column.name for column in close)
+            raise CatalogError(
+                f"{self.path}: the column {ref.name} could be any of {names}; rename all but one"
+            )
+        found = (same or close)[0]
+        entries = 1 if ref.entry is None else ref.entry + 1
+        if (ref.entry is None and found.width != 1) or found.width < entries:
+            raise CatalogError(
+                f"{self.path}: column {found.name} has {found.width} entries a row, the card "
+                f"{self.card.name} asks for {ref}"
+            )
+        return found
+
+    def _unit(self, found: FileColumn, alias: Alias, column: CardColumn) -> tuple[float, str]:
+        """Factor to the card's unit, and the unit of the file (the card's where it names none)."""
+        if column.unit == u.dimensionless_unscaled or column.kind is not ColumnType.NUMBER:
+            return 1.0, ""
+        unit = alias.unit if not found.unit else self._parsed(found)
+        if unit == u.dimensionless_unscaled:
+            unit = alias.unit
+        try:
+            return float(unit.to(column.unit)), unit.to_string()
+        except u.UnitConversionError:
+            raise CatalogError(
+                f"{self.path}: column {found.name} is in {found.unit}: expected a unit like "
+                f"{column.unit} for {column.name}; correct the file's units or the column's name"
+            ) from None
+
+    def _parsed(self, found: FileColumn) -> u.UnitBase:
+        for style in (None, "cds", "vounit"):
+            try:
+                return u.Unit(found.unit, format=style)
+            except (ValueError, TypeError):
+                continue
+        raise CatalogError(
+            f"{self.path}: column {found.name}: {found.unit!r} is no unit that is known"
+        )
+
+
+def bind(
+    path: Path,
+    card: SchemaCard,
+    columns: tuple[FileColumn, ...],
+    cuts: Sequence[Cut],
+    with_extinctions: bool,
+) -> Binding:
+    """Chooses the columns to read; CatalogError says what was looked for and what is there."""
+    matcher = _Matcher(path, card, columns)
+    position = _first(matcher, card.positions, "directions")
+    distance = _first(matcher, card.distances, "distances")
+    extinction = _first(matcher, card.extinctions, "extinctions") if with_extinctions else None
+    names = {*position.columns, *distance.columns}
+    names |= set() if extinction is None else set(extinction.columns)
+    if with_extinctions and _reads_identifiers(matcher):
+        names.add("source_id")
+    for cut in cuts:
+        _check_cut(matcher, cut)
+        names |= set(cut.quantity.columns)
+    found = {name: source for name in sorted(names) if (source := matcher.source(name))}
+    _check_distinct(path, found)
+    constants = {name: card.constants[name] for name in names if name not in found}
+    return Binding(
+        MappingProxyType(found), MappingProxyType(constants), position, distance, extinction
+    )
+
+
+def _first(matcher: _Matcher, alternatives: tuple[Alternative, ...], purpose: str) -> Alternative:
+    for alternative in alternatives:
+        if all(matcher.has(name) for name in alternative.columns):
+            return alternative
+    ways = "; or ".join(
+        ", ".join(f"{name} ({_names(matcher, name)})" for name in alternative.columns)
+        for alternative in alternatives
+    )
+    raise _missing(matcher, f"{purpose} need {ways}")
+
+
+def _reads_identifiers(matcher: _Matcher) -> bool:
+    policy = matcher.card.identifiers
+    if policy is IdentifierPolicy.ROW:
+        return False
+    found = matcher.has("source_id")
+    if policy is IdentifierPolicy.COLUMN and not found:
+        raise _missing(matcher, f"identifiers need source_id ({_names(matcher, 'source_id')})")
+    return found
+
+
+def _check_cut(matcher: _Matcher, cut: Cut) -> None:
+    for name in cut.quantity.columns:
+        if not matcher.has(name):
+            raise _missing(
+                matcher,
+                f'the cut "{cut}" needs {name} ({_names(matcher, name)}); or choose other cuts, '
+                f"such as none",
+            )
+
+
+def _names(matcher: _Matcher, name: str) -> str:
+    column = matcher.card.columns.get(name)
+    return "a constant" if column is None else column.names()
+
+
+def _missing(matcher: _Matcher, words: str) -> CatalogError:
+    there = [column.name for column in matcher.columns]
+    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    return CatalogError(
+        f"{matcher.path}: missing columns for the card {matcher.card.name}: {words}; the columns "
+        f"there are {', '.join(there[:_SHOWN]) or 'none'}{more}"
+    )
+
+
+def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
+    readers: dict[ColumnRef, str] = {}
+    for name, source in sources.items():
+        other = readers.setdefault(source.ref, name)
+        if other != name:
+            raise CatalogError(
+                f"{path}: the column {source.ref} would be both {other} and {name}; the file "
+                f"lacks one of them"
+            )

@@ -1,0 +1,257 @@
+"""Schema cards: what the columns of a survey's files are called, and which rows to trust."""
+
+import enum
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar, final
+
+from astropy import units as u
+
+from dustmap.sky.catalogs._cuts import Cut, OneOf, parse_cut
+from dustmap.sky.catalogs._flags import FlagBits
+from dustmap.sky.catalogs._roles import (
+    DistanceKind,
+    ExtinctionKind,
+    IdentifierPolicy,
+    InvalidRows,
+    PositionKind,
+    Role,
+)
+from dustmap.sky.catalogs._toml import CardTable
+from dustmap.sky.catalogs.readers import CatalogError, ColumnRef, ColumnType
+from dustmap.sky.systems import ExtinctionSystem, system_named
+
+Kind = TypeVar("Kind", bound=enum.Enum)
+_KEYS = (
+    *("title", "reference", "system", "invalid", "identifiers"),
+    *("positions", "distances", "extinctions"),
+    *("columns", "constants", "flags", "cuts"),
+)
+_TYPES = {
+    "number": ColumnType.NUMBER,
+    "integer": ColumnType.INTEGER,
+    "text": ColumnType.TEXT,
+}
+#: The preset that every card has.
+NO_CUTS = "none"
+
+
+@final
+@dataclass(frozen=True)
+class Alias:
+    """A name that the column may have in a file, and its unit where the file has none."""
+
+    ref: ColumnRef
+    unit: u.UnitBase
+
+
+@final
+@dataclass(frozen=True)
+class CardColumn:
+    """A column by the names that it goes by, the first found counts.
+
+    `unit` is what its values are converted to: the unit of the role, or the card's own.
+    """
+
+    name: str
+    aliases: tuple[Alias, ...]
+    kind: ColumnType
+    unit: u.UnitBase
+
+    def names(self) -> str:
+        return " or ".join(str(alias.ref) for alias in self.aliases)
+
+
+@final
+@dataclass(frozen=True)
+class SchemaCard:
+    """All that is known of the files of one survey.
+
+    positions, distances and extinctions are in order of preference: the first whose columns the
+    file has is read. `constants` stand in for columns that no file has, in the unit of the role.
+    """
+
+    name: str
+    title: str
+    reference: str
+    system: ExtinctionSystem | None
+    invalid: InvalidRows
+    identifiers: IdentifierPolicy
+    positions: tuple[PositionKind, ...]
+    distances: tuple[DistanceKind, ...]
+    extinctions: tuple[ExtinctionKind, ...]
+    columns: Mapping[str, CardColumn]
+    constants: Mapping[str, float]
+    flags: Mapping[str, FlagBits]
+    presets: Mapping[str, tuple[Cut, ...]]
+
+    def cuts(self, preset: str) -> tuple[Cut, ...]:
+        if preset not in self.presets:
+            raise CatalogError(
+                f"cuts = {preset!r}: the card {self.name} has {', '.join(self.presets)}"
+            )
+        return self.presets[preset]
+
+
+def read_card(path: Path, name: str) -> SchemaCard:
+    """A card from its TOML file."""
+    place = f"card {name}"
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"{path}: no schema card ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CatalogError(f"{place}: not a TOML file ({error})") from None
+    return _parsed(CardTable(content, place), name)
+
+
+def _parsed(table: CardTable, name: str) -> SchemaCard:
+    table.only(_KEYS)
+    columns = _columns(table)
+    flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
+    card = SchemaCard(
+        name=name,
+        title=table.text("title"),
+        reference=table.text("reference"),
+        system=_system(table),
+        invalid=_one(table, "invalid", InvalidRows),
+        identifiers=_one(table, "identifiers", IdentifierPolicy),
+        positions=_several(table, "positions", PositionKind),
+        distances=_several(table, "distances", DistanceKind),
+        extinctions=_several(table, "extinctions", ExtinctionKind),
+        columns=MappingProxyType(columns),
+        constants=MappingProxyType(_constants(table)),
+        flags=MappingProxyType(flags),
+        presets=MappingProxyType(_presets(table, flags, columns)),
+    )
+    _check_roles(table, card)
+    return card
+
+
+def _system(table: CardTable) -> ExtinctionSystem | None:
+    name = table.text_or("system", "")
+    try:
+        return system_named(name) if name else None
+    except ValueError as error:
+        raise table.error(f"system: {error}") from None
+
+
+def _one(table: CardTable, key: str, kind: type[Kind]) -> Kind:
+    return table.convert(key, lambda raw: _member(kind, raw), _choices(kind))
+
+
+def _several(table: CardTable, key: str, kind: type[Kind]) -> tuple[Kind, ...]:
+    found = table.entries(key, lambda raw: _member(kind, raw), f"a list of {_choices(kind)}")
+    if not found:
+        raise table.error(f"{key}: expected at least one of {_choices(kind)}")
+    return found
+
+
+def _member(kind: type[Kind], raw: object) -> Kind | None:
+    return next((member for member in kind if member.value == raw), None)
+
+
+def _choices(kind: type[Kind]) -> str:
+    return ", ".join(f'"{member.value}"' for member in kind)
+
+
+def _columns(table: CardTable) -> dict[str, CardColumn]:
+    columns = table.table("columns")
+    return {name: _column(columns.table(name), name) for name in columns.names()}
+
+
+def _column(table: CardTable, name: str) -> CardColumn:
+    table.only(("names", "unit", "type"))
+    role = Role.named(name)
+    kind = _TYPES.get(table.text_or("type", "number"))
+    if kind is None:
+        raise table.error(f"type: expected {', '.join(_TYPES)}")
+    if role is not None and "type" in table:
+        raise table.error(f"type: the columns of {name} are {role.kind.value} always")
+    declared = _unit(table, table.text_or("unit", ""))
+    unit = declared if role is None or role.unit is None else role.unit
+    default = declared if "unit" in table else unit
+    aliases = table.entries(
+        "names",
+        lambda raw: _alias(table, raw, default),
+        'a list of names, or of {name = "distance_kpc", unit = "kpc"}',
+    )
+    for alias in aliases:
+        if not alias.unit.is_equivalent(unit):
+            raise table.error(f"unit {alias.unit}: expected one like {unit}")
+    return CardColumn(name, aliases, kind if role is None else role.kind, unit)
+
+
+def _alias(table: CardTable, raw: object, unit: u.UnitBase) -> Alias | None:
+    if isinstance(raw, str):
+        return Alias(ColumnRef.parse(raw), unit)
+    if not isinstance(raw, Mapping) or set(raw) != {"name", "unit"}:
+        return None
+    return Alias(ColumnRef.parse(str(raw["name"])), _unit(table, str(raw["unit"])))
+
+
+def _unit(table: CardTable, written: str) -> u.UnitBase:
+    try:
+        return u.Unit(written)
+    except ValueError:
+        raise table.error(f"unit = {written!r}: expected a unit such as pc, mas or mag") from None
+
+
+def _constants(table: CardTable) -> dict[str, float]:
+    constants = table.table("constants")
+    constants.only(role.name for role in Role.every() if role.kind is ColumnType.NUMBER)
+    return {name: constants.number(name) for name in constants.names()}
+
+
+def _flag_bits(flags: CardTable, column: str) -> FlagBits:
+    bits = flags.table(column)
+    return FlagBits(MappingProxyType({name: bits.bit(name) for name in bits.names()}))
+
+
+def _presets(
+    table: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]
+) -> dict[str, tuple[Cut, ...]]:
+    presets = table.table("cuts")
+    found: dict[str, tuple[Cut, ...]] = {}
+    for name in presets.names():
+        tables = presets.tables(name)
+        found[name] = tuple(parse_cut(cut, flags) for cut in tables)
+        for cut, place in zip(found[name], tables, strict=True):
+            _check_cut(cut, place, columns)
+    if "default" not in found:
+        raise presets.error("a card has the cuts default, which may be an empty list")
+    return found | {NO_CUTS: ()}
+
+
+def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:
+    for name in cut.quantity.columns:
+        if name not in columns:
+            raise place.error(f"{name!r} is no column of this card; it has {', '.join(columns)}")
+    kind = columns[cut.quantity.columns[0]].kind
+    if ("bits_clear" in place or "bits_set" in place) and kind is not ColumnType.INTEGER:
+        raise place.error(f'bits are of whole numbers: {cut.quantity} needs type = "integer"')
+    values = [test.allowed for test in cut.tests if isinstance(test, OneOf)]
+    texts = {isinstance(value, str) for allowed in values for value in allowed}
+    if texts and texts != {kind is ColumnType.TEXT}:
+        raise place.error(f"{cut.quantity} holds {kind.value}; compare it with nothing else")
+
+
+def _check_roles(table: CardTable, card: SchemaCard) -> None:
+    """Every alternative that the card lists has its columns."""
+    every: tuple[PositionKind | DistanceKind | ExtinctionKind, ...] = (
+        *card.positions,
+        *card.distances,
+        *card.extinctions,
+    )
+    for alternative in every:
+        for name in alternative.columns:
+            if name not in card.columns and name not in card.constants:
+                raise table.error(f"columns.{name} is missing; {alternative.value} needs it")
+    if card.identifiers is not IdentifierPolicy.ROW and "source_id" not in card.columns:
+        raise table.error('columns.source_id is missing; or say identifiers = "row"')
+    for name in card.flags:
+        if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:
+            raise table.error(f'flags.{name}: expected a column of type = "integer"')

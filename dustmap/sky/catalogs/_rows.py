@@ -1,0 +1,106 @@
+"""From columns to stars: what makes a row one, and the stars that remain."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.sky.catalogs._frames import direction, galactic_from_icrs
+from dustmap.sky.catalogs._roles import DistanceKind, ExtinctionKind, PositionKind
+from dustmap.sky.stars import (
+    AbstractDistancePrior,
+    AbstractDistances,
+    ExactDistances,
+    GaussianDistances,
+    ParallaxDistances,
+    PercentileDistances,
+)
+
+Array = NDArray[np.float64]
+Values = dict[str, NDArray[Any]]
+#: Reason -> rows that it makes invalid.
+Problems = dict[str, NDArray[np.bool_]]
+
+
+def identifier_problems(values: Values) -> Problems:
+    return {"source_id is missing": np.ma.getmaskarray(values["source_id"])}
+
+
+def position_problems(kind: PositionKind, values: Values) -> Problems:
+    found = _not_finite(values, kind.columns)
+    for name in {"b", "dec"} & set(kind.columns):
+        found[f"{name} is not between -90 and 90 degrees"] = np.abs(values[name]) > 90.0
+    return found
+
+
+def distance_problems(kind: DistanceKind, values: Values) -> Problems:
+    """Parallaxes may be zero or negative, their errors and all distances may not."""
+    found = _not_finite(values, kind.columns)
+    if kind is DistanceKind.POSITION:
+        found["the distance of x, y, z is not > 0"] = _length(values) <= 0.0
+        return found
+    positive = [name for name in kind.columns if name != "parallax"]
+    found |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
+    if kind is DistanceKind.PERCENTILES:
+        low, middle, high = (values[name] for name in kind.columns)
+        found["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    return found
+
+
+def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
+    """An extinction may be negative: noise is."""
+    found = _not_finite(values, kind.columns)
+    if kind is ExtinctionKind.ERROR:
+        found["extinction_error is not > 0"] = values["extinction_error"] <= 0.0
+        return found
+    low, middle, high = (values[name] for name in kind.columns)
+    found["percentiles of the extinction do not increase"] = (
+        (low > middle) | (middle > high) | (low >= high)
+    )
+    return found
+
+
+def _not_finite(values: Values, names: tuple[str, ...]) -> Problems:
+    return {f"{name} is not finite": ~np.isfinite(values[name]) for name in names}
+
+
+def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
+    """Galactic (l, b) in degrees, 0 ≤ l < 360."""
+    first, *others = (values[name] for name in kind.columns)
+    if kind is PositionKind.ICRS:
+        return galactic_from_icrs(first, *others)
+    if kind is PositionKind.CARTESIAN:
+        return direction(first, *others)
+    return first % 360.0, others[0]
+
+
+def distances(
+    kind: DistanceKind, values: Values, prior: AbstractDistancePrior, zero_point: float
+) -> AbstractDistances:
+    """Distances in pc. The zero point (mas) is subtracted from every parallax."""
+    if kind is DistanceKind.PARALLAX:
+        return ParallaxDistances(values["parallax"] - zero_point, values["parallax_error"], prior)
+    if kind is DistanceKind.POSITION:
+        return ExactDistances(_length(values))
+    return _MAKERS[kind](*(values[name] for name in kind.columns))
+
+
+_MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
+    DistanceKind.EXACT: ExactDistances,
+    DistanceKind.GAUSSIAN: GaussianDistances,
+    DistanceKind.PERCENTILES: PercentileDistances,
+}
+
+
+def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
+    """Value and error; of percentiles the median and half the distance of the 84th to the 16th."""
+    if kind is ExtinctionKind.ERROR:
+        return values["extinction"], values["extinction_error"]
+    low, middle, high = (values[name] for name in kind.columns)
+    return middle, (high - low) / 2.0
+
+
+def _length(values: Values) -> Array:
+    """√(x² + y² + z²)."""
+    return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

@@ -1,0 +1,224 @@
+"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs._binding import Binding, bind
+from dustmap.sky.catalogs._card import SchemaCard
+from dustmap.sky.catalogs._counts import Tally
+from dustmap.sky.catalogs._fingerprint import fingerprint
+from dustmap.sky.catalogs._roles import InvalidRows
+from dustmap.sky.catalogs.readers import AbstractReader, CatalogError, open_reader
+from dustmap.sky.stars import AbstractDistancePrior, StarTable
+from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+
+#: Rows that are in memory at once.
+ROWS = 2**17
+
+
+@final
+@dataclass(frozen=True)
+class Rules:
+    """How rows become stars. `system` None: as the files or the card say."""
+
+    card: SchemaCard
+    preset: str
+    system: ExtinctionSystem | None
+    prior: AbstractDistancePrior
+    zero_point: float
+    invalid: InvalidRows
+
+
+@final
+@dataclass(frozen=True)
+class CatalogFile:
+    """One file, opened and understood; no row of it is read yet."""
+
+    path: Path
+    reader: AbstractReader
+    binding: Binding
+    system: ExtinctionSystem
+
+    def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
+        """Provenance of the file."""
+        columns = {name: str(source) for name, source in self.binding.sources.items()}
+        return fingerprint(self.path) | {
+            "extinction_system": self.system.name,
+            "extinction_factor": conversion(self.system, target),
+            "columns": columns | dict(self.binding.constants),
+        }
+
+
+@final
+class Selection:
+    """The stars of some files. `tables` goes through them once and fills the tally."""
+
+    def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
+        if not paths:
+            raise CatalogError("expected at least one catalog, got none")
+        self.rules = rules
+        self.tally = Tally()
+        self._cuts = rules.card.cuts(rules.preset)
+        self.files = tuple(self._open(Path(path)) for path in paths)
+        self.system = rules.system or self.files[0].system
+        self._check_files()
+
+    def tables(self) -> Iterator[StarTable]:
+        """Stars of `self.system`, a chunk at a time; duplicates are still among them."""
+        for cut in self._cuts:
+            self.tally.cut(str(cut), 0)
+        for file in self.files:
+            factor = conversion(file.system, self.system)
+            for chunk in file.reader.chunks(ROWS, file.binding.wanted):
+                table = self._table(file, file.binding.values(chunk), factor)
+                if table is not None:
+                    yield table
+
+    @property
+    def has_identifiers(self) -> bool:
+        return self.files[0].binding.has_identifiers
+
+    def provenance(self) -> dict[str, Any]:
+        """All that the stars depend on beside the rows themselves."""
+        card, binding = self.rules.card, self.files[0].binding
+        assert binding.extinction is not None
+        return {
+            "card": card.name,
+            "title": card.title,
+            "reference": card.reference,
+            "files": [file.describe(self.system) for file in self.files],
+            "system": self.system.name,
+            "positions": binding.position.value,
+            "distances_from": binding.distance.value,
+            "extinctions_from": binding.extinction.value,
+            "identifiers": "column" if self.has_identifiers else "row",
+            "cuts": {"preset": self.rules.preset, "rules": [str(cut) for cut in self._cuts]},
+            "invalid_rows": self.rules.invalid.value,
+            "parallax_zero_point_mas": self.rules.zero_point,
+        }
+
+    def check_some(self) -> None:
+        """CatalogError where no star is left, with what became of the rows."""
+        counts = self.tally.counts()
+        if counts.kept == 0:
+            names = ", ".join(str(file.path) for file in self.files)
+            raise CatalogError(f"{names}: no star is left ({counts})")
+
+    def _open(self, path: Path) -> CatalogFile:
+        reader = open_reader(path)
+        binding = bind(path, self.rules.card, reader.columns, self._cuts, with_extinctions=True)
+        return CatalogFile(path, reader, binding, self._system(path, reader.label))
+
+    def _system(self, path: Path, label: str) -> ExtinctionSystem:
+        """What the extinctions of the file are; declared by the caller if by nobody else."""
+        card = self.rules.card
+        try:
+            named = system_named(label) if label else None
+        except ValueError as error:
+            raise CatalogError(f"{path}: EXTSYS in its header: {error}") from None
+        if named and card.system and named != card.system:
+            raise CatalogError(
+                f"{path}: the extinctions are {named} by the file's header and {card.system} by "
+                f"the card {card.name}; use the card of this file, such as generic"
+            )
+        found = named or card.system or self.rules.system
+        if found is None:
+            raise CatalogError(
+                f"{path}: nothing says which extinction this is; name its system "
+                f"(data.system, --system, or EXTSYS in the file's header): "
+                f"{', '.join(known_systems())}, or custom:NAME"
+            )
+        return found
+
+    def _check_files(self) -> None:
+        first = self.files[0]
+        for file in self.files:
+            if self.rules.system is None and file.system != first.system:
+                raise CatalogError(
+                    f"{first.path} is in {first.system} and {file.path} in {file.system}; name the "
+                    f"system to convert both to (data.system, --system)"
+                )
+            try:
+                conversion(file.system, self.system)
+            except ValueError as error:
+                raise CatalogError(f"{file.path}: {error}") from None
+            mine, its = _kinds(first.binding), _kinds(file.binding)
+            if mine != its:
+                raise CatalogError(
+                    f"{first.path} has {mine} and {file.path} has {its}; ingest them apart"
+                )
+
+    def _table(
+        self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
+    ) -> StarTable | None:
+        binding, first = file.binding, self.tally.rows
+        kept = np.arange(len(next(iter(values.values()))))
+        self.tally.rows += len(kept)
+        for cut in self._cuts:
+            keeps = cut.keeps(values)
+            self.tally.cut(str(cut), int((~keeps).sum()))
+            kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
+        assert binding.extinction is not None
+        problems = _rows.identifier_problems(values) if binding.has_identifiers else {}
+        problems |= problems_of_places(binding, values)
+        problems |= _rows.extinction_problems(binding.extinction, values)
+        valid = self._valid(file.path, problems, first + kept)
+        if not valid.any():
+            return None
+        values = {name: v[valid] for name, v in values.items()}
+        extinction, error = _rows.extinctions(binding.extinction, values)
+        identifiers = values["source_id"] if binding.has_identifiers else first + kept[valid]
+        l, b = _rows.directions(binding.position, values)
+        return StarTable(
+            source_id=np.ma.getdata(identifiers).astype(np.int64),
+            l=l,
+            b=b,
+            distances=_rows.distances(
+                binding.distance, values, self.rules.prior, self.rules.zero_point
+            ),
+            extinction=extinction * factor,
+            extinction_error=error * factor,
+            system=self.system,
+        )
+
+    def _valid(
+        self, path: Path, problems: _rows.Problems, rows: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """The rows without a problem. The others are counted, or end the reading."""
+        valid = np.ones(len(rows), bool)
+        for reason, bad in problems.items():
+            fresh = bad & valid
+            if self.rules.invalid is InvalidRows.ERROR and fresh.any():
+                raise invalid_row(path, reason, rows[fresh])
+            self.tally.drop(reason, int(fresh.sum()))
+            valid &= ~bad
+        return valid
+
+
+def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _rows.Problems:
+    """What is wrong with directions and distances."""
+    problems = _rows.position_problems(binding.position, values)
+    return problems | _rows.distance_problems(binding.distance, values)
+
+
+def invalid_row(path: Path, reason: str, rows: NDArray[np.int64]) -> CatalogError:
+    more = f", and in {len(rows) - 1} more of the same chunk" if len(rows) > 1 else ""
+    return CatalogError(
+        f"{path}: {reason} in row {rows[0]} (counted from 0){more}; correct such rows, or leave "
+        f'them out with invalid = "drop"'
+    )
+
+
+def _kinds(binding: Binding) -> str:
+    assert binding.extinction is not None
+    identifiers = "a column" if binding.has_identifiers else "row numbers"
+    return (
+        f"distances by {binding.distance.value}, extinctions by {binding.extinction.value} and "
+        f"identifiers from {identifiers}"
+    )

@@ -1,0 +1,137 @@
+"""What every reader of a catalog file offers: its columns, and their values in chunks of rows."""
+
+import enum
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
+
+
+class CatalogError(ValueError):
+    """A catalog or a card that cannot be used; the message is one line and names the file."""
+
+
+@final
+class ColumnType(enum.Enum):
+    """What a column is read as."""
+
+    INTEGER = "whole numbers"  # masked int64; floating point would lose digits of identifiers
+    NUMBER = "numbers"  # float64, NaN where the file has none
+    TEXT = "text"  # stripped, "" where the file has none
+
+
+@final
+@dataclass(frozen=True)
+class ColumnRef:
+    """A column of a file, or one entry of a column of vectors: `est` or `est[:,4]`."""
+
+    name: str
+    entry: int | None = None
+
+    @classmethod
+    def parse(cls, written: str) -> Self:
+        match = _ENTRY.match(written)
+        return cls(written) if match is None else cls(match[1], int(match[2]))
+
+    def __str__(self) -> str:
+        return self.name if self.entry is None else f"{self.name}[:,{self.entry}]"
+
+
+@final
+@dataclass(frozen=True)
+class FileColumn:
+    """A column as the file declares it. `width` is 1, or the entries of a column of vectors."""
+
+    name: str
+    unit: str = ""
+    width: int = 1
+
+
+Chunk = dict[ColumnRef, NDArray[Any]]
+Wanted = Mapping[ColumnRef, ColumnType]
+
+
+class AbstractReader(ABC):
+    """One file. Opening it reads no rows."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[FileColumn, ...]:
+        """All columns, in the order of the file."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The extinction system that the file names (EXTSYS), or nothing."""
+
+    @abstractmethod
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        """The wanted columns, at most about `rows` rows at a time, in the order of the file."""
+
+
+@contextmanager
+def translating(path: Path, format_name: str, *errors: type[Exception]) -> Iterator[None]:
+    """Errors of a format's library become one line that names the file."""
+    try:
+        yield
+    except CatalogError:
+        raise
+    except FileNotFoundError:
+        raise CatalogError(f"{path}: there is no such catalog") from None
+    except Exception as error:
+        if not isinstance(error, (OSError, EOFError, zlib.error, *errors)):
+            raise
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CatalogError(
+            f"{path}: cannot be read as {format_name} to its end ({words}); is the file whole?"
+        ) from None
+
+
+def typed(
+    raw: NDArray[Any], kind: ColumnType, ref: ColumnRef, missing: NDArray[np.bool_] | None = None
+) -> NDArray[Any]:
+    """Values of a file as the column type says. Text is never parsed, numbers never rounded."""
+    if kind is ColumnType.TEXT:
+        return _text(raw, ref)
+    if raw.dtype.kind == "b":
+        raw = raw.astype(np.uint8)
+    if raw.dtype.kind not in ("iu" if kind is ColumnType.INTEGER else "iuf"):
+        raise wrong_type(ref, kind, _described(raw.dtype))
+    if kind is ColumnType.NUMBER:
+        values = raw.astype(np.float64)
+        if missing is not None:
+            values[missing] = np.nan
+        return values
+    if raw.dtype.kind == "u" and len(raw) and raw.max() > np.iinfo(np.int64).max:
+        raise wrong_type(ref, kind, "values above 2^63 - 1")
+    mask = np.zeros(len(raw), bool) if missing is None else missing
+    return np.ma.MaskedArray(raw.astype(np.int64), mask=mask)
+
+
+def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> CatalogError:
+    return CatalogError(f"column {ref}: expected {kind.value}, got {got}")
+
+
+def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
+    if raw.dtype.kind not in "SUO":
+        raise wrong_type(ref, ColumnType.TEXT, _described(raw.dtype))
+    if raw.dtype.kind == "O":
+        words = [value.decode() if isinstance(value, bytes) else value or "" for value in raw]
+        raw = np.array(words, dtype=np.str_)
+    elif raw.dtype.kind == "S":
+        raw = np.char.decode(raw, "utf-8", "replace")
+    return np.char.strip(raw)
+
+
+def _described(dtype: np.dtype[Any]) -> str:
+    names = {"f": "floating point", "i": "whole numbers", "u": "whole numbers", "b": "truth values"}
+    return names.get(dtype.kind, "text")

@@ -1,0 +1,173 @@
+"""Binary tables of FITS files, plain or gzipped, read row by row from the front."""
+
+import gzip
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast, final
+
+import numpy as np
+from astropy.io import fits
+from numpy.typing import NDArray
+
+from dustmap.sky.catalogs.readers._base import (
+    AbstractReader,
+    CatalogError,
+    Chunk,
+    ColumnRef,
+    ColumnType,
+    FileColumn,
+    Wanted,
+    translating,
+    typed,
+)
+
+_BLOCK = 2880
+_FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
+# TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
+_READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
+_SIZES = {"C": 8, "M": 16, "P": 8, "Q": 16}
+_UNSIGNED = {"I": 2**15, "J": 2**31, "K": 2**63}
+
+
+@final
+@dataclass(frozen=True)
+class _Field:
+    """TTYPE, TFORM, TUNIT, TSCAL, TZERO and TNULL of one column."""
+
+    name: str
+    code: str
+    repeat: int
+    unit: str
+    scale: float
+    zero: float
+    null: int | None
+
+    @property
+    def dtype(self) -> tuple[Any, ...]:
+        """The numpy type of all elements of one row."""
+        if self.code in _READ:
+            return (_READ[self.code],) if self.repeat == 1 else (_READ[self.code], (self.repeat,))
+        size = {"A": self.repeat, "X": -(-self.repeat // 8)}.get(self.code)
+        return (f"S{self.repeat}" if self.code == "A" else f"V{size or self._skipped()}",)
+
+    def _skipped(self) -> int:
+        return self.repeat * _SIZES.get(self.code, 1)
+
+    @property
+    def width(self) -> int:
+        return 1 if self.code == "A" else self.repeat * (self.code in _READ)
+
+
+@final
+class FitsReader(AbstractReader):
+    """The first binary table of the file. Nothing is mapped: one chunk is in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translating(path, "FITS", ValueError, KeyError, TypeError), self._open() as stream:
+            self._label = ""
+            header = self._find_table(stream)
+            self._start = stream.tell()
+            self._rows, self._row_bytes = int(header["NAXIS2"]), int(header["NAXIS1"])
+            self._fields = tuple(_field(header, i + 1) for i in range(header["TFIELDS"]))
+        names = [f"{i}" for i in range(len(self._fields))]
+        self._dtype = np.dtype(
+            [(name, *field.dtype) for name, field in zip(names, self._fields, strict=True)]
+        )
+        if self._dtype.itemsize != self._row_bytes:
+            raise CatalogError(
+                f"{path}: the columns of the FITS table take {self._dtype.itemsize} bytes a row, "
+                f"NAXIS1 says {self._row_bytes}; the header is wrong"
+            )
+
+    @property
+    def columns(self) -> tuple[FileColumn, ...]:
+        return tuple(FileColumn(field.name, field.unit, field.width) for field in self._fields)
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        with translating(self._path, "FITS"), self._open() as stream:
+            stream.seek(self._start)
+            for first in range(0, self._rows, rows):
+                count = min(rows, self._rows - first)
+                block = stream.read(count * self._row_bytes)
+                if len(block) < count * self._row_bytes:
+                    got = first + len(block) // self._row_bytes
+                    raise CatalogError(
+                        f"{self._path}: the file ends after {got} of {self._rows} rows; "
+                        f"it is truncated, fetch it again"
+                    )
+                table = np.frombuffer(block, self._dtype)
+                yield {ref: self._values(table, ref, kind) for ref, kind in wanted.items()}
+
+    def _open(self) -> IO[bytes]:
+        opener = gzip.open if self._path.suffix.lower() == ".gz" else open
+        return cast(IO[bytes], opener(self._path, "rb"))
+
+    def _find_table(self, stream: IO[bytes]) -> fits.Header:
+        """The header of the first binary table; the stream stands at its first row afterwards."""
+        seen: list[str] = []
+        while True:
+            try:
+                header = fits.Header.fromfile(stream)
+            except EOFError:
+                raise CatalogError(
+                    f"{self._path}: no binary table in this FITS file; its parts are "
+                    f"{', '.join(seen) or 'none'}"
+                ) from None
+            self._label = str(header.get("EXTSYS", self._label)).strip()
+            kind = str(header.get("XTENSION", "PRIMARY")).strip()
+            if kind == "BINTABLE" and "ZTABLE" not in header and "ZIMAGE" not in header:
+                return header
+            seen.append(kind if kind != "BINTABLE" else "a compressed table or image")
+            stream.seek(_data_bytes(header), 1)
+
+    def _values(self, table: NDArray[Any], ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+        index = next(i for i, field in enumerate(self._fields) if field.name == ref.name)
+        field, raw = self._fields[index], table[f"{index}"]
+        if ref.entry is not None:
+            raw = raw[:, ref.entry]
+        if field.code == "L":
+            return typed(raw == b"T", kind, ref, missing=raw == b"\0")
+        missing = None if field.null is None else raw == field.null
+        return typed(_scaled(raw, field), kind, ref, missing)
+
+
+def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
+    """raw * TSCAL + TZERO, in whole numbers where TZERO only says that they have no sign."""
+    if field.code == "A" or (field.scale == 1 and field.zero == 0):
+        return raw
+    if field.scale == 1 and field.zero == _UNSIGNED.get(field.code):
+        native = raw.astype(raw.dtype.newbyteorder("="))
+        unsigned = native.view(native.dtype.str.replace("i", "u"))
+        return np.asarray(unsigned ^ unsigned.dtype.type(_UNSIGNED[field.code]))
+    scaled: NDArray[Any] = raw * field.scale + field.zero
+    return scaled
+
+
+def _field(header: fits.Header, i: int) -> _Field:
+    match = _FORM.match(str(header[f"TFORM{i}"]))
+    if match is None:
+        raise ValueError(f"TFORM{i} = {header[f'TFORM{i}']!r} is no format of a binary table")
+    null = header.get(f"TNULL{i}")
+    return _Field(
+        name=str(header.get(f"TTYPE{i}", f"col{i}")).strip(),
+        code=match[2],
+        repeat=int(match[1] or 1),
+        unit=str(header.get(f"TUNIT{i}", "")).strip(),
+        scale=header.get(f"TSCAL{i}", 1),
+        zero=header.get(f"TZERO{i}", 0),
+        null=None if null is None else int(null),
+    )
+
+
+def _data_bytes(header: fits.Header) -> int:
+    axes = [int(header[f"NAXIS{i + 1}"]) for i in range(int(header["NAXIS"]))]
+    elements = int(header.get("PCOUNT", 0)) + (int(np.prod(axes)) if axes else 0)
+    size = abs(int(header["BITPIX"])) // 8 * int(header.get("GCOUNT", 1)) * elements
+    return -(-size // _BLOCK) * _BLOCK

@@ -1,0 +1,111 @@
+"""HDF5: datasets of one length at the root, or one table of compound rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from dustmap.sky.catalogs.readers._base import (
+    AbstractReader,
+    CatalogError,
+    Chunk,
+    FileColumn,
+    Wanted,
+    translating,
+    typed,
+)
+from dustmap.sky.catalogs.readers._yaml import NO_DESCRIPTION, TableDescription, described
+
+_META = ".__table_column_meta__"  # where astropy keeps units
+_UNITS = ("unit", "units", "UNIT", "UNITS")
+
+
+@final
+class Hdf5Reader(AbstractReader):
+    """Reads slabs of rows; a dataset of vectors, such as `est` (N, 5), is read once a slab."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translating(path, "HDF5", KeyError, RuntimeError), h5py.File(path, "r") as file:
+            self._table = _compound(file)
+            self._description = _description(file, self._table)
+            self._label = str(_text(file.attrs.get("EXTSYS", self._description.label)))
+            self._columns = tuple(self._find(file))
+            self._rows = self._length(file)
+
+    @property
+    def columns(self) -> tuple[FileColumn, ...]:
+        return self._columns
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        names = sorted({ref.name for ref in wanted})
+        with translating(self._path, "HDF5", KeyError), h5py.File(self._path, "r") as file:
+            for first in range(0, self._rows, rows):
+                part = slice(first, min(first + rows, self._rows))
+                slabs = self._slabs(file, names, part)
+                yield {
+                    ref: typed(_entry(slabs[ref.name], ref.entry), kind, ref)
+                    for ref, kind in wanted.items()
+                }
+
+    def _find(self, file: h5py.File) -> Iterator[FileColumn]:
+        if self._table:
+            dtype = file[self._table].dtype
+            for name in dtype.names or ():
+                width = int(np.prod(dtype[name].shape, dtype=int))
+                yield FileColumn(name, self._description.units.get(name, ""), width)
+            return
+        for name, dataset in file.items():
+            if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
+                units = [dataset.attrs[key] for key in _UNITS if key in dataset.attrs]
+                unit = str(_text(units[0])) if units else ""
+                yield FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
+
+    def _length(self, file: h5py.File) -> int:
+        if self._table:
+            return int(file[self._table].shape[0])
+        lengths = {column.name: int(file[column.name].shape[0]) for column in self._columns}
+        if len(set(lengths.values())) > 1:
+            raise CatalogError(
+                f"{self._path}: the datasets at the root have different lengths: {lengths}"
+            )
+        return next(iter(lengths.values()), 0)
+
+    def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
+        if self._table:
+            slab = file[self._table][part]
+            return {name: slab[name] for name in names}
+        return {name: file[name][part] for name in names}
+
+
+def _compound(file: h5py.File) -> str:
+    """The path of the first table of compound rows, or nothing."""
+    found: list[str] = []
+
+    def visit(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1:
+            found.append(name)
+
+    file.visititems(visit)
+    return found[0] if found else ""
+
+
+def _description(file: h5py.File, table: str) -> TableDescription:
+    if not table or table + _META not in file:
+        return NO_DESCRIPTION
+    return described([str(_text(line)) for line in file[table + _META][()]])
+
+
+def _entry(slab: NDArray[Any], entry: int | None) -> NDArray[Any]:
+    return slab if entry is None else slab[:, entry]
+
+
+def _text(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value
