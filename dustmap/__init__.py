@@ -4,17 +4,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dustmap.regression import HIPGPRegressor as HIPGPRegressor
+    from dustmap.sky import DustMap as DustMap
 
 __version__ = "0.1.0"
-__all__ = ["HIPGPRegressor", "__version__"]
+__all__ = ["DustMap", "HIPGPRegressor", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # torch and scikit-learn take seconds to import, which `import dustmap` need not wait for.
+    # torch, astropy and scikit-learn take seconds to import: `import dustmap` need not wait.
     if name == "HIPGPRegressor":
         from dustmap.regression import HIPGPRegressor
 
         return HIPGPRegressor
+    if name == "DustMap":
+        from dustmap.sky import DustMap
+
+        return DustMap
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import regression_at
-    from dustmap.sky import plot_slice, read_map, save_figure
+    from dustmap.sky import DustMap, plot_slice, save_figure
 
     with checking_input():
         regression = regression_at(Path(options.map))
@@ -36,8 +36,8 @@ def execute(options: argparse.Namespace) -> int:
         axis, equals, height = options.slice.partition("=")
         if axis != "z" or not equals:
             raise ValueError(f"--slice {options.slice}: expected z=PC, such as z=0 or z=-20pc")
-        density = read_map(options.map)
-        truth = read_map(options.truth) if options.truth else None
+        density = DustMap.open(options.map)
+        truth = DustMap.open(options.truth) if options.truth else None
         figure = plot_slice(density, parsecs(height), truth)
         save_figure(figure, options.output, options.overwrite)
     tell({"output": options.output}, as_json=False)

@@ -35,8 +35,8 @@ def execute(options: argparse.Namespace) -> int:
         SkyModel,
         refuse_existing,
         simulate,
+        write_map_zarr,
         write_stars,
-        write_zarr,
     )
 
     with checking_input():
@@ -53,7 +53,7 @@ def execute(options: argparse.Namespace) -> int:
     write_stars(output, stars, options.overwrite)
     if truth:
         made = (f"simulated with seed {options.seed}",)
-        write_zarr(truth, density, Provenance("", made), options.overwrite)
+        write_map_zarr(truth, density, Provenance("", made), options.overwrite)
     told = {"stars": len(stars), "output": str(output), "truth": str(truth or "not written")}
     tell(told, options.json)
     return DONE

@@ -20,18 +20,17 @@ from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._stages import Stopwatch
 from dustmap.runs._star_fit import Learning, StarFit
 from dustmap.sky import (
-    DensityMap,
+    DustMap,
     Observations,
     Provenance,
     StarTable,
     observe,
     plot_slice,
-    read_map,
     read_stars,
     save_figure,
     write_archive,
-    write_fits,
-    write_zarr,
+    write_map_fits,
+    write_map_zarr,
 )
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ LIMITS = {
     "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
     "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
 }
-WRITERS = {"zarr": write_zarr, "fits": write_fits}
+WRITERS = {"zarr": write_map_zarr, "fits": write_map_fits}
 
 
 @final
@@ -65,7 +64,7 @@ class StarRun(AbstractRun):
     observed: Observations
     train: torch.Tensor
     holdout: torch.Tensor
-    truth: DensityMap | None
+    truth: DustMap | None
 
     def plan(self) -> Plan:
         counts = {
@@ -124,7 +123,7 @@ class StarRun(AbstractRun):
             return None
         return score(fit, self.data(self.holdout))
 
-    def export(self, directory: RunDirectory, density: DensityMap) -> dict[str, str]:
+    def export(self, directory: RunDirectory, density: DustMap) -> dict[str, str]:
         """Writes map and picture; their names by what they are."""
         provenance = Provenance(
             configuration.sha256(self.config),
@@ -144,7 +143,7 @@ def prepare_stars(config: Config) -> StarRun:
     """Reads and checks all that the run needs; writes nothing."""
     engine = engine_of(config)
     stars = read_stars(config.data.catalog, config.data.system or "A_V")
-    truth = read_map(config.data.truth) if config.data.truth else None
+    truth = DustMap.open(config.data.truth) if config.data.truth else None
     run = assemble(config, stars, truth)
     if len(run.train) > engine.most_rows:
         raise ValueError(
@@ -154,7 +153,7 @@ def prepare_stars(config: Config) -> StarRun:
     return run
 
 
-def assemble(config: Config, stars: StarTable, truth: DensityMap | None) -> StarRun:
+def assemble(config: Config, stars: StarTable, truth: DustMap | None) -> StarRun:
     """Observations and split; the same configuration and stars give the same split."""
     grid = grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
@@ -174,7 +173,7 @@ def assemble(config: Config, stars: StarTable, truth: DensityMap | None) -> Star
 
 def predict_map(
     fit: StarFit, grid: RegularGrid, own: RegularGrid, system: str, device: torch.device
-) -> tuple[DensityMap, int]:
+) -> tuple[DustMap, int]:
     """Mean and standard deviation at the nodes, and how many variances were clamped to zero.
 
     own: the grid of the run, whose nodes an engine may have at hand.
@@ -185,7 +184,7 @@ def predict_map(
         torch.cat([getattr(part, name) for part in parts]).cpu().double().numpy()
         for name in ("mean", "std")
     )
-    return DensityMap.from_nodes(grid, mean, std, system), sum(part.clamped for part in parts)
+    return DustMap.from_nodes(grid, mean, std, system), sum(part.clamped for part in parts)
 
 
 def _predicted(
@@ -208,7 +207,7 @@ def score(fit: StarFit, data: Batch) -> Scores:
     return scores(data.y, predicted.mean, predicted.variance + noise)
 
 
-def truth_scores(density: DensityMap, truth: DensityMap) -> dict[str, Any]:
+def truth_scores(density: DustMap, truth: DustMap) -> dict[str, Any]:
     """Scores of the true density at the nodes inside the truth's box, and the correlation."""
     true = truth.mean_at(density.grid.points().numpy())
     inside = np.isfinite(true)

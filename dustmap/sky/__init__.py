@@ -2,8 +2,9 @@
 
 `read_stars` gives a checked `StarTable`, `simulate` one with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
-A `DensityMap` is written by `write_zarr` and `write_fits`, read by `read_map`, drawn by
-`plot_slice`. Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
+A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
+queries and is drawn by `plot_slice`.
+Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
 from dustmap.sky._archive import read_archive as read_archive
@@ -16,15 +17,24 @@ from dustmap.sky._catalog import write_stars as write_stars
 from dustmap.sky._catalog import write_table as write_table
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
-from dustmap.sky._map import DensityMap as DensityMap
 from dustmap.sky._observations import Observations as Observations
 from dustmap.sky._observations import observe as observe
 from dustmap.sky._plots import plot_slice as plot_slice
 from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
-from dustmap.sky._readers import read_map as read_map
 from dustmap.sky._simulate import SkyModel as SkyModel
 from dustmap.sky._simulate import column_density as column_density
 from dustmap.sky._simulate import simulate as simulate
-from dustmap.sky._writers import write_fits as write_fits
-from dustmap.sky._writers import write_zarr as write_zarr
+from dustmap.sky.maps import AbstractDensityField as AbstractDensityField
+from dustmap.sky.maps import DustMap as DustMap
+from dustmap.sky.maps import MapRequest as MapRequest
+from dustmap.sky.maps import NodeField as NodeField
+from dustmap.sky.maps import OwnNodes as OwnNodes
+from dustmap.sky.maps import Planes as Planes
+from dustmap.sky.maps import PosteriorField as PosteriorField
+from dustmap.sky.maps import Quantity as Quantity
+from dustmap.sky.maps import write_fits as write_fits
+from dustmap.sky.maps import write_map as write_map
+from dustmap.sky.maps import write_map_fits as write_map_fits
+from dustmap.sky.maps import write_map_zarr as write_map_zarr
+from dustmap.sky.maps import write_zarr as write_zarr

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dustmap.sky._atomic import replacing
-from dustmap.sky._map import DensityMap
+from dustmap.sky.maps import DustMap
 
 PER_MILLE = 1e3  # colour bars count in 10⁻³ mag/pc, the size of densities near the Sun
 UNIT = r"$10^{-3}$ mag pc$^{-1}$"
@@ -27,13 +27,13 @@ class _Panel:
     """One image (y, x) of the slice, on the grid of `density`."""
 
     title: str
-    density: DensityMap
+    density: DustMap
     values: NDArray[np.float64]
     colours: str
     scale: Normalize
 
 
-def plot_slice(density: DensityMap, z: float = 0.0, truth: DensityMap | None = None) -> Figure:
+def plot_slice(density: DustMap, z: float = 0.0, truth: DustMap | None = None) -> Figure:
     """Mean and standard deviation on the plane nearest to z in pc, the truth first if given.
 
     Truth and mean share one colour scale. X grows to the Galactic centre, Y to l = 90°.
@@ -59,7 +59,7 @@ def plot_slice(density: DensityMap, z: float = 0.0, truth: DensityMap | None = N
     return figure
 
 
-def _density_panels(density: DensityMap, z: float, truth: DensityMap | None) -> list[_Panel]:
+def _density_panels(density: DustMap, z: float, truth: DustMap | None) -> list[_Panel]:
     named = [("density" if density.std is None else "posterior mean", density)]
     if truth is not None:
         named.insert(0, ("truth", truth))
@@ -73,7 +73,7 @@ def _density_panels(density: DensityMap, z: float, truth: DensityMap | None) -> 
     ]
 
 
-def _plane(density: DensityMap, values: NDArray[np.float32], z: float) -> NDArray[np.float64]:
+def _plane(density: DustMap, values: NDArray[np.float32], z: float) -> NDArray[np.float64]:
     plane = values[density.nearest_slice(z)]
     return np.asarray(plane, np.float64) * PER_MILLE
 
@@ -101,14 +101,14 @@ def _draw(axis: Axes, panel: _Panel) -> AxesImage:
     return image
 
 
-def _extent(density: DensityMap) -> tuple[float, float, float, float]:
+def _extent(density: DustMap) -> tuple[float, float, float, float]:
     """Outer faces of the first and last voxels: left, right, bottom, top."""
     (x0, y0, _), (x1, y1, _) = density.grid.lower, density.grid.upper
     dx, dy, _ = density.grid.spacing
     return x0 - dx / 2, x1 + dx / 2, y0 - dy / 2, y1 + dy / 2
 
 
-def _set_limits(axis: Axes, density: DensityMap) -> None:
+def _set_limits(axis: Axes, density: DustMap) -> None:
     left, right, bottom, top = _extent(density)
     axis.set_xlim(left, right)
     axis.set_ylim(bottom, top)

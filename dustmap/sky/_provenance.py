@@ -14,14 +14,27 @@ def _now() -> str:
 @final
 @dataclass(frozen=True)
 class Provenance:
-    """config_sha256 of the resolved configuration, empty without one; `steps`, a line each."""
+    """config_sha256 of the resolved configuration, empty without one; `steps`, a line each.
+
+    catalog: what the stars were read from; seed: of the run or the simulation.
+    """
 
     config_sha256: str
     steps: tuple[str, ...] = ()
     date: str = field(default_factory=_now)
     creator: str = f"dustmap {__version__}"
+    catalog: tuple[str, ...] = ()
+    seed: int | None = None
 
     def history(self) -> tuple[str, ...]:
         """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""
         configured = ("sha256 of the configuration:", self.config_sha256)
-        return (self.creator, *(configured if self.config_sha256 else ()), *self.steps)
+        seed = () if self.seed is None else (f"seed: {self.seed}",)
+        catalogs = tuple(f"catalog: {name}" for name in self.catalog)
+        return (
+            self.creator,
+            *(configured if self.config_sha256 else ()),
+            *catalogs,
+            *seed,
+            *self.steps,
+        )

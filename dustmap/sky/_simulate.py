@@ -14,7 +14,7 @@ from scipy.ndimage import map_coordinates
 from dustmap.gp import RegularGrid
 from dustmap.sky._catalog import StarTable
 from dustmap.sky._coordinates import galactic
-from dustmap.sky._map import DensityMap
+from dustmap.sky.maps import DustMap
 
 POINTS_PER_VOXEL = 4  # along a ray; the midpoint rule is then good to 1e-3 of an extinction
 RAYS_AT_ONCE = 10_000
@@ -51,7 +51,7 @@ class SkyModel:
         return RegularGrid.from_bounds(lower, [size / 2 for size in self.size], shape)
 
 
-def simulate(model: SkyModel, stars: int, seed: int) -> tuple[StarTable, DensityMap]:
+def simulate(model: SkyModel, stars: int, seed: int) -> tuple[StarTable, DustMap]:
     """Draws a sky and `stars` stars, uniform in the box; the same seed gives the same sky."""
     if stars < 1:
         raise ValueError(f"stars must be at least 1, got {stars}")
@@ -61,7 +61,7 @@ def simulate(model: SkyModel, stars: int, seed: int) -> tuple[StarTable, Density
     log_density = model.contrast * _unit_field(grid, model.length, field_stream)
     density = model.mean_density * np.exp(log_density - model.contrast**2 / 2)
     catalog = _observe(model, grid, density, stars, star_stream)
-    return catalog, DensityMap.from_nodes(grid, density.ravel(), None, model.system)
+    return catalog, DustMap.from_nodes(grid, density.ravel(), None, model.system)
 
 
 def _unit_field(grid: RegularGrid, length: float, rng: np.random.Generator) -> NDArray[np.float64]:

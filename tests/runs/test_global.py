@@ -9,7 +9,7 @@ import pytest
 
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.sky import SkyModel, StarTable, read_map, simulate, write_stars
+from dustmap.sky import DustMap, SkyModel, StarTable, simulate, write_stars
 
 CONFIG = """
 [data]
@@ -73,7 +73,7 @@ def positive(sky: Path) -> Path:
 
 
 def test_a_gaussian_density_is_that_of_the_exact_engine(gaussian: Path, exact: Path) -> None:
-    found, wanted = read_map(gaussian), read_map(exact)
+    found, wanted = DustMap.open(gaussian), DustMap.open(exact)
     assert found.std is not None
     assert wanted.std is not None
     apart = np.abs(found.mean - wanted.mean) / wanted.std
@@ -92,7 +92,7 @@ def test_a_finished_run_answers_as_its_files_do(
     folder = request.getfixturevalue(kind)
     found = open_run(folder)
     assert isinstance(found, StarMap)
-    nodes = read_map(folder)
+    nodes = DustMap.open(folder)
     x, y, z = (float(axis[1]) for axis in nodes.axes())
     here = found.at(np.array([[x, y, z]]))
     assert here["density_mean"][0] == pytest.approx(float(nodes.mean[1, 1, 1]), rel=1e-4)
@@ -104,7 +104,7 @@ def test_a_finished_run_answers_as_its_files_do(
 
 
 def test_a_positive_density_is_positive_everywhere(positive: Path, gaussian: Path) -> None:
-    density = read_map(positive)
+    density = DustMap.open(positive)
     assert float(density.mean.min()) > 0.0
     found = open_run(positive)
     assert isinstance(found, StarMap)
@@ -113,15 +113,15 @@ def test_a_positive_density_is_positive_everywhere(positive: Path, gaussian: Pat
     answers = found.at(places)
     assert float(answers["density_mean"].min()) > 0.0
     assert float(answers["extinction_mean"].min()) > 0.0
-    assert read_map(gaussian).mean.shape == density.mean.shape
+    assert DustMap.open(gaussian).mean.shape == density.mean.shape
 
 
 def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> None:
     robust = run(sky, "robust", "data.catalog=" + str(sky / "spoilt.fits"), "model.noise=student-t")
     bent = run(sky, "bent", "data.catalog=" + str(sky / "spoilt.fits"), "model.density=gaussian")
-    clean = read_map(gaussian)
+    clean = DustMap.open(gaussian)
     assert clean.std is not None
-    moved = [np.abs(read_map(path).mean - clean.mean) / clean.std for path in (robust, bent)]
+    moved = [np.abs(DustMap.open(path).mean - clean.mean) / clean.std for path in (robust, bent)]
     assert float(np.sqrt((moved[0] ** 2).mean())) < 0.5
     assert float(np.sqrt((moved[1] ** 2).mean())) > 1.0
     hyperparameters = told(robust)["hyperparameters"]
@@ -131,9 +131,9 @@ def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> Non
 
 def test_the_same_seed_gives_the_same_map(sky: Path, gaussian: Path) -> None:
     again = run(sky, "again", "model.density=gaussian")
-    assert np.array_equal(read_map(again).mean, read_map(gaussian).mean)
+    assert np.array_equal(DustMap.open(again).mean, DustMap.open(gaussian).mean)
     other = run(sky, "other", "model.density=gaussian", "fit.seed=1")
-    assert not np.array_equal(read_map(other).std, read_map(gaussian).std)  # type: ignore[arg-type]
+    assert not np.array_equal(DustMap.open(other).std, DustMap.open(gaussian).std)  # type: ignore[arg-type]
 
 
 def test_rays_beyond_the_box_follow_the_policy(sky: Path) -> None:

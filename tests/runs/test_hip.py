@@ -10,7 +10,7 @@ import pytest
 from dustmap.cli import BAD_INPUT, main
 from dustmap.config import Config, load
 from dustmap.runs import execute_run, open_run, prepare
-from dustmap.sky import SkyModel, read_map, simulate, write_stars
+from dustmap.sky import DustMap, SkyModel, simulate, write_stars
 
 CONFIG = """
 [data]
@@ -49,8 +49,8 @@ def run(sky: Path, name: str, **fit: object) -> Path:
 
 
 def test_the_full_family_maps_what_the_exact_engine_does(sky: Path) -> None:
-    found = read_map(run(sky, "full", family="full", whitening="cholesky"))
-    exact = read_map(sky / "exact")
+    found = DustMap.open(run(sky, "full", family="full", whitening="cholesky"))
+    exact = DustMap.open(sky / "exact")
     assert found.std is not None
     assert exact.std is not None
     # Two inducing points a length scale: what they leave unexplained is half a std at the most.
@@ -73,7 +73,7 @@ def test_structured_families_agree_in_the_mean_and_are_wider(
     name = f"{family}-{whitening}"
     report = execute_run(prepare(changed), sky / name, changed, overwrite=False)
     assert report.sections["fit"]["rows_unconverged"] == 0
-    found, exact = read_map(sky / name), read_map(sky / "exact")
+    found, exact = DustMap.open(sky / name), DustMap.open(sky / "exact")
     assert found.std is not None
     assert exact.std is not None
     assert float(np.abs(found.mean - exact.mean).max()) < float(exact.std.max())

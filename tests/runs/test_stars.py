@@ -16,7 +16,7 @@ from astropy.wcs import WCS
 from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.sky import SkyModel, read_map, read_stars, simulate, write_stars, write_zarr
+from dustmap.sky import DustMap, SkyModel, read_stars, simulate, write_map_zarr, write_stars
 from dustmap.sky._provenance import Provenance
 
 CONFIG = """
@@ -43,7 +43,7 @@ def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sky")
     stars, truth = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 100, seed=2)
     write_stars(path / "sky.fits", stars)
-    write_zarr(path / "truth.zarr", truth, Provenance(""))
+    write_map_zarr(path / "truth.zarr", truth, Provenance(""))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     report = execute_run(prepare(config), path / "run", config, overwrite=False)
@@ -102,7 +102,7 @@ def test_the_map_knows_more_than_the_prior(sky: Path) -> None:
     report = json.loads((sky / "run" / "report.json").read_text())
     assert report["truth"]["correlation"] > 0.5
     assert report["truth"]["rmse"] < report["hyperparameters"]["std"]
-    density = read_map(sky / "run")
+    density = DustMap.open(sky / "run")
     assert density.std is not None
     assert density.std.max() < 1.05 * report["hyperparameters"]["std"]
     sun = density.nearest_slice(0.0), 2, 3
@@ -110,7 +110,7 @@ def test_the_map_knows_more_than_the_prior(sky: Path) -> None:
 
 
 def test_both_formats_carry_the_same_map_and_hash(sky: Path) -> None:
-    a, b = read_map(sky / "run" / "map.zarr"), read_map(sky / "run" / "map.fits")
+    a, b = DustMap.open(sky / "run" / "map.zarr"), DustMap.open(sky / "run" / "map.fits")
     np.testing.assert_array_equal(a.mean, b.mean)
     np.testing.assert_allclose(a.grid.lower, (-60.0, -40.0, -20.0))
     expected = json.loads((sky / "run" / "report.json").read_text())["config_sha256"]
@@ -134,7 +134,7 @@ def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
     """The same seed, the same bits: from the echoed configuration, in another directory."""
     config = load(sky / "run" / "config.toml")
     execute_run(prepare(config), tmp_path / "again", config, overwrite=False)
-    again, first = read_map(tmp_path / "again"), read_map(sky / "run")
+    again, first = DustMap.open(tmp_path / "again"), DustMap.open(sky / "run")
     np.testing.assert_array_equal(again.mean, first.mean)
     assert again.std is not None
     assert first.std is not None
@@ -144,7 +144,7 @@ def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
 def test_a_reopened_run_has_the_posterior_that_made_the_map(sky: Path, finished: StarMap) -> None:
     finished.export("zarr", sky / "again.zarr", overwrite=True, grid=None)
     np.testing.assert_allclose(
-        read_map(sky / "again.zarr").mean, read_map(sky / "run").mean, rtol=1e-5, atol=1e-9
+        DustMap.open(sky / "again.zarr").mean, DustMap.open(sky / "run").mean, rtol=1e-5, atol=1e-9
     )
 
 
@@ -153,7 +153,7 @@ def test_exports_take_any_box_and_step(sky: Path, finished: StarMap) -> None:
     assert grid.shape == (5, 5, 2)
     told = finished.export("fits", sky / "part.fits", overwrite=True, grid=grid)
     assert told["nodes"] == [5, 5, 2]
-    part, whole = read_map(sky / "part.fits"), read_map(sky / "run")
+    part, whole = DustMap.open(sky / "part.fits"), DustMap.open(sky / "run")
     np.testing.assert_allclose(part.mean[1, 2, 0], whole.mean[1, 3, 2], rtol=1e-5)
 
 
@@ -241,7 +241,7 @@ def test_estimators_of_the_line_integral_agree(sky: Path, tmp_path: Path) -> Non
     for name in ("table", "quadrature"):
         config = load(sky / "run.toml", ["model.learn=[]", f"model.line_integral={name}"])
         execute_run(prepare(config), tmp_path / name, config, overwrite=False)
-        means.append(read_map(tmp_path / name).mean)
+        means.append(DustMap.open(tmp_path / name).mean)
     np.testing.assert_allclose(means[0], means[1], rtol=1e-3, atol=1e-6)
 
 
@@ -264,7 +264,7 @@ def test_a_missing_device_is_named(sky: Path) -> None:
 def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
     config = load(sky / "run" / "config.toml", ["compute.device=cuda"])
     execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
-    found, expected = read_map(tmp_path / "run"), read_map(sky / "run")
+    found, expected = DustMap.open(tmp_path / "run"), DustMap.open(sky / "run")
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-3, atol=1e-6)
     assert isinstance(open_run(tmp_path / "run"), StarMap)
 

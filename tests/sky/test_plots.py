@@ -8,15 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.gp import RegularGrid
-from dustmap.sky import DensityMap, plot_slice, save_figure
+from dustmap.sky import DustMap, plot_slice, save_figure
 
 GRID = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(10.0, 20.0, 5.0), shape=(9, 7, 5))
 
 
-def cloud(x: float, y: float, z: float, with_std: bool = True) -> DensityMap:
+def cloud(x: float, y: float, z: float, with_std: bool = True) -> DustMap:
     points = GRID.points().numpy()
     mean = (np.linalg.norm(points - [x, y, z], axis=-1) < 1e-6).astype(np.float64)
-    return DensityMap.from_nodes(GRID, mean, 0.25 * np.ones(GRID.size) if with_std else None, "A_V")
+    return DustMap.from_nodes(GRID, mean, 0.25 * np.ones(GRID.size) if with_std else None, "A_V")
 
 
 def panels(figure: Figure) -> dict[str, Axes]:

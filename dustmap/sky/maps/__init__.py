@@ -1,8 +1,11 @@
 """Maps of the density: asked of a posterior, written as cubes, read and queried again.
 
 A field (`NodeField`, `PosteriorField`) answers a `MapRequest` for places, rays and whole grids.
+`write_zarr` and `write_fits` stream it to cubes of any size; `DustMap` opens them, and is asked at
+any coordinates for densities and integrated extinctions.
 """
 
+from dustmap.sky.maps._dust_map import DustMap as DustMap
 from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
 from dustmap.sky.maps._field import Planes as Planes
 from dustmap.sky.maps._node_field import NodeField as NodeField
@@ -10,3 +13,8 @@ from dustmap.sky.maps._posterior_field import OwnNodes as OwnNodes
 from dustmap.sky.maps._posterior_field import PosteriorField as PosteriorField
 from dustmap.sky.maps._request import MapRequest as MapRequest
 from dustmap.sky.maps._request import Quantity as Quantity
+from dustmap.sky.maps._write_fits import write_fits as write_fits
+from dustmap.sky.maps._write_map import write_map as write_map
+from dustmap.sky.maps._write_map import write_map_fits as write_map_fits
+from dustmap.sky.maps._write_map import write_map_zarr as write_map_zarr
+from dustmap.sky.maps._write_zarr import write_zarr as write_zarr

@@ -133,6 +133,6 @@ def empty_arrays(
     return arrays
 
 
-def bytes_per_plane(grid: RegularGrid, request: MapRequest) -> int:
-    """Of the arrays of one plane."""
-    return 4 * math.prod(grid.shape[:2]) * request.values_per_place
+def bytes_per_plane(grid: RegularGrid, request: MapRequest, extra: int = 0) -> int:
+    """Of the arrays of one plane, and of `extra` more."""
+    return 4 * math.prod(grid.shape[:2]) * (request.values_per_place + extra)

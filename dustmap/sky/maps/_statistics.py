@@ -9,6 +9,8 @@ positive and ascend with q; its samples are pairs about a known centre, so τ² 
 Where a sample is 0 (a ray without length) so are all its percentiles.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,16 @@ def statistics(draws: Tensor, request: MapRequest, positive: bool) -> dict[str, 
     if request.samples:
         found[Quantity.SAMPLES.value] = draws[: request.samples]
     return {name: found[name] for name in (q.value for q in request.quantities) if name in found}
+
+
+def percentiles(draws: Tensor, levels: Sequence[float], positive: bool) -> Tensor:
+    """p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
+    mean = draws.mean(0)
+    centre, width = (
+        log_moments(draws) if positive else (mean, deviation(draws, mean, len(draws) - 1))
+    )
+    values = torch.stack([centre + normal_quantile(q) * width for q in levels])
+    return values.exp_() if positive else values
 
 
 def deviation(draws: Tensor, mean: Tensor, divisor: int) -> Tensor:

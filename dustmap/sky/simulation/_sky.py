@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
-from dustmap.sky._map import DensityMap
+from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation._checks import check_positive
 from dustmap.sky.simulation._columns import column_density
 from dustmap.sky.simulation._dust import AbstractDust, StructuredDust
@@ -80,7 +80,7 @@ class SimulatedSky:
     """
 
     stars: StarTable
-    truth: DensityMap
+    truth: DustMap
     true_distance: NDArray[np.float64]
     true_extinction: NDArray[np.float64]
     magnitude: NDArray[np.float64]
@@ -118,7 +118,7 @@ def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
         found.append(block)
         if sum(len(part.extinction) for part in found) >= stars:
             break
-    truth = DensityMap.from_nodes(grid, density.ravel(), None, model.system.name)
+    truth = DustMap.from_nodes(grid, density.ravel(), None, model.system)
     return _assemble(model, found, stars, truth)
 
 
@@ -149,7 +149,7 @@ def _blocks(
         index += 1
 
 
-def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DensityMap) -> SimulatedSky:
+def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
     def column(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
         return np.concatenate(values)[:stars]
 

@@ -1,0 +1,401 @@
+"""The map that users load and ask."""
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from dustmap.gp import RegularGrid
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes
+from dustmap.sky.maps._field import AbstractDensityField
+from dustmap.sky.maps._modes import Mode, Outside
+from dustmap.sky.maps._open import cubes_at
+from dustmap.sky.maps._places import (
+    directions_of,
+    equatorial_coordinates,
+    galactic_coordinates,
+    positions_of,
+)
+from dustmap.sky.maps._rays import Rays, integrate, within
+from dustmap.sky.maps._reliable import reliable_range
+from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
+from dustmap.sky.maps._statistics import percentiles
+from dustmap.sky.maps._trilinear import Cells, CubeReader
+from dustmap.sky.systems import ExtinctionSystem, system_named
+
+log = logging.getLogger(__name__)
+
+_MEMORY = 4 * 2**30
+#: Coverage beyond which the data, and not the prior, say what the density is.
+DATA_DOMINATED = 0.5
+
+
+@final
+class DustMap:
+    """A dust density ρ in mag/pc on voxels whose centres are the nodes of `grid`.
+
+    Between centres ρ is their trilinear interpolant; beyond the outermost it is unknown. Integrals
+    A(<d) = ∫ρ ds from the Sun are exact for that interpolant. `query` has the arguments of the
+    dustmaps package, and `open` reads what `dustmap run` and `dustmap export` write; numbers are
+    read when a question needs them.
+    """
+
+    def __init__(self, cubes: AbstractCubes, seed: int | None = None, memory: int = _MEMORY):
+        """seed: of random_sample; memory: bytes of whole cubes that are kept."""
+        self._reader = CubeReader(cubes, memory)
+        self._random = np.random.default_rng(seed)
+
+    @classmethod
+    def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
+        """A run's directory, a map.zarr or a map.fits."""
+        return cls(cubes_at(Path(path)), seed, memory)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        grid: RegularGrid,
+        arrays: Mapping[Quantity, NDArray[np.float32]],
+        system: ExtinctionSystem | str,
+        positive: bool = False,
+    ) -> Self:
+        """From arrays (z, y, x), samples (S, z, y, x)."""
+        named = system_named(system) if isinstance(system, str) else system
+        samples = len(arrays[Quantity.SAMPLES]) if Quantity.SAMPLES in arrays else 0
+        layout = Layout(grid, named, tuple(arrays), samples, positive)
+        return cls(MemoryCubes(layout, arrays))
+
+    @classmethod
+    def from_nodes(
+        cls,
+        grid: RegularGrid,
+        mean: NDArray[np.float64],
+        std: NDArray[np.float64] | None,
+        system: ExtinctionSystem | str,
+    ) -> Self:
+        """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
+        given = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
+        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in given.items()}, system)
+
+    @classmethod
+    def from_field(
+        cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest
+    ) -> Self:
+        """What is requested of a field, on the nodes of `grid`, in memory."""
+        slabs = [slab.arrays for slab in field.planes(grid, request)]
+        arrays = {
+            q: np.concatenate([slab[q.value] for slab in slabs], axis=-3)
+            for q in request.quantities
+        }
+        return cls.from_arrays(grid, arrays, field.system, field.positive)
+
+    @property
+    def cubes(self) -> AbstractCubes:
+        """The arrays, wherever they are."""
+        return self._reader.cubes
+
+    @property
+    def layout(self) -> Layout:
+        """Voxels, system and quantities."""
+        return self._reader.cubes.layout
+
+    @property
+    def grid(self) -> RegularGrid:
+        """Its nodes are the voxels' centres."""
+        return self.layout.grid
+
+    @property
+    def system(self) -> ExtinctionSystem:
+        """What the densities are of."""
+        return self.layout.system
+
+    @property
+    def available(self) -> tuple[Quantity, ...]:
+        """What the map holds."""
+        return self.layout.quantities
+
+    @property
+    def n_samples(self) -> int:
+        """Samples that the map holds; 0 for none."""
+        return self.layout.samples
+
+    @property
+    def monte_carlo_error(self) -> float:
+        """Relative standard error 1/√S, at most, of a standard deviation from the S samples."""
+        return 1.0 / math.sqrt(self.n_samples) if self.n_samples else math.nan
+
+    @property
+    def unit(self) -> u.UnitBase:
+        """Of densities; that of integrals is mag."""
+        return u.mag / u.pc
+
+    @property
+    def bounds(self) -> u.Quantity:
+        """Lower and upper corner of the box of voxel centres, (2, 3)."""
+        return np.array([self.grid.lower, self.grid.upper]) * u.pc
+
+    @property
+    def distance_bounds(self) -> u.Quantity:
+        """Distance of the box from the Sun, of its nearest and of its farthest point, (2,)."""
+        low, high = np.array(self.grid.lower), np.array(self.grid.upper)
+        nearest = np.linalg.norm(np.clip(0.0, low, high))
+        return np.array([nearest, np.linalg.norm(np.maximum(abs(low), abs(high)))]) * u.pc
+
+    @property
+    def distances(self) -> u.Quantity:
+        """From the nearest to the farthest point of the box in steps of at most a voxel."""
+        near, far = self.distance_bounds.to_value(u.pc)
+        count = math.ceil((far - near) / min(self.grid.spacing)) + 1
+        return np.linspace(near, far, count) * u.pc
+
+    @property
+    def mean(self) -> NDArray[np.float32]:
+        """The whole cube of the mean (z, y, x)."""
+        return self.cube(Quantity.MEAN)
+
+    @property
+    def std(self) -> NDArray[np.float32] | None:
+        """The whole cube of the standard deviation (z, y, x), if there is one."""
+        return self.cube(Quantity.STD) if Quantity.STD in self.available else None
+
+    def cube(self, quantity: Quantity, sample: int = 0) -> NDArray[np.float32]:
+        """A whole cube (z, y, x)."""
+        self._require(quantity)
+        return self._reader.whole(Cube(quantity, sample)).numpy()
+
+    def quantities(self) -> dict[str, NDArray[np.float32]]:
+        """Whole cubes (z, y, x) by name, all but the samples."""
+        return {q.value: self.cube(q) for q in self.available if q is not Quantity.SAMPLES}
+
+    def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Voxel centres x, y, z in pc."""
+        x, y, z = (axis.numpy() for axis in self.grid.axes())
+        return x, y, z
+
+    def nearest_slice(self, z: float) -> int:
+        """Index of the slice whose centre is nearest to z in pc; z must lie inside the map."""
+        lower, upper = self.grid.lower[2], self.grid.upper[2]
+        half = self.grid.spacing[2] / 2
+        if not lower - half <= z <= upper + half:
+            raise ValueError(f"z = {z:g} pc: expected {lower - half:g} to {upper + half:g} pc")
+        return int(np.abs(self.axes()[2] - z).argmin())
+
+    def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
+        """`query`."""
+        return self.query(coords, **options)
+
+    def query_gal(
+        self, l: ArrayLike, b: ArrayLike, d: ArrayLike | None = None, **options: Any
+    ) -> NDArray[np.float64]:
+        """`query` at Galactic coordinates.
+
+        Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
+        """
+        return self(galactic_coordinates(l, b, d), **options)
+
+    def query_equ(
+        self,
+        ra: ArrayLike,
+        dec: ArrayLike,
+        d: ArrayLike | None = None,
+        frame: str = "icrs",
+        **options: Any,
+    ) -> NDArray[np.float64]:
+        """`query` at equatorial coordinates.
+
+        Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
+        """
+        return self(equatorial_coordinates(ra, dec, d, frame), **options)
+
+    def query(
+        self,
+        coords: SkyCoord,
+        mode: str = "mean",
+        pct: ArrayLike | None = None,
+        integrated: bool = False,
+        outside: str = "nan",
+    ) -> NDArray[np.float64]:
+        """Density in mag/pc, or its integral A(<d) in mag from the Sun, at `coords` of any shape.
+
+        mode: "mean", "std", "median", "percentile" (of `pct`, in percent), "samples",
+        "random_sample" (one sample for all coordinates). The result has the shape of `coords`;
+        samples, and percentiles if `pct` is a sequence, are along one more, last axis, as in the
+        dustmaps package.
+
+        outside: beyond the outermost voxel centres, and for rays that run there, "nan", "error",
+        or "truncate": nothing is there, and A(<d) counts what is inside. Their number is logged.
+
+        Density: std, median and percentiles are the interpolated cubes where the map has them,
+        otherwise from the samples. Integrals: the mean is that of the mean cube; std and
+        percentiles come from the S stored samples, with a relative error of `monte_carlo_error`.
+        """
+        asked, policy = Mode.named(mode), Outside.named(outside)
+        levels = _levels(asked, pct)
+        positions = positions_of(coords)
+        answer = self._integrals if integrated else self._densities
+        values = answer(positions, asked, levels, policy)
+        several = asked is Mode.SAMPLES or (pct is not None and np.ndim(pct) > 0)
+        values = values.mT if several else values[0]
+        shaped: NDArray[np.float64] = values.reshape(*coords.shape, *values.shape[1:]).numpy()
+        return shaped
+
+    def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
+        positions = torch.from_numpy(np.ascontiguousarray(points, np.float64))
+        return self._densities(positions, Mode.MEAN, (), Outside.NAN)[0].numpy()
+
+    def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
+        """Which coordinates lie in the box of voxel centres."""
+        return self.grid.contains(positions_of(coords)).numpy().reshape(coords.shape)
+
+    def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
+        """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside."""
+        self._require(Quantity.COVERAGE)
+        positions = positions_of(coords)
+        found = self._interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
+        return found.reshape(coords.shape).numpy()
+
+    def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
+        """Where coverage exceeds 0.5: the data say what the density is; False outside."""
+        return np.asarray(self.coverage(coords) > DATA_DOMINATED)
+
+    def reliable_distances(self, coords: SkyCoord, least: float = 0.25) -> u.Quantity:
+        """Distances [from, to] (..., 2) within which the data reach along each direction.
+
+        `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
+        it first falls below again, or the face of the box. NaN where it never is. The distances
+        of `coords` do not matter.
+        """
+        self._require(Quantity.COVERAGE)
+        found = reliable_range(self._reader, directions_of(coords), least)
+        return found.reshape(*coords.shape, 2).numpy() * u.pc
+
+    def _densities(
+        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Tensor:
+        """(1, S or Q, N) float64."""
+        stored = self._stored(mode, levels)
+        cubes = stored or self._sample_cubes(mode)
+        values = self._interpolated(cubes, positions, outside)
+        return values if stored else _summary(values, mode, levels, self.layout.positive)
+
+    def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
+        """The cubes that are the answer, if the map has them."""
+        plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
+        wanted = [plain[mode]] if mode in plain else []
+        if mode in (Mode.MEDIAN, Mode.PERCENTILE):
+            by_level = {level: quantity for quantity, level in PERCENTILES.items()}
+            found = [by_level.get(level) for level in levels]
+            wanted = [quantity for quantity in found if quantity is not None]
+            if len(wanted) < len(levels):
+                return ()
+        return tuple(map(Cube, wanted)) if set(wanted) <= set(self.available) else ()
+
+    def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
+        if self.n_samples < (2 if mode is Mode.STD else 1):
+            held = ", ".join(quantity.value for quantity in self.available)
+            raise ValueError(
+                f"mode {mode.value!r} needs stored samples and this map holds {held}: export it "
+                "with the quantity samples"
+            )
+        if mode is Mode.RANDOM_SAMPLE:
+            return (Cube(Quantity.SAMPLES, int(self._random.integers(self.n_samples))),)
+        return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.n_samples))
+
+    def _interpolated(self, cubes: tuple[Cube, ...], positions: Tensor, outside: Outside) -> Tensor:
+        """(C, N) float64."""
+        inside = self.grid.contains(positions)
+        self._report(~inside, outside, "places lie")
+        fill = 0.0 if outside is Outside.TRUNCATE else torch.nan
+        found = torch.full((len(cubes), len(positions)), fill, dtype=torch.float64)
+        everything = bool(inside.all())
+        cells = Cells.of(self.grid, positions if everything else positions[inside])
+        for row, cube in zip(found, cubes, strict=True):
+            row[... if everything else inside] = self._reader.at(cube, cells).double()
+        return _unknown_where_not_finite(found, positions)
+
+    def _integrals(
+        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Tensor:
+        """(1, S or Q, N) float64."""
+        mean = mode is Mode.MEAN and Quantity.MEAN in self.available
+        cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
+        finite = positions.isfinite().all(-1)
+        distance = torch.where(finite, positions.norm(dim=-1), 0.0)
+        along_x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+        ahead = torch.where(
+            (distance > 0)[:, None], positions / distance.clamp_min(1e-300)[:, None], along_x
+        )
+        rays, complete = within(self.grid, ahead, distance)
+        self._report(~(complete & finite), outside, "rays run")
+        values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
+        values = values if mean else _summary(values, mode, levels, self.layout.positive)
+        return _unknown_where_not_finite(values, positions)
+
+    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Tensor) -> Tensor:
+        found = torch.full((len(cubes), len(rays)), torch.nan, dtype=torch.float64)
+        found[:, known] = integrate(self._reader, cubes, rays.part(known))
+        return found
+
+    def _report(self, beyond: Tensor, outside: Outside, what: str) -> None:
+        count = int(beyond.sum())
+        if count == 0:
+            return
+        (a, b, c), (d, e, f) = self.grid.lower, self.grid.upper
+        box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
+        told = f"{count} of {len(beyond)} {what} outside the map ({box})"
+        if outside is Outside.ERROR:
+            first = int(beyond.nonzero()[0])
+            raise ValueError(f"{told}, the first is number {first}; or choose outside='nan'")
+        log.info("%s: %s", told, outside.value)
+
+    def _require(self, quantity: Quantity) -> None:
+        if quantity not in self.available:
+            held = ", ".join(q.value for q in self.available)
+            raise ValueError(f"this map has no {quantity.value}, only {held}: export it with that")
+
+
+def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
+    """Probabilities of the percentiles that are asked for."""
+    if (mode is Mode.PERCENTILE) != (pct is not None):
+        raise ValueError(
+            f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "
+            f"{mode.value!r}"
+        )
+    if mode is Mode.MEDIAN:
+        return (0.5,)
+    if pct is None:
+        return ()
+    found = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
+    if not all(0.0 < level < 1.0 for level in found):
+        raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
+    return found
+
+
+def _summary(values: Tensor, mode: Mode, levels: tuple[float, ...], positive: bool) -> Tensor:
+    """From samples (S, N) to what is asked, (1, S or Q, N)."""
+    if mode is Mode.MEAN:
+        return values.mean(0, keepdim=True)
+    if mode is Mode.STD:
+        return values.std(0, keepdim=True)
+    if mode in (Mode.MEDIAN, Mode.PERCENTILE):
+        return percentiles(values, levels, positive)
+    return values
+
+
+def _unknown_where_not_finite(values: Tensor, positions: Tensor) -> Tensor:
+    """A place that is NaN is unknown under every policy."""
+    finite = positions.isfinite().all(-1)
+    return values if bool(finite.all()) else torch.where(finite, values, torch.nan)
+
+
+def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:
+    cube = np.asarray(values, np.float32).reshape(grid.shape).transpose()
+    return np.ascontiguousarray(cube)

@@ -1,0 +1,99 @@
+"""Reads the cubes of a map.fits."""
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from astropy.io import fits
+from astropy.utils.exceptions import AstropyUserWarning
+from astropy.wcs import WCS
+from numpy.typing import NDArray
+
+from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube, Layout, grid_of_axes
+from dustmap.sky.maps._names import DESCRIPTIONS, sample_extension
+from dustmap.sky.maps._request import Quantity
+from dustmap.sky.systems import system_named
+
+
+@final
+@dataclass(frozen=True)
+class FitsCubes(AbstractCubes):
+    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        _ = self.layout
+
+    @cached_property
+    def layout(self) -> Layout:
+        # A file that ends early is told from its size, in one line.
+        with warnings.catch_warnings(), self._opened() as hdus:
+            warnings.simplefilter("ignore", AstropyUserWarning)
+            held = {hdu.name for hdu in hdus}
+            samples = 0
+            while sample_extension(samples) in held:
+                samples += 1
+            found = {
+                q: samples > 0 if q is Quantity.SAMPLES else named.extension in held
+                for q, named in DESCRIPTIONS.items()
+            }
+            quantities = tuple(q for q, there in found.items() if there)
+            if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
+                raise ValueError(f"{self.path}: expected an image MEAN, got {sorted(held)}")
+            return self._layout(hdus, quantities, samples)
+
+    def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
+        images = [hdus[_extension(Cube(q))] for q in quantities]
+        header = images[0].header
+        if header.get("NAXIS") != 3 or "EXTSYS" not in header:
+            raise ValueError(
+                f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
+                f"{header.get('NAXIS')} axes in {images[0].name}"
+            )
+        end = max(image.fileinfo()["datLoc"] + image.fileinfo()["datSpan"] for image in images)
+        if self.path.stat().st_size < end:
+            raise ValueError(
+                f"{self.path} ends after {self.path.stat().st_size} of {end} bytes: it is damaged, "
+                "make or download it again"
+            )
+        for image in images[1:]:
+            if image.shape != images[0].shape:
+                raise ValueError(f"{self.path}: {image.name} and {images[0].name} differ in shape")
+        return Layout(
+            grid_of_axes(_axes(header), self.path),
+            system_named(str(header["EXTSYS"])),
+            quantities,
+            samples,
+            str(header.get("PERCENT", "")).startswith("log-normal"),
+        )
+
+    def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
+        with self._opened() as hdus:
+            return np.asarray(hdus[_extension(cube)].section[box], np.float32)
+
+    def _opened(self) -> fits.HDUList:
+        try:
+            return fits.open(self.path, memmap=True)
+        except OSError as error:
+            raise ValueError(f"{self.path}: expected a FITS file: {error}") from error
+
+
+def _extension(cube: Cube) -> str:
+    if cube.quantity is Quantity.SAMPLES:
+        return sample_extension(cube.sample)
+    return DESCRIPTIONS[cube.quantity].extension
+
+
+def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
+    """Voxel centres of the linear WCS."""
+    wcs = WCS(header)
+    axes = {}
+    for i, name in enumerate("xyz"):
+        pixels = np.zeros((header[f"NAXIS{i + 1}"], 3))
+        pixels[:, i] = np.arange(len(pixels))
+        axes[name] = np.asarray(wcs.wcs_pix2world(pixels, 0)[:, i], np.float64)
+    return axes

@@ -1,0 +1,172 @@
+"""Maps as zarr groups of version 3, larger than memory: whole shards, a slab at a time."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import zarr
+from zarr.core.metadata import ArrayV3Metadata
+from zarr.errors import ZarrUserWarning
+
+from dustmap.gp import RegularGrid
+from dustmap.sky._atomic import replacing
+from dustmap.sky._provenance import Provenance
+from dustmap.sky.maps._cubes import Layout
+from dustmap.sky.maps._field import AbstractDensityField
+from dustmap.sky.maps._multiscale import add_multiscale
+from dustmap.sky.maps._names import DESCRIPTIONS, FRAME, PERCENTILES_OF, TITLE, axis_meaning
+from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.maps._slabs import MEMORY, Slabs
+
+log = logging.getLogger(__name__)
+
+Array: TypeAlias = zarr.Array[ArrayV3Metadata]
+
+#: Voxels per axis of a chunk, and at most of a shard, the file that holds chunks.
+CHUNK, SHARD = 64, 512
+#: Planes of a shard, at most: all shards of a slab are encoded at once.
+DEEPEST = 256
+
+
+def write_zarr(
+    path: str | Path,
+    field: AbstractDensityField,
+    grid: RegularGrid,
+    request: MapRequest,
+    provenance: Provenance,
+    overwrite: bool = False,
+    memory: int = MEMORY,
+) -> None:
+    """Writes density_mean, density_std, ... (z, y, x) and density_samples (sample, z, y, x).
+
+    The voxels' centres x, y, z in pc are the nodes of `grid`. The group `multiscale` has the mean
+    averaged over 2×2×2 voxels, again and again. memory: bytes that a slab takes; where a slab of
+    64 planes is more, chunks are thinner in z.
+    """
+    zarr_of_slabs(Path(path), Slabs.of_field(field, grid, request), provenance, overwrite, memory)
+
+
+def zarr_of_slabs(
+    path: Path, slabs: Slabs, provenance: Provenance, overwrite: bool, memory: int
+) -> None:
+    """`write_zarr` of planes wherever they come from."""
+    layout = slabs.layout
+    depth, thickness = _depths(slabs, memory)
+    with replacing(path, overwrite) as partial:
+        group = zarr.create_group(partial, zarr_format=3)
+        group.attrs.update(_attributes(layout, provenance))
+        _write_axes(group, layout)
+        arrays = {q: _create(group, layout, q, depth, thickness) for q in layout.quantities}
+        for slab in slabs.walk(depth):
+            log.info("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            for quantity, array in arrays.items():
+                _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
+        if Quantity.MEAN in arrays:
+            add_multiscale(group, arrays[Quantity.MEAN], layout.grid)
+        _consolidate(group)
+
+
+def _depths(slabs: Slabs, memory: int) -> tuple[int, int]:
+    """Planes of a shard, a multiple of those of a chunk, and of a chunk."""
+    planes = slabs.layout.shape[0]
+    # Two more arrays are in flight while one is encoded.
+    fit = slabs.depth(memory, extra=2)
+    thickness = min(CHUNK, planes)
+    while thickness > fit:
+        thickness = -(-thickness // 2)
+    layers = min(fit // thickness, DEEPEST // thickness, -(-planes // thickness))
+    return layers * thickness, thickness
+
+
+def _create(
+    group: zarr.Group, layout: Layout, quantity: Quantity, depth: int, thickness: int
+) -> Array:
+    described = DESCRIPTIONS[quantity]
+    sample = (1,) if quantity is Quantity.SAMPLES else ()
+    chunks, shards = _tiles(layout.shape[1:])
+    return group.create_array(
+        described.variable,
+        shape=((layout.samples,) if sample else ()) + layout.shape,
+        dtype="float32",
+        chunks=(*sample, thickness, *chunks),
+        shards=(*sample, depth, *shards),
+        fill_value=float("nan"),
+        dimension_names=(*(("sample",) if sample else ()), "z", "y", "x"),
+        attributes=_described(layout, quantity),
+    )
+
+
+def _tiles(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Chunks and shards: a shard is whole chunks, no more than the axis needs."""
+    chunks = tuple(min(CHUNK, n) for n in shape)
+    most = [-(-n // chunk) for n, chunk in zip(shape, chunks, strict=True)]
+    shards = tuple(
+        chunk * min(count, SHARD // chunk) for count, chunk in zip(most, chunks, strict=True)
+    )
+    return chunks, shards
+
+
+def _put(array: Array, start: int, stop: int, values: np.ndarray) -> None:
+    """Planes start to stop; a sample at a time, so that its shards are all that is in flight."""
+    if values.ndim == 3:
+        array[start:stop] = values
+        return
+    for sample, cube in enumerate(values):
+        array[sample, start:stop] = cube
+
+
+def _write_axes(group: zarr.Group, layout: Layout) -> None:
+    for name, axis in zip("xyz", layout.grid.axes(), strict=True):
+        attributes: dict[str, Any] = {
+            "units": "pc",
+            "axis": name.upper(),
+            "long_name": axis_meaning(name),
+        }
+        array = group.create_array(
+            name,
+            shape=axis.shape,
+            dtype="float64",
+            fill_value=float("nan"),
+            dimension_names=(name,),
+            attributes=attributes,
+        )
+        array[:] = axis.numpy()
+
+
+def _described(layout: Layout, quantity: Quantity) -> dict[str, Any]:
+    described = DESCRIPTIONS[quantity]
+    units = {"units": described.unit} if described.unit else {"units": "1"}
+    return {
+        **units,
+        "long_name": described.meaning,
+        "ucd": described.ucd,
+        "extinction_system": layout.system.name,
+    }
+
+
+def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
+    seed = {} if provenance.seed is None else {"seed": provenance.seed}
+    return {
+        "title": TITLE,
+        "source": provenance.creator,
+        "date_created": provenance.date,
+        "history": "\n".join(provenance.history()),
+        "config_sha256": provenance.config_sha256,
+        "catalog": list(provenance.catalog),
+        **seed,
+        "extinction_system": layout.system.name,
+        "extinction_system_meaning": layout.system.meaning,
+        "frame": FRAME,
+        "percentiles": PERCENTILES_OF[layout.positive],
+    }
+
+
+def _consolidate(group: zarr.Group) -> None:
+    """All metadata in one place, where xarray looks first."""
+    with warnings.catch_warnings():
+        # The specification of version 3 has no consolidated metadata yet; readers do.
+        warnings.simplefilter("ignore", ZarrUserWarning)
+        zarr.consolidate_metadata(group.store)
