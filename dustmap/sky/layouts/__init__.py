@@ -13,6 +13,8 @@ from dustmap.sky.layouts._gtomo import GTomoOptions as GTomoOptions
 from dustmap.sky.layouts._gtomo import write_gtomo as write_gtomo
 from dustmap.sky.layouts._gtomo_reader import GTomoCube as GTomoCube
 from dustmap.sky.layouts._gtomo_reader import read_gtomo as read_gtomo
+from dustmap.sky.layouts._healpix import HealpixOptions as HealpixOptions
+from dustmap.sky.layouts._healpix import write_healpix as write_healpix
 from dustmap.sky.layouts._leike2020 import LeikeOptions as LeikeOptions
 from dustmap.sky.layouts._leike2020 import write_leike2020 as write_leike2020
 from dustmap.sky.layouts._radial import RadialBins as RadialBins

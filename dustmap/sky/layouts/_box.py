@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky.maps import AbstractDensityField, MapRequest
 
 _INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
@@ -58,7 +58,7 @@ def at_places(
     shape = positions.shape[:-1]
     flat = positions.reshape(-1, 3)
     inside = np.asarray(((flat >= field.lower) & (flat <= field.upper)).all(-1))
-    found = field.evaluate(PointValues(torch.from_numpy(flat[inside])), request)
+    found = _asked(field, PointValues(torch.from_numpy(flat[inside])), request)
     return _spread(found, inside, shape)
 
 
@@ -71,7 +71,7 @@ def within(
     """Integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
     inside = np.asarray(exits(field, directions) >= distance)
     ends = torch.from_numpy(directions[inside] * distance)
-    found = field.evaluate(LineIntegrals.from_observer(ends), request)
+    found = _asked(field, LineIntegrals.from_observer(ends), request)
     return _spread(found, inside, (len(directions),))
 
 
@@ -97,11 +97,22 @@ def cumulative(
         torch.from_numpy(rays * starts[inside][:, None]),
         torch.from_numpy(rays * ends[inside][:, None]),
     )
-    found = _spread(field.evaluate(segments, request), inside.ravel(), ends.shape, 0.0)
+    found = _spread(_asked(field, segments, request), inside.ravel(), ends.shape, 0.0)
     return {
         name: np.cumsum(values, axis=-1, dtype=np.float64).astype(np.float32)
         for name, values in found.items()
     }
+
+
+def _asked(
+    field: AbstractDensityField, functional: AbstractFunctional, request: MapRequest
+) -> dict[str, NDArray[np.float32]]:
+    """As `field.evaluate`, also of no rows: a block of pixels can lie outside the box."""
+    if len(functional):
+        return field.evaluate(functional, request)
+    empty = {q.value: np.empty(0, np.float32) for q in request.cubes}
+    samples = {"samples": np.empty((request.samples, 0), np.float32)} if request.samples else {}
+    return empty | samples
 
 
 def _spread(

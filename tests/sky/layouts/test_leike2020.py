@@ -20,9 +20,13 @@ SHAPE = (430, 450, 290)
 PER_KPC = 1e3 / 1.0857362  # e-foldings per kpc of 1 mag/pc
 
 
-def query(path: Path, field: AnalyticField = FIELD) -> Leike2020Query:
-    write_leike2020(path, field, LeikeOptions(SHAPE), PROVENANCE)
-    return Leike2020Query(map_fname=str(path))
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("leike") / "mean_std.h5"
+    counts = write_leike2020(path, FIELD, LeikeOptions(SHAPE), PROVENANCE)
+    assert counts.values == 2 * np.prod(SHAPE)
+    assert counts.values - counts.outside == 2 * 81 * 93 * 32
+    return path
 
 
 def coordinates(x: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> SkyCoord:
@@ -30,40 +34,28 @@ def coordinates(x: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> SkyCoor
     return SkyCoord(u=u_, v=v, w=w, representation_type="cartesian", frame="galactic")
 
 
-def test_dustmaps_returns_our_densities_at_voxels(tmp_path: Path) -> None:
-    reader = query(tmp_path / "mean_std.h5")
+def test_dustmaps_returns_our_densities_at_voxels_and_nan_outside(path: Path) -> None:
+    reader = Leike2020Query(map_fname=str(path))
     x = np.array([[-0.5, 50.5, 0.5], [15.5, 0.5, -0.5], [-20.5, 20.5, 8.5], [-59.5, -29.5, -21.5]])
     factor = conversion(system_named("A_V"), system_named("A_G")) * PER_KPC
     expected = FIELD.density(x) * factor
     np.testing.assert_allclose(reader(coordinates(x)), expected, rtol=1e-6)
     spread = np.std(1 + np.array(FIELD.scales), ddof=1)
-    np.testing.assert_allclose(
-        reader(coordinates(x), component="std"), spread * expected, rtol=1e-6
-    )
-
-
-def test_outside_the_box_is_nan_and_inside_complete(tmp_path: Path) -> None:
-    path = tmp_path / "mean_std.h5"
-    reader = query(path)
+    found = reader(coordinates(x), component="std")
+    np.testing.assert_allclose(found, spread * expected, rtol=1e-6)
     outside = np.array([[-60.5, 0.5, 0.5], [21.5, 0.5, 0.5], [0.5, 63.5, 0.5], [0.5, 0.5, 10.5]])
-    # Centres −59.5 to 20.5, −29.5 to 62.5, −21.5 to 9.5, on the face.
     assert np.isnan(reader(coordinates(outside))).all()
-    with h5py.File(path) as file:
-        inside = np.isfinite(file["mean"][:])
-        assert inside.sum() == 81 * 93 * 32
-        assert inside[310, 340, 248]
-        assert inside[390, 432, 279]
 
 
-def test_structure_counts_and_provenance(tmp_path: Path) -> None:
-    path = tmp_path / "mean_std.h5"
-    counts = write_leike2020(path, FIELD, LeikeOptions(SHAPE), PROVENANCE)
-    assert counts.values == 2 * np.prod(SHAPE)
-    assert counts.values - counts.outside == 2 * 81 * 93 * 32
+def test_structure_and_provenance(path: Path) -> None:
     with h5py.File(path) as file:
         assert sorted(file) == ["mean", "std"]
         assert file["mean"].shape == SHAPE
         assert file["mean"].dtype == np.float32
+        # Centres −59.5 to 20.5, −29.5 to 62.5, −21.5 to 9.5, on the face.
+        block = np.isfinite(file["mean"][300:, 300:, 200:])
+        assert block.sum() == 81 * 93 * 32
+        assert block[10:91, 40:133, 48:80].all()
         assert "0" * 64 in file.attrs["history"]
         assert file.attrs["units"] == "kpc-1"
         assert file.attrs["extinction_system"] == "e-folding_G"
