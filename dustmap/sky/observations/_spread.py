@@ -13,7 +13,7 @@ from dustmap.inference import LogNormalPosterior, PathwisePosterior
 
 #: Segments whose integrals are drawn at once: of fields that are stored as draws, and of others,
 #: whose joint draws may take a dense covariance.
-_STORED, _DENSE = 2**17, 512
+_STORED, _DENSE = 2**17, 128
 
 
 @final
