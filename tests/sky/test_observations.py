@@ -218,8 +218,8 @@ def test_dust_ends_at_the_box(kind: str) -> None:
     found = Radial(waves).predict(rays_of(observed)).mean
     np.testing.assert_allclose(found.numpy(), mean, rtol=1e-2)
     added = observed.spread.added_variance(Radial(waves), samples=1)
-    # in the front segment dust is taken as uniform: good to 2 % of the extinction
-    allowed = 5e-2 * variance + (2e-2 * mean) ** 2
+    # in the front segment dust is taken as uniform: good to 3 % of the extinction
+    allowed = 5e-2 * variance + (3e-2 * mean) ** 2
     np.testing.assert_array_less(abs(added.numpy() - variance), allowed)
 
 
