@@ -10,6 +10,8 @@ from dustmap.sky.simulation._checks import check_between, check_positive
 
 #: Of the extinction error: half of its variance at this magnitude comes from photons.
 TYPICAL_MAGNITUDE = 15.0
+#: Behind so much dust no survey sees a star, and errors need not overflow.
+UNSEEN = 40.0
 
 
 @final
@@ -53,12 +55,12 @@ class Measurements:
 
     def parallax_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """In mas (N,)."""
-        z = 10 ** (0.4 * (np.maximum(magnitude, 13.0) - 15.0))
+        z = 10 ** (0.4 * (np.clip(magnitude, 13.0, UNSEEN) - 15.0))
         return np.asarray(1e-3 * self.parallax_scale * np.sqrt(40 + 800 * z + 30 * z**2))
 
     def extinction_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """In mag (N,), that of the typical star of a magnitude."""
-        photons = 10 ** (0.4 * (magnitude - TYPICAL_MAGNITUDE))
+        photons = 10 ** (0.4 * (np.minimum(magnitude, UNSEEN) - TYPICAL_MAGNITUDE))
         return np.asarray(self.error * np.sqrt((1 + photons) / 2))
 
     def measure(
