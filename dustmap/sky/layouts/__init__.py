@@ -11,7 +11,6 @@ from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions as EdenhoferOpti
 from dustmap.sky.layouts._edenhofer2023 import write_edenhofer2023 as write_edenhofer2023
 from dustmap.sky.layouts._gtomo import GTomoOptions as GTomoOptions
 from dustmap.sky.layouts._gtomo import write_gtomo as write_gtomo
-from dustmap.sky.layouts._gtomo_reader import GTomoCube as GTomoCube
 from dustmap.sky.layouts._gtomo_reader import read_gtomo as read_gtomo
 from dustmap.sky.layouts._healpix import HealpixOptions as HealpixOptions
 from dustmap.sky.layouts._healpix import write_healpix as write_healpix

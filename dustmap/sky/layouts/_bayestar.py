@@ -8,8 +8,8 @@ distance modulus and, below the first, scales the first value with distance.
 - samples (pixels, samples, distances) are integrals of each sample from the Sun, best_fit those
   of the mean.
 - Beyond the face of the box nothing is added: such distances are never reliable.
-- DM_reliable_min, DM_reliable_max: the first and last distance modulus at which the data determine
-  the density (coverage above `trusted`); NaN where there is none.
+- DM_reliable_min, DM_reliable_max: the distance moduli of the table from the first at which the
+  data reach (coverage of at least `trusted`) to the last before they first do not; NaN where none.
 """
 
 from dataclasses import dataclass
@@ -54,13 +54,13 @@ _PIXEL = np.dtype(
 class BayestarOptions:
     """nside: of all pixels, a power of two; samples: how many.
 
-    trusted: coverage above which a distance is reliable; n_stars (12 nside²,): stars by NESTED
-    pixel, None for -1, unknown.
+    trusted: the least coverage of a reliable distance, as in `DustMap.reliable_distances`; n_stars
+    (12 nside²,): stars by NESTED pixel, None for -1, unknown.
     """
 
     nside: int = 64
     samples: int = 5
-    trusted: float = 0.5
+    trusted: float = 0.25
     n_stars: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -138,12 +138,14 @@ def _pixel_info(
 def _reliable(
     field: AbstractDensityField, rays: NDArray[np.float64], trusted: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """First and last distance modulus (P,) of the table with coverage above `trusted`."""
+    """Distance moduli (P,) of the table between which coverage is at least `trusted`."""
     places = rays[:, None] * _distances()[:, None]
-    covered = at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"] > trusted
+    covered = at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"] >= trusted
     some = covered.any(-1)
     first = covered.argmax(-1)
-    last = covered.shape[-1] - 1 - covered[:, ::-1].argmax(-1)
+    # Beyond the box coverage is NaN, so every ray ends.
+    ended = ~covered & (np.arange(covered.shape[-1]) > first[:, None])
+    last = np.where(ended.any(-1), ended.argmax(-1), covered.shape[-1]) - 1
     return (
         np.where(some, DISTANCE_MODULI[first], np.nan),
         np.where(some, DISTANCE_MODULI[last], np.nan),

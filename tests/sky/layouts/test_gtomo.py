@@ -6,6 +6,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
 from astropy.io import fits
 
 from dustmap.gp import RegularGrid
@@ -63,14 +65,14 @@ def test_hdf5_cube_as_g_tomo_reads_it(tmp_path: Path) -> None:
 def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_gtomo(path, FIELD, replace(OPTIONS, quantity=Quantity.STD), PROVENANCE)
-    cube = read_gtomo(path)
+    cube = read_gtomo(path, quantity=Quantity.STD)
     spread = np.std(1 + np.array(FIELD.scales), ddof=1)
-    np.testing.assert_allclose(cube.density, spread * expected(), rtol=1e-6)
+    assert cube.std is not None
+    np.testing.assert_allclose(cube.std, spread * expected(), rtol=1e-6)
     np.testing.assert_allclose(cube.grid.lower, GRID.lower, atol=1e-9)
     assert cube.grid.spacing == GRID.spacing
     assert cube.grid.shape == GRID.shape
     assert cube.system == system_named("A0_550")
-    assert cube.resolution == 50.0
 
 
 def test_published_cubes(tmp_path: Path) -> None:
@@ -83,6 +85,8 @@ def test_published_cubes(tmp_path: Path) -> None:
     fits.PrimaryHDU(data, header).writeto(tmp_path / "explore.fits")
     cube = read_gtomo(tmp_path / "explore.fits")
     assert cube.grid.lower == (-80.0, -60.0, -40.0)
+    sun = SkyCoord([0] * u.deg, [0] * u.deg, [1e-6] * u.pc, frame="galactic")
+    np.testing.assert_allclose(cube.query(sun), 1.0)
     with h5py.File(tmp_path / "old.h5", "w") as file:
         file["stilism/cube_datas"] = data.transpose()
         file["stilism/cube_datas"].attrs["sun_position"] = [4.5, 3.5, 2.5]
@@ -91,7 +95,7 @@ def test_published_cubes(tmp_path: Path) -> None:
         read_gtomo(tmp_path / "old.h5")
     cube = read_gtomo(tmp_path / "old.h5", system_named("E(B-V)"))
     np.testing.assert_allclose(cube.grid.lower, (-20.0, -15.0, -10.0))
-    assert cube.density[2, 3, 4] == 1.0
+    assert cube.mean[2, 3, 4] == 1.0
     with pytest.raises(ValueError, match="the file is in A0_550"):
         read_gtomo(tmp_path / "explore.fits", system_named("E(B-V)"))
 
