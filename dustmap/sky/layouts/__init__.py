@@ -9,6 +9,9 @@ from dustmap.sky.layouts._bayestar import write_bayestar as write_bayestar
 from dustmap.sky.layouts._box import LayoutCounts as LayoutCounts
 from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions as EdenhoferOptions
 from dustmap.sky.layouts._edenhofer2023 import write_edenhofer2023 as write_edenhofer2023
+from dustmap.sky.layouts._formats import LAYOUTS as LAYOUTS
+from dustmap.sky.layouts._formats import LayoutRequest as LayoutRequest
+from dustmap.sky.layouts._formats import LayoutWriter as LayoutWriter
 from dustmap.sky.layouts._gtomo import GTomoOptions as GTomoOptions
 from dustmap.sky.layouts._gtomo import write_gtomo as write_gtomo
 from dustmap.sky.layouts._gtomo_reader import read_gtomo as read_gtomo

@@ -118,7 +118,7 @@ class AnalyticField(AbstractDensityField):
         scales = 1.0 + np.array(self.scales)
         factors = {
             Quantity.MEAN: scales.mean(),
-            Quantity.STD: scales.std(ddof=1),
+            Quantity.STD: scales.std(ddof=min(1, len(scales) - 1)),
             Quantity.MEDIAN: 0.9,
             Quantity.P16: 0.8,
             Quantity.P84: 1.2,

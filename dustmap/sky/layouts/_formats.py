@@ -1,0 +1,120 @@
+"""The layouts by name, as a command line asks for them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias, final
+
+from dustmap.gp import RegularGrid
+from dustmap.sky._provenance import Provenance
+from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
+from dustmap.sky.layouts._box import LayoutCounts
+from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer2023
+from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
+from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
+from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
+from dustmap.sky.layouts._radial import RadialBins
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+
+#: Bayestar files have five, where the density has as many.
+_BAYESTAR_SAMPLES = 5
+
+
+@final
+@dataclass(frozen=True)
+class LayoutRequest:
+    """What a layout is asked for; each takes what it has a place for.
+
+    request: quantities and samples; grid: the voxels of a cube; nside, bins: of shells and pixels,
+    None for 64 and for 516 bins out to the farthest face of the box.
+    """
+
+    request: MapRequest
+    grid: RegularGrid
+    nside: int | None = None
+    bins: RadialBins | None = None
+
+    @property
+    def pixels(self) -> int:
+        """nside, 64 by default."""
+        return 64 if self.nside is None else self.nside
+
+
+#: (path, field, asked, provenance, overwrite)
+LayoutWriter: TypeAlias = Callable[
+    [Path, AbstractDensityField, LayoutRequest, Provenance, bool], LayoutCounts
+]
+
+
+def _healpix(
+    path: Path,
+    field: AbstractDensityField,
+    asked: LayoutRequest,
+    provenance: Provenance,
+    overwrite: bool,
+) -> LayoutCounts:
+    """With A(<d), and its standard deviation where the density has samples."""
+    integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
+    options = HealpixOptions(asked.bins, asked.pixels, asked.request, integrated)
+    return write_healpix(path, field, options, provenance, overwrite)
+
+
+def _edenhofer2023(
+    path: Path,
+    field: AbstractDensityField,
+    asked: LayoutRequest,
+    provenance: Provenance,
+    overwrite: bool,
+) -> LayoutCounts:
+    """The file of samples if only these are asked for, else that of mean and std."""
+    samples = 0 if asked.request.cubes else asked.request.samples
+    options = EdenhoferOptions(asked.bins, asked.pixels, samples)
+    return write_edenhofer2023(path, field, options, provenance, overwrite)
+
+
+def _leike2020(
+    path: Path,
+    field: AbstractDensityField,
+    asked: LayoutRequest,
+    provenance: Provenance,
+    overwrite: bool,
+) -> LayoutCounts:
+    return write_leike2020(path, field, LeikeOptions(), provenance, overwrite)
+
+
+def _bayestar(
+    path: Path,
+    field: AbstractDensityField,
+    asked: LayoutRequest,
+    provenance: Provenance,
+    overwrite: bool,
+) -> LayoutCounts:
+    samples = asked.request.samples or min(_BAYESTAR_SAMPLES, max(1, field.n_samples))
+    options = BayestarOptions(asked.pixels, samples)
+    return write_bayestar(path, field, options, provenance, overwrite)
+
+
+def _gtomo(
+    path: Path,
+    field: AbstractDensityField,
+    asked: LayoutRequest,
+    provenance: Provenance,
+    overwrite: bool,
+) -> LayoutCounts:
+    """The one cube that is asked for, or the mean where there are several."""
+    cubes = asked.request.cubes
+    quantity = cubes[0] if len(cubes) == 1 else Quantity.MEAN
+    return write_gtomo(path, field, GTomoOptions(asked.grid, quantity), provenance, overwrite)
+
+
+#: Writers of the layouts by the names that `dustmap export --format` takes.
+LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
+    {
+        "healpix": _healpix,
+        "edenhofer2023": _edenhofer2023,
+        "leike2020": _leike2020,
+        "bayestar": _bayestar,
+        "gtomo": _gtomo,
+    }
+)

@@ -1,0 +1,72 @@
+"""Layouts by name: each takes of a request what it has a place for."""
+
+from pathlib import Path
+
+import h5py
+import pytest
+from astropy.io import fits
+
+from dustmap.gp import RegularGrid
+from dustmap.sky.layouts import LAYOUTS, LayoutRequest, RadialBins
+from dustmap.sky.maps import MapRequest, Quantity
+from tests.sky.layouts.analytic import CLOUDS, PROVENANCE, AnalyticField
+
+FIELD = AnalyticField(CLOUDS, box=((-30.0, -25.0, -20.0), (24.0, 27.0, 22.0)))
+GRID = RegularGrid((-20.0, -20.0, -10.0), (10.0, 10.0, 10.0), (5, 4, 3))
+EVERYTHING = MapRequest(tuple(Quantity), 3)
+
+
+def asked(request: MapRequest) -> LayoutRequest:
+    return LayoutRequest(request, GRID, nside=1, bins=RadialBins(5.0, 20.0, 4))
+
+
+def units(path: Path) -> list[str]:
+    with fits.open(path, checksum=True) as hdus:
+        hdus.verify("exception")
+        return [hdu.name for hdu in hdus]
+
+
+def test_names_are_those_of_the_command_line() -> None:
+    assert list(LAYOUTS) == ["healpix", "edenhofer2023", "leike2020", "bayestar", "gtomo"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_takes_every_request(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "map"
+    counts = LAYOUTS[name](path, FIELD, asked(EVERYTHING), PROVENANCE, False)
+    assert counts.values >= counts.outside > 0 or name in ("gtomo", "edenhofer2023", "healpix")
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        LAYOUTS[name](path, FIELD, asked(EVERYTHING), PROVENANCE, False)
+    assert LAYOUTS[name](path, FIELD, asked(EVERYTHING), PROVENANCE, True) == counts
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_edenhofer2023_has_samples_or_moments(tmp_path: Path) -> None:
+    path, write = tmp_path / "map.fits", LAYOUTS["edenhofer2023"]
+    write(path, FIELD, asked(EVERYTHING), PROVENANCE, False)
+    assert "MEAN" in units(path)
+    write(path, FIELD, asked(MapRequest((Quantity.SAMPLES,), 2)), PROVENANCE, True)
+    assert units(path)[1] == "SAMPLES"
+
+
+def test_healpix_has_integrals_of_what_is_known(tmp_path: Path) -> None:
+    path, write = tmp_path / "map.fits", LAYOUTS["healpix"]
+    write(path, FIELD, asked(MapRequest((Quantity.P16,))), PROVENANCE, False)
+    assert units(path)[1:4] == ["DENSITY_P16", "INTEGRATED_MEAN", "INTEGRATED_STD"]
+    known = AnalyticField(CLOUDS, box=FIELD.box, scales=(0.0,))
+    write(path, known, asked(MapRequest((Quantity.MEAN,))), PROVENANCE, True)
+    assert units(path)[1:4] == ["DENSITY_MEAN", "INTEGRATED_MEAN", "RADIAL PIXEL CENTERS"]
+
+
+def test_gtomo_has_the_one_cube_asked_for(tmp_path: Path) -> None:
+    path, write = tmp_path / "cube.fits", LAYOUTS["gtomo"]
+    write(path, FIELD, asked(MapRequest((Quantity.STD,))), PROVENANCE, False)
+    assert any("std;" in line for line in fits.getheader(path)["HISTORY"])
+
+
+def test_bayestar_has_as_many_samples_as_asked_for(tmp_path: Path) -> None:
+    path, write = tmp_path / "map.h5", LAYOUTS["bayestar"]
+    for request, expected in ((EVERYTHING, 3), (MapRequest((Quantity.MEAN,)), 4)):
+        write(path, FIELD, asked(request), PROVENANCE, True)
+        with h5py.File(path) as file:
+            assert file["samples"].shape == (12, expected, 120)
