@@ -3,7 +3,8 @@
 `read_stars` gives a checked `StarTable`, `simulate` one with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
 A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
-queries and is drawn by `plot_slice`.
+queries and is drawn by `plot_slice`. `write_edenhofer2023` and its like write the layouts of
+published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
@@ -25,6 +26,21 @@ from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._simulate import SkyModel as SkyModel
 from dustmap.sky._simulate import column_density as column_density
 from dustmap.sky._simulate import simulate as simulate
+from dustmap.sky.layouts import LAYOUTS as LAYOUTS
+from dustmap.sky.layouts import BayestarOptions as BayestarOptions
+from dustmap.sky.layouts import EdenhoferOptions as EdenhoferOptions
+from dustmap.sky.layouts import GTomoOptions as GTomoOptions
+from dustmap.sky.layouts import HealpixOptions as HealpixOptions
+from dustmap.sky.layouts import LayoutCounts as LayoutCounts
+from dustmap.sky.layouts import LayoutRequest as LayoutRequest
+from dustmap.sky.layouts import LeikeOptions as LeikeOptions
+from dustmap.sky.layouts import RadialBins as RadialBins
+from dustmap.sky.layouts import read_gtomo as read_gtomo
+from dustmap.sky.layouts import write_bayestar as write_bayestar
+from dustmap.sky.layouts import write_edenhofer2023 as write_edenhofer2023
+from dustmap.sky.layouts import write_gtomo as write_gtomo
+from dustmap.sky.layouts import write_healpix as write_healpix
+from dustmap.sky.layouts import write_leike2020 as write_leike2020
 from dustmap.sky.maps import AbstractDensityField as AbstractDensityField
 from dustmap.sky.maps import DustMap as DustMap
 from dustmap.sky.maps import MapRequest as MapRequest
