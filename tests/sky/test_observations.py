@@ -230,6 +230,10 @@ def test_a_little_weight_outside_is_truncated_under_every_policy() -> None:
         observed = observe(inside, GRID, policy)
         assert len(observed) == 1
         assert observed.counts.dropped == 0
+    # a tail too faint to matter must not stay outside either: engines refuse what is there
+    faint = observe(stars_at(GaussianDistances(np.array([42.5]), np.array([2.0]))), GRID, policy)
+    assert faint.counts.truncated == 1
+    assert float(rays_of(faint).edges.max()) == pytest.approx(50.0)
     across = stars_at(GaussianDistances(np.array([40.0, 48.0]), np.array([2.0, 2.0])))
     with pytest.raises(ValueError, match="1 of 2 rays leave the box"):
         observe(across, GRID, OutsidePolicy.ERROR)

@@ -148,8 +148,9 @@ class LineIntegrals(AbstractFunctional):
         within = self.edges.clamp(enter[:, None], leave[:, None])
         inside = torch.where((leave >= enter)[:, None], within, self.edges[:, :1])
         total, left = self._mass(self.edges), self._mass(inside)
-        slack = FACE_SLACK * math.dist(lower, upper) * self.weights.amax(-1)
-        outside = (total - left > slack) | ((left == 0) & (total > 0))
+        # by length, so that no faint part stays outside
+        lost = ((self.edges.diff(dim=-1) - inside.diff(dim=-1)) * (self.weights > 0)).sum(-1)
+        outside = (lost > FACE_SLACK * math.dist(lower, upper)) | ((left == 0) & (total > 0))
         faulty = outside & (total - left > negligible * total)
         if policy is OutsidePolicy.ERROR and bool(faulty.any()):
             raise ValueError(

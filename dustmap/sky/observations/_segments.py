@@ -20,6 +20,8 @@ EDGES = np.array(
 #: Gauss-Legendre nodes of each part of the distribution, the first and last as far as OUTMOST.
 ORDER = 4
 OUTMOST = 7.0
+#: Stars whose quantiles are in memory at once.
+STARS_AT_ONCE = 2**15
 #: Part of E d that a ray may lose beyond its last edge without being counted.
 NEGLIGIBLE = 1e-3
 
@@ -53,6 +55,19 @@ class Segments:
     variance: Array
     beyond: Array
 
+    def __getitem__(self, rows: NDArray[np.int64]) -> "Segments":
+        return Segments(*(values[rows] for values in self._arrays()))
+
+    def with_rows(self, rows: NDArray[np.int64], other: "Segments") -> "Segments":
+        """The same but for some rows, which are those of `other`."""
+        arrays = [values.copy() for values in self._arrays()]
+        for values, new in zip(arrays, other._arrays(), strict=True):
+            values[rows] = new
+        return Segments(*arrays)
+
+    def _arrays(self) -> tuple[Array, Array, Array, Array]:
+        return self.edges, self.mean, self.variance, self.beyond
+
     @property
     def expected(self) -> Array:
         """E d (N,), of what is before the last edge."""
@@ -71,14 +86,26 @@ def segments_of(
 
     No dust is seen beyond `far`, so a star there is as good as at `far`.
     """
+    n = len(distances)
+    near = np.zeros(n) if near is None else near
+    far = np.full(n, np.inf) if far is None else far
+    parts = [
+        _segments(distances[rows], near[rows, None], far[rows, None])
+        for start in range(0, n, STARS_AT_ONCE)
+        for rows in (slice(start, start + STARS_AT_ONCE),)
+    ]
+    arrays = zip(*(part._arrays() for part in parts), strict=True)
+    return Segments(*(np.concatenate(values) for values in arrays))
+
+
+def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments:
+    """Of few stars, all at once; near and far (n, 1)."""
     n, count = len(distances), len(EDGES)
-    first = np.zeros((n, 1)) if near is None else near[:, None]
-    last = np.full((n, 1), np.inf) if far is None else far[:, None]
     z, mass = _quadrature()
     scores = np.concatenate([EDGES, z.ravel()])
-    d = np.clip(distances.quantile(ndtr(scores)), first, last)
+    d = np.clip(distances.quantile(ndtr(scores)), near, far)
     # Monotone but for round-off.
-    edges = np.maximum.accumulate(np.concatenate([first, d[:, :count]], axis=1), axis=1)
+    edges = np.maximum.accumulate(np.concatenate([near, d[:, :count]], axis=1), axis=1)
     nodes = d[:, count:].reshape(n, count + 1, ORDER)
     length = np.diff(edges)
     safe = np.where(length > 0.0, length, 1.0)[..., None]

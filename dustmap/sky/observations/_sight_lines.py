@@ -16,9 +16,6 @@ from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
 
-#: Stars whose quantiles are in memory at once.
-_STARS_AT_ONCE = 2**15
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -56,61 +53,50 @@ def sight_lines(
     """
     if distances.exact:
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
-        whole, cut = LineIntegrals.from_observer(positions), np.zeros(len(positions), np.bool_)
-    else:
-        whole, cut = _weighted(cartesian(l, b, np.ones(len(l))), distances, device)
-    rays, kept, counts = whole.clipped(
-        grid.lower, grid.upper, outside, 0.0 if distances.exact else NEGLIGIBLE
-    )
+        whole = LineIntegrals.from_observer(positions)
+        rays, rows, counts = _clipped(whole, grid, outside, 0.0)
+        return SightLines(rays, rows, counts, None)
+    segments = segments_of(distances)
+    whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
+    rays, rows, counts = _clipped(whole, grid, outside, NEGLIGIBLE)
+    spread = _within(rays, segments[rows], distances, rows)
+    return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()))
+
+
+def _clipped(
+    whole: LineIntegrals, grid: RegularGrid, outside: OutsidePolicy, negligible: float
+) -> tuple[LineIntegrals, NDArray[np.int64], Counts]:
+    rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     if len(rays) == 0:
         raise ValueError(
             f"none of the {len(whole)} stars is seen through the box {grid.lower} to "
             f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
         )
-    rows = kept.cpu().numpy()
-    if distances.exact:
-        return SightLines(rays, rows, counts, None)
-    spread = _within(rays, distances, rows)
-    return SightLines(spread.rays, rows, counts, spread, int(cut[rows].sum()))
+    return rays, kept.cpu().numpy(), counts
 
 
-def _weighted(
-    direction: Array, distances: AbstractDistances, device: torch.device | None
-) -> tuple[LineIntegrals, NDArray[np.bool_]]:
-    """Rays of whole stars, and which of them lose more than a little beyond their last edge."""
-    parts = [segments_of(distances[part]) for part in _chunks(len(distances))]
-    edges, weights = (
-        torch.from_numpy(np.concatenate([getattr(part, name) for part in parts])).to(device)
-        for name in ("edges", "mean")
-    )
+def _weighted(direction: Array, segments: Segments, device: torch.device | None) -> LineIntegrals:
+    """Rays from the Sun, as if dust had no end."""
     omega = torch.from_numpy(direction).to(device)
     omega = omega / omega.norm(dim=-1, keepdim=True)
-    rays = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
-    return rays, np.concatenate([part.cut for part in parts])
+    edges, weights = (
+        torch.from_numpy(values).to(device) for values in (segments.edges, segments.mean)
+    )
+    return LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
 
 
 def _within(
-    rays: LineIntegrals, distances: AbstractDistances, rows: NDArray[np.int64]
+    rays: LineIntegrals, whole: Segments, distances: AbstractDistances, rows: NDArray[np.int64]
 ) -> DistanceSpread:
-    """Rays and spreads of distances clipped to what the rays have left of them in the box."""
+    """Rays and spreads of distances clipped to what the box has left of the rays."""
     edges = rays.edges.cpu().numpy()
-    parts = [
-        segments_of(distances[rows[part]], edges[part, 0], edges[part, -1])
-        for part in _chunks(len(rows))
-    ]
-    whole = Segments(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("edges", "mean", "variance", "beyond")
-        )
-    )
+    short = np.flatnonzero((edges != whole.edges).any(1))
+    if len(short) > 0:
+        clipped = segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
+        whole = whole.with_rows(short, clipped)
     along, weights, variance = (
         torch.from_numpy(values).to(rays.device)
         for values in (whole.edges, whole.mean, whole.variance)
     )
     inside = LineIntegrals(rays.origin, rays.direction, along, weights, rays.keys)
     return DistanceSpread(inside, variance)
-
-
-def _chunks(n: int) -> list[slice]:
-    return [slice(start, start + _STARS_AT_ONCE) for start in range(0, n, _STARS_AT_ONCE)]
