@@ -24,8 +24,8 @@ from dustmap.sky.stars import AbstractDistancePrior, AbstractDistances
 _FORMATS = {
     ".fits": "fits",
     ".fit": "fits",
-    ".parquet": "parquet.basic",
-    ".pq": "parquet.basic",
+    ".parquet": "parquet",
+    ".pq": "parquet",
     ".vot": "votable",
     ".votable": "votable",
     ".xml": "votable",

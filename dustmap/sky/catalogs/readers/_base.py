@@ -80,11 +80,13 @@ class AbstractReader(ABC):
 
 @contextmanager
 def translating(path: Path, format_name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Errors of a format's library become one line that names the file."""
+    """Errors become one line that names the file, those of a format's library, too."""
     try:
         yield
-    except CatalogError:
-        raise
+    except CatalogError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise CatalogError(f"{path}: {error}") from None
     except FileNotFoundError:
         raise CatalogError(f"{path}: there is no such catalog") from None
     except Exception as error:

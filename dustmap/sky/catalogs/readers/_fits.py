@@ -68,6 +68,9 @@ class FitsReader(AbstractReader):
         self._path = path
         with translating(path, "FITS", ValueError, KeyError, TypeError), self._open() as stream:
             self._label = ""
+            if stream.read(6) != b"SIMPLE":
+                raise CatalogError(f"{path}: not a FITS file, whatever its name says")
+            stream.seek(0)
             header = self._find_table(stream)
             self._start = stream.tell()
             self._rows, self._row_bytes = int(header["NAXIS2"]), int(header["NAXIS1"])

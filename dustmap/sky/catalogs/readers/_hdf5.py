@@ -17,7 +17,7 @@ from dustmap.sky.catalogs.readers._base import (
     translating,
     typed,
 )
-from dustmap.sky.catalogs.readers._yaml import NO_DESCRIPTION, TableDescription, described
+from dustmap.sky.catalogs.readers._yaml import MASK, NO_DESCRIPTION, TableDescription, described
 
 _META = ".__table_column_meta__"  # where astropy keeps units
 _UNITS = ("unit", "units", "UNIT", "UNITS")
@@ -51,7 +51,9 @@ class Hdf5Reader(AbstractReader):
                 part = slice(first, min(first + rows, self._rows))
                 slabs = self._slabs(file, names, part)
                 yield {
-                    ref: typed(_entry(slabs[ref.name], ref.entry), kind, ref)
+                    ref: typed(
+                        _entry(slabs[ref.name], ref.entry), kind, ref, slabs.get(ref.name + MASK)
+                    )
                     for ref, kind in wanted.items()
                 }
 
@@ -81,7 +83,8 @@ class Hdf5Reader(AbstractReader):
     def _slabs(self, file: h5py.File, names: list[str], part: slice) -> dict[str, NDArray[Any]]:
         if self._table:
             slab = file[self._table][part]
-            return {name: slab[name] for name in names}
+            masks = [name + MASK for name in names if name + MASK in slab.dtype.names]
+            return {name: slab[name] for name in (*names, *masks)}
         return {name: file[name][part] for name in names}
 
 

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -21,7 +22,7 @@ from dustmap.sky.catalogs.readers._base import (
     typed,
     wrong_type,
 )
-from dustmap.sky.catalogs.readers._yaml import NO_DESCRIPTION, TableDescription, described
+from dustmap.sky.catalogs.readers._yaml import MASK, NO_DESCRIPTION, TableDescription, described
 
 _BUFFER = 1 << 20
 _META = b"table_meta_yaml"  # where astropy keeps units
@@ -50,10 +51,14 @@ class ParquetReader(AbstractReader):
         return self._label
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
-        names = sorted({ref.name for ref in wanted})
+        masks = {c.name.removesuffix(MASK) for c in self._columns if c.name.endswith(MASK)}
+        names = {ref.name for ref in wanted}
+        names |= {name + MASK for name in masks & names}
         with translating(self._path, "Parquet", pa.ArrowException), self._open() as file:
-            for batch in file.iter_batches(batch_size=rows, columns=names, use_threads=False):
-                yield {ref: _values(batch.column(ref.name), ref, wanted[ref]) for ref in wanted}
+            for batch in file.iter_batches(
+                batch_size=rows, columns=sorted(names), use_threads=False
+            ):
+                yield {ref: _values(batch, ref, kind) for ref, kind in wanted.items()}
 
     def _open(self) -> pq.ParquetFile:
         if not self._path.is_file():
@@ -74,9 +79,12 @@ def _description(metadata: dict[bytes, bytes]) -> TableDescription:
     return described(metadata[_META].decode().splitlines())
 
 
-def _values(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+def _values(batch: pa.RecordBatch, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+    column = batch.column(ref.name)
+    if ref.name + MASK in batch.schema.names:
+        column = pc.if_else(batch.column(ref.name + MASK), None, column)
     if ref.entry is not None:
-        column = pa.compute.list_element(column, ref.entry)
+        column = pc.list_element(column, ref.entry)
     return from_arrow(column, ref, kind)
 
 

@@ -63,6 +63,7 @@ class TextReader(AbstractReader):
         self._path = path
         with translating(path, "text", UnicodeDecodeError, ValueError), self._open() as stream:
             comments, header = _header(stream)
+            first = stream.readline().decode("utf-8", "replace")
         if not header:
             raise CatalogError(f"{path}: expected a line with the names of the columns, got none")
         self._description = NO_DESCRIPTION
@@ -72,6 +73,8 @@ class TextReader(AbstractReader):
             self._separator = next((s for s in ",\t;|" if s in header), " ")
         self._squeeze = self._separator == " " and self._description is NO_DESCRIPTION
         self._names = _names(header, self._separator, self._squeeze)
+        if self._squeeze and len(first.split()) == len(self._names) + 1:
+            self._names.insert(0, "index")  # rows are numbered, the numbers have no name
 
     def _read_ecsv(self, lines: list[str]) -> str:
         try:

@@ -15,6 +15,9 @@ class TableDescription:
     label: str
 
 
+#: Where astropy writes that a column has no values, `x` and `x.mask`.
+MASK = ".mask"
+
 NO_DESCRIPTION = TableDescription({}, "")
 
 

@@ -1,0 +1,202 @@
+"""What is wrong is said in one line that names the file, and nothing is left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy.table import Table
+
+from dustmap.sky.catalogs import CatalogError, ingest, read_catalog, read_places
+from dustmap.sky.systems import system_named
+from tests.sky.catalogs.files import FORMATS, star_columns, write
+
+A_V = system_named("A_V")
+#: One format that keeps types and one that does not.
+TWO = ("fits", "csv")
+
+
+def plain(count: int = 7) -> Table:
+    return Table(star_columns(count), meta={})
+
+
+def refused(path: Path, words: str) -> None:
+    """Both ways to read refuse the file, in one line, and the directory is as it was."""
+    before = sorted(path.parent.rglob("*"))
+    for read in (
+        lambda: read_catalog(path, system=A_V),
+        lambda: ingest(path, "generic", path.parent / "stars.zarr", system=A_V),
+    ):
+        with pytest.raises(CatalogError) as caught:
+            read()
+        message = str(caught.value)
+        assert words in message
+        assert str(path) in message
+        assert "\n" not in message
+    assert sorted(path.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_missing_columns(tmp_path: Path, format_name: str) -> None:
+    table = plain()
+    table.rename_column("extinction_error", "sigma")
+    path = write(tmp_path, format_name, table)
+    refused(
+        path, "missing columns for the card generic: extinctions need extinction (extinction or"
+    )
+    refused(
+        path,
+        "the columns there are source_id, l, b, distance_pc, extinction, sigma"
+        if format_name != "hdf5"
+        else "the columns there are b, distance_pc",
+    )
+
+
+def worse(name: str, value: float) -> Callable[[Table], None]:
+    def spoil(table: Table) -> None:
+        table[name][4] = value
+
+    return spoil
+
+
+@pytest.mark.parametrize("format_name", TWO)
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (worse("l", np.nan), "l is not finite in row 4"),
+        (worse("b", 91.0), "b is not between -90 and 90 degrees in row 4"),
+        (worse("distance_pc", np.inf), "distance is not finite in row 4"),
+        (worse("distance_pc", 0.0), "distance is not > 0 in row 4"),
+        (worse("distance_pc", -1.0), "distance is not > 0 in row 4"),
+        (worse("extinction", np.nan), "extinction is not finite in row 4"),
+        (worse("extinction_error", -0.1), "extinction_error is not > 0 in row 4"),
+        (worse("extinction_error", 0.0), "extinction_error is not > 0 in row 4"),
+    ],
+)
+def test_a_bad_row(
+    tmp_path: Path, format_name: str, spoil: Callable[[Table], None], words: str
+) -> None:
+    table = plain()
+    spoil(table)
+    path = write(tmp_path, format_name, table)
+    refused(path, words)
+    catalog = read_catalog(path, system=A_V, invalid="drop")
+    assert catalog.counts.invalid == {words.removesuffix(" in row 4"): 1}
+    assert catalog.counts.kept == len(catalog.stars) == 6
+
+
+def test_a_negative_extinction_is_data(tmp_path: Path) -> None:
+    table = plain()
+    table["extinction"][:] = -0.1
+    assert len(read_catalog(write(tmp_path, "fits", table), system=A_V).stars) == 7
+
+
+@pytest.mark.parametrize("format_name", TWO)
+def test_duplicated_identifiers(tmp_path: Path, format_name: str) -> None:
+    table = plain()
+    table["source_id"][[5, 6]] = table["source_id"][2]
+    path = write(tmp_path, format_name, table)
+    twice = table["source_id"][2]
+    refused(path, f"2 stars have the source_id of an earlier one, such as {twice}")
+    catalog = read_catalog(path, system=A_V, invalid="drop")
+    np.testing.assert_array_equal(catalog.stars.source_id, table["source_id"][:5])
+    assert (catalog.counts.duplicates, catalog.counts.kept) == (2, 5)
+
+
+def test_a_missing_identifier(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text("source_id,l,b,distance,extinction,extinction_error\n,1,2,3,0.1,0.1\n")
+    refused(path, "source_id is missing in row 0")
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_no_row_left_after_cuts(tmp_path: Path, format_name: str) -> None:
+    table = plain()
+    table["ruwe"], table["parallax"] = np.linspace(1.3, 2.5, 7), 1.0
+    table["parallax_error"] = 0.9
+    for part, shift in (("_lower", -0.1), ("", 0.0), ("_upper", 0.1)):
+        table[f"azero_gspphot{part}"] = 0.3 + shift
+    path = write(tmp_path, format_name, table)
+    with pytest.raises(CatalogError) as caught:
+        ingest(path, "gaia-gspphot", tmp_path / "stars.zarr")
+    assert str(caught.value) == (
+        f"{path}: no star is left (rows read: 7; cut, not ruwe < 1.4: 6; "
+        f"cut, not parallax / parallax_error > 5: 1; kept: 0)"
+    )
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_no_rows_at_all(tmp_path: Path, format_name: str) -> None:
+    if format_name == "blanks":
+        (tmp_path / "stars.txt").write_text(" ".join(plain().colnames) + "\n")
+        path = tmp_path / "stars.txt"
+    else:
+        path = write(tmp_path, format_name, plain()[:0])
+    refused(path, "no star is left (rows read: 0; kept: 0)")
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_truncated_and_text_and_empty(tmp_path: Path, format_name: str) -> None:
+    table = Table(star_columns(4000))
+    path = write(tmp_path, format_name, table)
+    data = path.read_bytes()
+    cut = len(data) // 2
+    if format_name in ("csv", "ecsv", "blanks"):
+        cut = data.rfind(b"\n", 0, cut) + 12
+    path.write_bytes(data[:cut])
+    refused(path, str(path))
+    path.write_bytes(b"")
+    refused(path, "the file is empty")
+    path.unlink()
+    words = table[:5]
+    words["extinction"] = ["0.1", "much", "0.3", "0.4", "0.5"]
+    refused(write(tmp_path, format_name, words), "column extinction: expected numbers, got")
+
+
+def test_the_second_file_is_bad_after_the_first_was_read(tmp_path: Path) -> None:
+    first = write(tmp_path, "fits", plain(), "first")
+    other = plain()
+    other["source_id"] += 1
+    other["extinction_error"][3] = -1.0
+    second = write(tmp_path, "fits", other, "second")
+    with pytest.raises(CatalogError, match=r"second.fits: extinction_error is not > 0 in row 10"):
+        ingest([first, second], "generic", tmp_path / "new" / "stars.zarr", system=A_V)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_an_existing_store_is_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, "fits", plain())
+    ingest(path, "generic", tmp_path / "stars.zarr", system=A_V)
+    with pytest.raises(FileExistsError, match="--overwrite"):
+        ingest(path, "generic", tmp_path / "stars.zarr", system=A_V)
+    ingest(path, "generic", tmp_path / "stars.zarr", system=A_V, overwrite=True)
+    assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "stars.zarr"}
+
+
+def test_no_such_preset_policy_and_path(tmp_path: Path) -> None:
+    path = write(tmp_path, "fits", plain())
+    with pytest.raises(CatalogError, match="the card generic has default, none"):
+        read_catalog(path, system=A_V, cuts="strict")
+    with pytest.raises(CatalogError, match='expected "error" or "drop"'):
+        read_catalog(path, system=A_V, invalid="ignore")
+    with pytest.raises(CatalogError, match="at least one catalog"):
+        read_catalog([], system=A_V)
+
+
+def test_places_without_a_direction(tmp_path: Path) -> None:
+    table = plain()
+    table["l"][2] = np.nan
+    with pytest.raises(CatalogError, match=r"l is not finite in row 2"):
+        read_places(write(tmp_path, "fits", table))
+    table.remove_column("distance_pc")
+    with pytest.raises(CatalogError, match="distances need distance_p16"):
+        read_places(write(tmp_path, "csv", table))
+
+
+def test_most_identifiers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", 16)
+    table = plain(200)
+    table["source_id"] = 5
+    with pytest.raises(CatalogError, match="is that column the right one"):
+        ingest(write(tmp_path, "fits", table), "generic", tmp_path / "s.zarr", system=A_V)

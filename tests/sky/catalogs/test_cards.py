@@ -1,0 +1,126 @@
+"""Schema cards: all that come along can be used, and a typo is named."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dustmap.sky.catalogs import CatalogError, card_named, known_cards
+from dustmap.sky.catalogs._shelf import card_directory
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+NAMES = (
+    *("ananke", "dias2021", "gaia-gspphot", "gaia-i355", "generic", "hunt2023", "miglio2021"),
+    *("shboost24", "starhorse-edr3", "starhorse-i354", "zg25", "zgr23"),
+)
+SMALL = """
+title = "Mine"
+reference = ""
+system = "A_V"
+invalid = "drop"
+identifiers = "row"
+positions = ["galactic"]
+distances = ["error"]
+extinctions = ["error"]
+[columns.l]
+names = ["l"]
+[columns.b]
+names = ["b"]
+[columns.distance]
+names = ["d"]
+unit = "kpc"
+[columns.extinction]
+names = ["a"]
+[columns.extinction_error]
+names = ["ea"]
+[columns.flag]
+names = ["flag"]
+type = "integer"
+[constants]
+distance_error = 5.0
+[flags.flag]
+bad = 2
+[cuts]
+default = [{column = "flag", bits_clear = ["bad"]}]
+"""
+
+
+def test_the_cards_that_come_along() -> None:
+    assert known_cards() == NAMES
+    for name in NAMES:
+        card = card_named(name)
+        assert {"default", "none"} <= set(card.presets)
+        assert card.cuts("none") == ()
+        assert card.name == name
+        assert (card.system is None) == (name == "generic")
+    assert "edenhofer24" in card_named("zgr23").presets
+
+
+def test_the_wheel_has_the_cards() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {"catalogs": "dustmap/_cards"}
+    assert card_directory() in (REPOSITORY / "catalogs", REPOSITORY / "dustmap" / "_cards")
+
+
+def own(directory: Path, text: str) -> Path:
+    path = directory / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_card_of_ones_own(tmp_path: Path) -> None:
+    card = card_named(own(tmp_path, SMALL))
+    assert str(card.columns["distance"].aliases[0].unit) == "kpc"
+    assert str(card.columns["distance"].unit) == "pc"
+    assert card.constants["distance_error"] == 5.0
+    assert card.flags["flag"].bit("bad") == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("title =", "titel =", "unknown key 'titel'; did you mean title?"),
+        ('"A_V"', '"AV"', "system: expected an extinction system, got 'AV'"),
+        ('"drop"', '"keep"', 'invalid = \'keep\': expected "error", "drop"'),
+        ('["galactic"]', '["galactical"]', "positions = ['galactical']: expected a list of"),
+        ('["galactic"]', "[]", "positions: expected at least one"),
+        ('identifiers = "row"\n', "", "identifiers is missing"),
+        ('identifiers = "row"', 'identifiers = "column"', "columns.source_id is missing"),
+        ("[columns.l]", "[columns.lon]", "columns.l is missing; galactic needs it"),
+        ('unit = "kpc"', 'unit = "mag"', "columns: distance: unit mag: expected one like pc"),
+        ('unit = "kpc"', 'unit = "lightyeers"', "unit = 'lightyeers': expected a unit"),
+        ('unit = "kpc"', 'units = "kpc"', "columns: distance: unknown key 'units'"),
+        ('type = "integer"', 'type = "int"', "type: expected number, integer, text"),
+        ('type = "integer"', "", "flag needs type ="),
+        ('names = ["d"]', 'names = "d"', "names = 'd': expected a list of names"),
+        ('names = ["d"]', 'type = "text"\nnames = ["d"]', "columns of distance are numbers"),
+        ("distance_error = 5.0", "distance_err = 5.0", "unknown key 'distance_err'"),
+        ("bad = 2", "bad = -2", "bad = -2: expected a bit"),
+        ('"flag", bits_clear = ["bad"]', '"flags", above = 1', "'flags' is no column of this card"),
+        ('bits_clear = ["bad"]', 'equals = "0"', "holds whole numbers"),
+        ("[cuts]\ndefault", "[cuts]\nothers", "a card has the cuts default"),
+        ("[constants]", "[constants", "not a TOML file"),
+    ],
+)
+def test_a_wrong_card(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in SMALL
+    path = own(tmp_path, SMALL.replace(old, new, 1))
+    with pytest.raises(CatalogError) as caught:
+        card_named(path)
+    message = str(caught.value)
+    assert message.startswith(f"card {path}")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_card_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"did you mean zgr23\?"):
+        card_named("zgr32")
+    with pytest.raises(CatalogError, match="no schema card"):
+        card_named(tmp_path / "none.toml")
+
+
+def test_a_preset_that_is_not_there() -> None:
+    with pytest.raises(CatalogError, match="card zgr23 has default, strict, edenhofer24, none"):
+        card_named("zgr23").cuts("edenhofer")

@@ -1,0 +1,183 @@
+"""The generic card: any way to give directions, distances and extinctions, in any unit."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from astropy.table import QTable, Table
+
+from dustmap.sky.catalogs import CatalogError, read_catalog
+from dustmap.sky.stars import (
+    ExactDistances,
+    FlatParallax,
+    GaussianDistances,
+    ParallaxDistances,
+    PercentileDistances,
+)
+from dustmap.sky.systems import system_named
+from tests.sky.catalogs.files import WITH_UNITS, star_columns, write
+
+N = 20
+A_V = system_named("A_V")
+RNG = np.random.default_rng(8)
+SKY = SkyCoord(
+    l=RNG.uniform(0, 360, N),
+    b=RNG.uniform(-80, 80, N),
+    distance=RNG.uniform(50, 500, N) * u.pc,
+    unit=("deg", "deg"),
+    frame="galactic",
+)
+PC = SKY.distance.to_value(u.pc)
+XYZ = SKY.cartesian.xyz.to_value(u.pc)
+VALUE = RNG.normal(0.1, 0.3, N)
+POSITIONS = {
+    "galactic": {"l": SKY.l.deg, "b": SKY.b.deg},
+    "icrs": {"ra": SKY.icrs.ra.deg, "dec": SKY.icrs.dec.deg},
+    "cartesian": {"x": XYZ[0], "y": XYZ[1], "z": XYZ[2]},
+}
+DISTANCES = {
+    "percentiles": {"distance_p16": PC - 9, "distance_p50": PC, "distance_p84": PC + 20},
+    "error": {"distance": PC, "distance_error": np.full(N, 9.0)},
+    "parallax": {"parallax": 1000 / PC, "parallax_error": np.full(N, 0.1)},
+    "exact": {"distance": PC},
+}
+EXTINCTIONS = {
+    "error": {"extinction": VALUE, "extinction_error": np.full(N, 0.15)},
+    "percentiles": {"ext16": VALUE - 0.1, "ext50": VALUE, "ext84": VALUE + 0.2},
+}
+KINDS = {
+    "percentiles": PercentileDistances,
+    "error": GaussianDistances,
+    "parallax": ParallaxDistances,
+    "exact": ExactDistances,
+}
+
+
+@pytest.mark.parametrize(
+    ("position", "distance", "extinction"),
+    list(itertools.product(POSITIONS, DISTANCES, EXTINCTIONS)),
+)
+def test_every_combination(tmp_path: Path, position: str, distance: str, extinction: str) -> None:
+    columns = POSITIONS[position] | DISTANCES[distance] | EXTINCTIONS[extinction]
+    path = write(tmp_path, "csv", Table(columns))
+    catalog = read_catalog(path, system=A_V, prior=FlatParallax(5000.0))
+    stars = catalog.stars
+    assert isinstance(stars.distances, KINDS[distance])
+    assert stars.source_id.tolist() == list(range(N))
+    np.testing.assert_allclose(stars.l, SKY.l.deg, atol=1e-9)
+    np.testing.assert_allclose(stars.b, SKY.b.deg, atol=1e-9)
+    np.testing.assert_array_equal(stars.extinction, VALUE)
+    np.testing.assert_allclose(stars.extinction_error, 0.15)
+    np.testing.assert_allclose(stars.distance, PC, rtol=0.05)
+    if distance == "parallax":
+        assert stars.distances.columns()["parallax_mas"].tolist() == (1000 / PC).tolist()
+    assert catalog.provenance["distances_from"] == distance
+
+
+def test_positions_are_distances_where_nothing_else_is(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", Table(POSITIONS["cartesian"] | EXTINCTIONS["error"]))
+    stars = read_catalog(path, system=A_V).stars
+    assert isinstance(stars.distances, ExactDistances)
+    np.testing.assert_allclose(stars.distance, PC)
+    np.testing.assert_allclose(stars.positions(), XYZ.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("format_name", WITH_UNITS)
+def test_units_of_the_file_win(tmp_path: Path, format_name: str) -> None:
+    table = QTable(
+        {
+            "L": SKY.l.to(u.rad),
+            "B": SKY.b.to(u.arcmin),
+            "Distance": SKY.distance.to(u.kpc),
+            "Distance_Error": np.full(N, 0.009) * u.kpc,
+            "Extinction": (1000.0 * VALUE) * u.mmag,
+            "Extinction_Error": np.full(N, 150.0) * u.mmag,
+        },
+        meta={"EXTSYS": "E(B-V)"},
+    )
+    stars = read_catalog(write(tmp_path, format_name, table)).stars
+    np.testing.assert_allclose(stars.l, SKY.l.deg)
+    np.testing.assert_allclose(stars.b, SKY.b.deg)
+    np.testing.assert_allclose(stars.distance, PC)
+    np.testing.assert_allclose(stars.distances.columns()["distance_error_pc"], 9.0)
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    np.testing.assert_allclose(stars.extinction_error, 0.15)
+    assert stars.system.name == "E(B-V)"
+
+
+def test_units_in_the_name(tmp_path: Path) -> None:
+    columns = {"l_deg": SKY.l.deg, "b_deg": SKY.b.deg, "distance_kpc": PC / 1000}
+    path = write(tmp_path, "csv", Table(columns | EXTINCTIONS["error"]))
+    np.testing.assert_allclose(read_catalog(path, system=A_V).stars.distance, PC)
+
+
+@pytest.mark.parametrize(
+    ("column", "unit", "words"),
+    [
+        ("distance_pc", u.mag, "column distance_pc is in mag: expected a unit like pc"),
+        ("extinction", u.pc, "column extinction is in pc: expected a unit like mag"),
+        ("b", u.pc, "column b is in pc: expected a unit like deg"),
+    ],
+)
+@pytest.mark.parametrize("format_name", WITH_UNITS)
+def test_wrong_units(
+    tmp_path: Path, format_name: str, column: str, unit: u.UnitBase, words: str
+) -> None:
+    table = Table(star_columns(), meta={})
+    table[column].unit = unit
+    with pytest.raises(CatalogError, match=words):
+        read_catalog(write(tmp_path, format_name, table), system=A_V)
+
+
+@pytest.mark.parametrize("format_name", WITH_UNITS)
+def test_systems_are_converted_from_the_label(tmp_path: Path, format_name: str) -> None:
+    table = star_columns()
+    path = write(tmp_path, format_name, table)
+    assert read_catalog(path).stars.system == A_V
+    catalog = read_catalog(path, system=system_named("E(B-V)"))
+    np.testing.assert_allclose(catalog.stars.extinction, table["extinction"].value / 3.1)
+    assert catalog.stars.system.name == "E(B-V)"
+    assert catalog.provenance["files"][0]["extinction_system"] == "A_V"
+
+
+def test_an_unlabelled_extinction_is_no_guess(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", Table(star_columns()))
+    with pytest.raises(CatalogError, match="nothing says which extinction this is") as caught:
+        read_catalog(path)
+    for choice in ("A_V", "E(ZGR23)", "custom:NAME"):
+        assert choice in str(caught.value)
+    assert read_catalog(path, system=A_V).stars.system == A_V
+
+
+def test_files_of_two_systems(tmp_path: Path) -> None:
+    other = star_columns(seed=1)
+    other["source_id"] += 10**6
+    other.meta["EXTSYS"] = "A_G"
+    paths = [write(tmp_path, "fits", star_columns()), write(tmp_path, "fits", other, "other")]
+    with pytest.raises(CatalogError, match=r"is in A_V and .* in A_G; name the system to convert"):
+        read_catalog(paths)
+    stars = read_catalog(paths, system=A_V).stars
+    np.testing.assert_allclose(stars.extinction[7:], other["extinction"].value * 2.8 / 2.2732)
+
+
+def test_a_label_that_contradicts_the_card(tmp_path: Path) -> None:
+    table = star_columns()
+    table.meta["EXTSYS"] = "A_G"
+    table.rename_columns(
+        ["l", "b", "distance_pc", "extinction", "extinction_error"],
+        ["l_deg", "b_deg", "dist_pc", "AV", "e_AV"],
+    )
+    table["e_dist_pc"] = 1.0 * u.pc
+    with pytest.raises(CatalogError, match="A_G by the file's header and A_V by the card"):
+        read_catalog(write(tmp_path, "fits", table), "dias2021")
+
+
+def test_files_of_two_kinds(tmp_path: Path) -> None:
+    shared = POSITIONS["galactic"] | EXTINCTIONS["error"]
+    exact = write(tmp_path, "csv", Table(shared | DISTANCES["exact"]), "exact")
+    uncertain = write(tmp_path, "csv", Table(shared | DISTANCES["error"]), "uncertain")
+    with pytest.raises(CatalogError, match="ingest them apart"):
+        read_catalog([exact, uncertain], system=A_V)
