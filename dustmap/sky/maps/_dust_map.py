@@ -27,7 +27,7 @@ from dustmap.sky.maps._places import (
 from dustmap.sky.maps._rays import Rays, integrate, within
 from dustmap.sky.maps._reliable import reliable_range
 from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
-from dustmap.sky.maps._statistics import percentiles
+from dustmap.sky.maps._statistics import deviation, percentiles
 from dustmap.sky.maps._trilinear import Cells, CubeReader
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -243,8 +243,8 @@ class DustMap:
         values = answer(positions, asked, levels, policy)
         several = asked is Mode.SAMPLES or (pct is not None and np.ndim(pct) > 0)
         values = values.mT if several else values[0]
-        shaped: NDArray[np.float64] = values.reshape(*coords.shape, *values.shape[1:]).numpy()
-        return shaped
+        shaped: NDArray[np.float64] = values.numpy().reshape((*coords.shape, *values.shape[1:]))
+        return shaped[()]  # a number, not an array, of scalar coordinates
 
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
@@ -260,7 +260,8 @@ class DustMap:
         self._require(Quantity.COVERAGE)
         positions = positions_of(coords)
         found = self._interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
-        return found.reshape(coords.shape).numpy()
+        covered: NDArray[np.float64] = found.numpy().reshape(coords.shape)
+        return covered[()]
 
     def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
         """Where coverage exceeds 0.5: the data say what the density is; False outside."""
@@ -384,7 +385,7 @@ def _summary(values: Tensor, mode: Mode, levels: tuple[float, ...], positive: bo
     if mode is Mode.MEAN:
         return values.mean(0, keepdim=True)
     if mode is Mode.STD:
-        return values.std(0, keepdim=True)
+        return deviation(values, values.mean(0), len(values) - 1)[None]
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
         return percentiles(values, levels, positive)
     return values

@@ -30,10 +30,13 @@ class FitsCubes(AbstractCubes):
 
     @cached_property
     def layout(self) -> Layout:
-        # A file that ends early is told from its size, in one line.
         with warnings.catch_warnings(), self._opened() as hdus:
-            warnings.simplefilter("ignore", AstropyUserWarning)
-            held = {hdu.name for hdu in hdus}
+            # Units that a file of which a part is missing no longer has are only warned of.
+            warnings.simplefilter("error", AstropyUserWarning)
+            try:
+                held = {hdu.name for hdu in hdus}
+            except AstropyUserWarning as warning:
+                raise ValueError(f"{self.path} is damaged, make it again: {warning}") from warning
             samples = 0
             while sample_extension(samples) in held:
                 samples += 1
@@ -53,12 +56,6 @@ class FitsCubes(AbstractCubes):
             raise ValueError(
                 f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
                 f"{header.get('NAXIS')} axes in {images[0].name}"
-            )
-        end = max(image.fileinfo()["datLoc"] + image.fileinfo()["datSpan"] for image in images)
-        if self.path.stat().st_size < end:
-            raise ValueError(
-                f"{self.path} ends after {self.path.stat().st_size} of {end} bytes: it is damaged, "
-                "make or download it again"
             )
         for image in images[1:]:
             if image.shape != images[0].shape:

@@ -3,25 +3,26 @@
 import numpy as np
 import torch
 from astropy import units as u
-from astropy.coordinates import SkyCoord
-from numpy.typing import ArrayLike
+from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
 def positions_of(coords: SkyCoord) -> Tensor:
     """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
-    galactic = _galactic(coords)
-    if not galactic.distance.unit.is_equivalent(u.pc):
+    xyz = _galactic(coords).cartesian.xyz
+    if not xyz.unit.is_equivalent(u.pc):
         raise ValueError(
             "coords: expected coordinates with a distance, got directions alone; give "
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
-    return _stacked(galactic.cartesian.xyz.to_value(u.pc))
+    return _stacked(xyz.to_value(u.pc))
 
 
 def directions_of(coords: SkyCoord) -> Tensor:
     """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
-    return _stacked(_galactic(coords).spherical.unit_spherical.to_cartesian().xyz.value)
+    sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
+    return _stacked(sphere.to_cartesian().xyz.value)
 
 
 def galactic_coordinates(l: ArrayLike, b: ArrayLike, d: ArrayLike | None) -> SkyCoord:
@@ -57,6 +58,6 @@ def _galactic(coords: SkyCoord) -> SkyCoord:
     return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
 
 
-def _stacked(xyz: np.ndarray) -> Tensor:
+def _stacked(xyz: NDArray[np.float64]) -> Tensor:
     flat = np.asarray(xyz, np.float64).reshape(3, -1)
     return torch.from_numpy(np.ascontiguousarray(flat.T))

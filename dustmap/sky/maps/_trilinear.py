@@ -100,7 +100,8 @@ class CubeReader:
         return torch.stack(blocks, dim=-1), inverse
 
     def _read(self, cube: Cube, box: Box) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self.cubes.read(cube, box), np.float32))
+        values = np.ascontiguousarray(self.cubes.read(cube, box), np.float32)
+        return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
 def _in_chunks(values: Tensor, cells: Cells) -> Tensor:

@@ -1,0 +1,290 @@
+"""What users ask of a map: places in any frame and shape, rays, samples, coverage."""
+
+import copy
+from pathlib import Path
+
+import astropy.units as u
+import numpy as np
+import pytest
+import torch
+from astropy.coordinates import SkyCoord
+from numpy.typing import NDArray
+
+import dustmap
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.sky import Provenance
+from dustmap.sky.maps import DustMap, MapRequest, Quantity, write_map, write_zarr
+from tests.sky.maps.fields import A_V, NODES, node_field, positions, posterior
+
+EVERYTHING = MapRequest(tuple(Quantity), samples=6)
+MAP = DustMap.from_field(node_field(), NODES, EVERYTHING)
+
+
+def coordinates(xyz: NDArray[np.float64]) -> SkyCoord:
+    x, y, z = xyz.T * u.pc
+    return SkyCoord(u=x, v=y, w=z, representation_type="cartesian", frame="galactic")
+
+
+def linear(grid: RegularGrid) -> DustMap:
+    """ρ = 3 + 0.1 x − 0.02 y + 0.3 z, negative in places; two samples, 1 and 2 times it."""
+    mean = grid.points().numpy() @ [0.1, -0.02, 0.3] + 3.0
+    plain = DustMap.from_nodes(grid, mean, None, A_V).mean
+    samples = np.stack([plain, 2 * plain])
+    return DustMap.from_arrays(grid, {Quantity.MEAN: plain, Quantity.SAMPLES: samples}, A_V)
+
+
+def test_the_map_is_found_at_the_top() -> None:
+    assert dustmap.DustMap is DustMap
+
+
+def test_linear_densities_are_exact() -> None:
+    xyz = positions(200)
+    wanted = xyz @ [0.1, -0.02, 0.3] + 3.0
+    found = linear(NODES).query(coordinates(xyz))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert wanted.min() < 0
+
+
+def test_linear_densities_integrate_exactly() -> None:
+    xyz = positions(200)
+    distance = np.linalg.norm(xyz, axis=-1)
+    wanted = distance * (0.5 * xyz @ [0.1, -0.02, 0.3] + 3.0)
+    found = linear(NODES).query(coordinates(xyz), integrated=True)
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    spread = linear(NODES).query(coordinates(xyz), mode="std", integrated=True)
+    np.testing.assert_allclose(spread, abs(wanted) * np.sqrt(0.5), rtol=5e-6)
+
+
+def test_a_constant_density_integrates_to_the_distance() -> None:
+    ones = DustMap.from_nodes(NODES, np.full(NODES.size, 0.25), None, A_V)
+    xyz = np.concatenate([positions(100), np.diag([30.0, -50.0, 9.0]), np.zeros((1, 3))])
+    found = ones.query(coordinates(xyz), integrated=True)
+    np.testing.assert_allclose(found, 0.25 * np.linalg.norm(xyz, axis=-1), rtol=1e-12)
+
+
+def test_densities_and_integrals_are_those_of_the_posterior() -> None:
+    xyz = positions(300, seed=4)
+    # whose own rule along rays is not exact, but converges
+    law, places = posterior(per_cell=200.0), torch.from_numpy(xyz)
+    rays = law.predict(LineIntegrals.from_observer(places))
+    points = law.predict(PointValues(places))
+    where = coordinates(xyz)
+    for found, wanted in (
+        (MAP.query(where), points.mean),
+        (MAP.query(where, mode="samples"), law.sample(PointValues(places), 6, torch.Generator()).T),
+        (MAP.query(where, integrated=True), rays.mean),
+        (MAP(where, mode="std", integrated=True), rays.std),
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5)
+    levels = torch.tensor([0.16, 0.5, 0.9], dtype=torch.float64)
+    wanted = law.percentiles(LineIntegrals.from_observer(places), levels)
+    found = MAP.query(where, mode="percentile", pct=[16, 50, 90], integrated=True)
+    np.testing.assert_allclose(found, wanted.T, rtol=2e-5)
+
+
+def test_std_and_percentiles_at_voxels_are_those_of_the_posterior() -> None:
+    nodes = NODES.points()
+    where, law = coordinates(nodes.numpy()), posterior()
+    np.testing.assert_allclose(
+        MAP.query(where, mode="std"), law.predict(PointValues(nodes)).std, rtol=2e-5
+    )
+    np.testing.assert_allclose(
+        MAP.query(where, mode="median"), law.median(PointValues(nodes)), rtol=2e-5
+    )
+    low = law.percentiles(PointValues(nodes), torch.tensor([0.16, 0.3], dtype=torch.float64))
+    found = MAP.query(where, mode="percentile", pct=16)
+    np.testing.assert_allclose(found, low[0], rtol=2e-5)
+    # 30 is not stored: it comes from the samples
+    found = MAP.query(where, mode="percentile", pct=[16, 30])
+    np.testing.assert_allclose(found, low.T, rtol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])
+def test_results_have_the_shape_of_the_coordinates(shape: tuple[int, ...]) -> None:
+    l, b = np.full(shape, 90.0) * u.deg, np.full(shape, 1.0) * u.deg
+    where = SkyCoord(l=l, b=b, distance=np.full(shape, 30.0) * u.pc, frame="galactic")
+    for integrated in (False, True):
+        for mode, more in (("mean", ()), ("std", ()), ("random_sample", ()), ("samples", (6,))):
+            found = MAP.query(where, mode=mode, integrated=integrated)
+            assert np.shape(found) == (*shape, *more)
+        found = MAP.query(where, mode="percentile", pct=[16, 84], integrated=integrated)
+        assert np.shape(found) == (*shape, 2)
+        assert np.shape(MAP.query(where, "percentile", 16, integrated=integrated)) == shape
+    assert MAP.coverage(where).shape == shape
+    assert MAP.reliable_distances(where).shape == (*shape, 2)
+
+
+def test_any_frame_gives_the_same() -> None:
+    where = coordinates(positions(20))
+    wanted = MAP.query(where)
+    for frame in ("icrs", "fk5", "barycentricmeanecliptic"):
+        np.testing.assert_allclose(MAP.query(where.transform_to(frame)), wanted, rtol=1e-4)
+    spherical = where.spherical
+    l, b, d = spherical.lon, spherical.lat, spherical.distance
+    np.testing.assert_allclose(MAP.query_gal(l, b, d), wanted, rtol=1e-4)
+    bare = MAP.query_gal(l.deg, b.deg, d.to_value(u.kpc))
+    np.testing.assert_allclose(bare, wanted, rtol=1e-4)
+    ra, dec = where.icrs.ra, where.icrs.dec
+    np.testing.assert_allclose(MAP.query_equ(ra.deg, dec.deg, d), wanted, rtol=1e-4)
+    fk5 = where.transform_to("fk5")
+    found = MAP.query_equ(fk5.ra, fk5.dec, d, frame="fk5", mode="mean")
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_outside_the_map(caplog: pytest.LogCaptureFixture) -> None:
+    where = coordinates(np.array([[30.0, 0.0, 0.0], [60.0, 0.0, 0.0], [0.0, 90.0, 0.0]]))
+    ones = DustMap.from_nodes(NODES, np.ones(NODES.size), None, A_V)
+    np.testing.assert_array_equal(ones.contains(where), [True, False, False])
+    with caplog.at_level("INFO", logger="dustmap"):
+        found = ones.query(where)
+    np.testing.assert_array_equal(np.isnan(found), [False, True, True])
+    assert "2 of 3 places lie outside the map" in caplog.text
+    np.testing.assert_array_equal(ones.query(where, outside="truncate"), [1, 0, 0])
+    found = ones.query(where, integrated=True)
+    np.testing.assert_array_equal(np.isnan(found), [False, True, True])
+    found = ones.query(where, integrated=True, outside="truncate")
+    np.testing.assert_allclose(found, [30, 40, 60], rtol=1e-6)
+    for integrated in (False, True):
+        with pytest.raises(ValueError, match=r"2 of 3 .* outside the map .* first is number 1"):
+            ones.query(where, integrated=integrated, outside="error")
+
+
+def test_rays_to_a_box_that_the_sun_is_not_in() -> None:
+    box = RegularGrid((20.0, -30.0, -30.0), (10.0, 10.0, 15.0), (5, 7, 5))
+    ones = DustMap.from_nodes(box, np.ones(box.size), None, A_V)
+    where = coordinates(np.array([[40.0, 0.0, 0.0], [80.0, 0.0, 0.0], [-40.0, 0.0, 0.0]]))
+    assert np.isnan(ones.query(where, integrated=True)).all()
+    found = ones.query(where, integrated=True, outside="truncate")
+    np.testing.assert_allclose(found, [20, 40, 0], rtol=1e-6)
+    np.testing.assert_allclose(ones.distance_bounds.to_value(u.pc), [20, np.sqrt(60**2 + 1800)])
+
+
+def test_places_that_are_nan_are_unknown_under_every_policy() -> None:
+    l = np.array([0.0, np.nan])
+    where = SkyCoord(l=l * u.deg, b=[0, 0] * u.deg, distance=[30, 30] * u.pc, frame="galactic")
+    for outside in ("nan", "truncate"):
+        for integrated in (False, True):
+            found = MAP.query(where, integrated=integrated, outside=outside)
+            np.testing.assert_array_equal(np.isnan(found), [False, True])
+
+
+def test_a_random_sample_is_one_of_the_samples_everywhere() -> None:
+    where = coordinates(positions(30))
+    samples = MAP.query(where, mode="samples")
+    drawn = MAP.query(where, mode="random_sample")
+    assert (samples == drawn[:, None]).all(0).sum() == 1
+    one, two = (DustMap(MAP.cubes, seed=5).query(where, mode="random_sample") for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_what_a_map_does_not_hold_is_said() -> None:
+    plain = DustMap.from_nodes(NODES, np.ones(NODES.size), np.ones(NODES.size), A_V)
+    where = coordinates(positions(3))
+    np.testing.assert_array_equal(plain.query(where, mode="std"), 1.0)
+    for mode in ("samples", "random_sample", "median"):
+        with pytest.raises(ValueError, match=f"mode '{mode}' needs stored samples .* mean, std"):
+            plain.query(where, mode=mode)
+    with pytest.raises(ValueError, match="needs stored samples"):
+        plain.query(where, mode="std", integrated=True)
+    with pytest.raises(ValueError, match="no coverage, only mean, std"):
+        plain.reliable_distances(where)
+    assert np.isnan(plain.monte_carlo_error)
+    assert pytest.approx(6**-0.5) == MAP.monte_carlo_error
+
+
+def test_queries_that_cannot_be_answered_say_what_to_do() -> None:
+    flat = SkyCoord(l=[1, 2] * u.deg, b=[0, 0] * u.deg, frame="galactic")
+    with pytest.raises(ValueError, match=r"expected coordinates with a distance.*300 \* u\.pc"):
+        MAP.query(flat)
+    with pytest.raises(ValueError, match="expected coordinates with a distance"):
+        MAP.query_gal(10.0, 0.0)
+    with pytest.raises(TypeError, match=r"expected an astropy SkyCoord, got tuple.*query_gal"):
+        MAP.query((1.0, 2.0, 3.0))
+    where = coordinates(positions(2))
+    with pytest.raises(ValueError, match="mode: expected one of mean, std, median, percentile"):
+        MAP.query(where, mode="best")
+    with pytest.raises(ValueError, match="outside: expected one of nan, error, truncate"):
+        MAP.query(where, outside="zero")
+    with pytest.raises(ValueError, match="pct: expected percents between 0 and 100"):
+        MAP.query(where, mode="percentile", pct=100)
+    with pytest.raises(ValueError, match="pct: expected percents exactly if"):
+        MAP.query(where, mode="percentile")
+    with pytest.raises(ValueError, match="frame: expected one of icrs"):
+        MAP.query_equ(1.0, 2.0, 0.1, frame="galactic")
+
+
+def test_coverage_and_how_far_it_reaches() -> None:
+    """Coverage falls linearly with |x|, 1 at the Sun and 0.2 at 40 pc: 0.25 at 37.5 pc."""
+    covered = 1 - abs(NODES.points().numpy()[:, 0]) / 50
+    cube = DustMap.from_nodes(NODES, covered, None, A_V).mean
+    density = DustMap.from_arrays(NODES, {Quantity.MEAN: cube, Quantity.COVERAGE: cube}, A_V)
+    where = SkyCoord(l=[0, 180, 90, 10] * u.deg, b=[0, 0, 0, 90] * u.deg, frame="galactic")
+    found = density.reliable_distances(where)
+    assert found.unit == u.pc
+    wanted = np.array([[0, 37.5], [0, 37.5], [0, 60], [0, 10]])
+    np.testing.assert_allclose(found.value, wanted, atol=1e-4)
+    found = density.reliable_distances(where, least=0.999)
+    np.testing.assert_allclose(found.value[2:], wanted[2:], atol=1e-6)
+    assert np.isnan(density.reliable_distances(where, least=1.5)).all()
+    near = coordinates(np.array([[10.0, 0, 0], [30.0, 0, 0], [50.0, 0, 0]]))
+    np.testing.assert_allclose(density.coverage(near)[:2], [0.8, 0.4], rtol=1e-6)
+    np.testing.assert_array_equal(density.data_dominated(near), [True, False, False])
+
+
+def test_the_data_may_start_beyond_the_sun() -> None:
+    covered = (abs(NODES.points().numpy()[:, 1]) > 30).astype(np.float64)
+    cube = DustMap.from_nodes(NODES, covered, None, A_V).mean
+    density = DustMap.from_arrays(NODES, {Quantity.MEAN: cube, Quantity.COVERAGE: cube}, A_V)
+    where = SkyCoord(l=[90, 0] * u.deg, b=[0, 0] * u.deg, frame="galactic")
+    found = density.reliable_distances(where, least=0.5).value
+    np.testing.assert_allclose(found[0], [30, 60], atol=1e-6)
+    assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("name", ["map.zarr", "map.fits"])
+def test_few_places_read_blocks_and_many_the_whole(tmp_path: Path, name: str) -> None:
+    grid = RegularGrid((-75.0, -65.0, -70.0), (1.0, 1.0, 1.0), (150, 131, 140))
+    values = np.random.default_rng(0).normal(size=grid.size)
+    at_hand = DustMap.from_nodes(grid, values, None, A_V)
+    write_map(tmp_path / name, at_hand, Provenance(""))
+    few = coordinates(positions(5, grid=grid))
+    many = coordinates(positions(500, grid=grid))
+    lazy = DustMap.open(tmp_path / name)
+    np.testing.assert_array_equal(lazy.query(few[:2]), at_hand.query(few[:2]))
+    assert not lazy._reader._kept
+    np.testing.assert_array_equal(lazy.query(many), at_hand.query(many))
+    assert lazy._reader._kept
+    np.testing.assert_array_equal(lazy.query(few), at_hand.query(few))
+    ray = coordinates(positions(1, grid=grid))
+    found = DustMap.open(tmp_path / name).query(ray, integrated=True)
+    np.testing.assert_allclose(found, at_hand.query(ray, integrated=True), rtol=1e-12)
+
+
+def test_cubes_that_do_not_fit_are_read_again(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "map.zarr", node_field(), NODES, EVERYTHING, Provenance(""))
+    where = coordinates(positions(20))
+    for memory in (1, 3 * 4 * NODES.size):
+        lazy = DustMap.open(tmp_path, memory=memory)
+        found = lazy.query(where, mode="samples", integrated=True)
+        np.testing.assert_array_equal(found, MAP.query(where, mode="samples", integrated=True))
+        assert len(lazy._reader._kept) == max(1, memory // (4 * NODES.size))
+
+
+def test_open_maps_may_be_copied(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.fits", MAP, Provenance(""))
+    opened = copy.deepcopy(DustMap.open(tmp_path))
+    np.testing.assert_array_equal(opened.mean, MAP.mean)
+
+
+def test_what_a_map_says_of_itself() -> None:
+    assert MAP.system == A_V
+    assert MAP.unit == u.mag / u.pc
+    np.testing.assert_array_equal(MAP.bounds.to_value(u.pc), [[-40, -60, -10], [40, 60, 10]])
+    low, high = MAP.distance_bounds.to_value(u.pc)
+    assert (low, high) == (0.0, pytest.approx(np.sqrt(40**2 + 60**2 + 10**2)))
+    assert MAP.distances[0] == low * u.pc
+    assert MAP.distances[-1].value == pytest.approx(high)
+    assert np.diff(MAP.distances.value).max() <= 5.0
+    assert set(MAP.quantities()) == {q.value for q in Quantity} - {"samples"}
+    assert MAP.n_samples == 6

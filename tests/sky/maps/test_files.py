@@ -1,0 +1,299 @@
+"""Cubes in files: the right voxel in the right place, for any reader, in bounded memory."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from astropy.io import fits
+from astropy.wcs import WCS
+
+from dustmap.gp import RegularGrid
+from dustmap.sky import Provenance
+from dustmap.sky.maps import (
+    DustMap,
+    MapRequest,
+    Quantity,
+    write_fits,
+    write_map,
+    write_zarr,
+)
+from dustmap.sky.maps._multiscale import halved
+from tests.sky.maps.fields import A_V, FINE, NODES, node_field
+
+PROVENANCE = Provenance(
+    "0" * 64, ("400 stars",), "2026-01-02T03:04:05", catalog=("stars.fits",), seed=7
+)
+ALL = MapRequest(tuple(Quantity), samples=3)
+#: More voxels than a chunk along two axes, and no multiples of one.
+WIDE = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(0.5, 20.0, 0.3), shape=(150, 6, 67))
+WRITERS = {"map.zarr": write_zarr, "map.fits": write_fits}
+
+
+def cloud(x: float, y: float, z: float) -> DustMap:
+    """A map that is 1 at one node and 0 elsewhere."""
+    points = NODES.points().numpy()
+    mean = np.linalg.norm(points - [x, y, z], axis=-1) < 1e-6
+    assert mean.sum() == 1
+    return DustMap.from_nodes(NODES, mean.astype(np.float64), np.full(NODES.size, 0.25), A_V)
+
+
+def assert_same(a: DustMap, b: DustMap) -> None:
+    assert a.grid.shape == b.grid.shape
+    np.testing.assert_allclose(a.grid.lower, b.grid.lower)
+    np.testing.assert_allclose(a.grid.spacing, b.grid.spacing)
+    assert a.available == b.available
+    assert a.system == b.system
+    assert a.n_samples == b.n_samples
+    assert a.layout.positive == b.layout.positive
+    for cube in a.layout.cubes:
+        mine, other = (of.cube(cube.quantity, cube.sample) for of in (a, b))
+        np.testing.assert_array_equal(mine, other, err_msg=str(cube))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("grid", [FINE, WIDE], ids=["fine", "wide"])
+def test_fields_are_streamed_to_files_and_come_back(
+    tmp_path: Path, name: str, grid: RegularGrid
+) -> None:
+    wanted = DustMap.from_field(node_field(), grid, ALL)
+    WRITERS[name](tmp_path / name, node_field(), grid, ALL, PROVENANCE)
+    assert_same(DustMap.open(tmp_path / name), wanted)
+    assert_same(DustMap.open(tmp_path), wanted)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_memory_of_a_writer_does_not_change_the_numbers(tmp_path: Path, name: str) -> None:
+    write = WRITERS[name]
+    for folder, memory in (("a", 10_000), ("b", 2**30)):
+        write(tmp_path / folder / name, node_field(), WIDE, ALL, PROVENANCE, memory=memory)
+    assert_same(*(DustMap.open(tmp_path / folder / name) for folder in "ab"))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_maps_at_hand_are_written_whole(tmp_path: Path, name: str) -> None:
+    wanted = DustMap.from_field(node_field(), NODES, ALL)
+    write_map(tmp_path / name, wanted, PROVENANCE)
+    assert_same(DustMap.open(tmp_path / name), wanted)
+    negative = DustMap.from_nodes(NODES, np.linspace(-1, 1, NODES.size), None, "custom:mine")
+    write_map(tmp_path / name, negative, PROVENANCE, overwrite=True)
+    assert_same(DustMap.open(tmp_path / name), negative)
+    assert DustMap.open(tmp_path / name).std is None
+    with pytest.raises(ValueError, match=r"ends in \.zarr or \.fits"):
+        write_map(tmp_path / "map.h5", negative, PROVENANCE)
+
+
+def test_fits_puts_a_cloud_at_l90_on_the_y_axis(tmp_path: Path) -> None:
+    """Where a SkyCoord points, the WCS finds the voxel: catches swapped axes and the sign of l."""
+    write_map(tmp_path / "map.fits", cloud(0.0, 40.0, 0.0), PROVENANCE)
+    where = SkyCoord(l=90 * u.deg, b=0 * u.deg, distance=40 * u.pc, frame="galactic")
+    with fits.open(tmp_path / "map.fits", checksum=True) as hdus:
+        hdus.verify("exception")
+        wcs = WCS(hdus["MEAN"].header)
+        voxel = wcs.world_to_array_index_values(*where.cartesian.xyz.to_value(u.pc))
+        assert hdus["MEAN"].data[tuple(int(i) for i in voxel)] == 1.0
+        assert hdus["MEAN"].data.sum() == 1.0
+    assert DustMap.open(tmp_path).query(where) == pytest.approx(1.0)
+
+
+def test_fits_finds_the_voxel_of_the_sun(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.fits", cloud(0.0, 0.0, 0.0), PROVENANCE)
+    with fits.open(tmp_path / "map.fits") as hdus:
+        header = hdus["MEAN"].header
+        sun = [round((0.0 - header[f"CRVAL{i}"]) / header[f"CDELT{i}"]) for i in (3, 2, 1)]
+        assert hdus["MEAN"].data[tuple(sun)] == 1.0
+
+
+def test_fits_has_the_cards_that_readers_look_for(tmp_path: Path) -> None:
+    write_fits(tmp_path / "map.fits", node_field(), FINE, ALL, PROVENANCE)
+    images = ["MEAN", "STD.", "MEDIAN", "P16", "P84", "COVERAGE"]
+    with fits.open(tmp_path / "map.fits", checksum=True) as hdus:
+        hdus.verify("exception")
+        assert [hdu.name for hdu in hdus] == [
+            "PRIMARY",
+            *images,
+            *(f"SAMPLE_0{k}" for k in (1, 2, 3)),
+        ]
+        assert hdus[0].data is None
+        for hdu in hdus[1:]:
+            header = hdu.header
+            if hdu.name != "COVERAGE":
+                assert u.Unit(header["BUNIT"], format="cds") == u.mag / u.pc
+            assert [header[f"CTYPE{i}"] for i in (1, 2, 3)] == ["X", "Y", "Z"]
+            assert "CUNIT" not in header
+            assert header["CNAME2"] == "heliocentric Galactic Y"
+            assert header["EXTSYS"] == "A_V"
+            assert {"CHECKSUM", "DATASUM", "DATE"} <= set(header)
+            lines = list(header["HISTORY"])
+            assert {"0" * 64, "400 stars", "catalog: stars.fits", "seed: 7"} <= set(lines)
+            assert WCS(header).world_axis_units == ["pc", "pc", "pc"]
+            assert hdu.data.shape == (4, 13, 11)
+
+
+def test_zarr_opens_in_one_line_without_warnings(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "map.zarr", node_field(), FINE, ALL, PROVENANCE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dataset = xr.open_zarr(tmp_path / "map.zarr")
+        again = xr.open_zarr(tmp_path / "map.zarr", consolidated=False)
+    xr.testing.assert_identical(dataset, again)
+    names = {"mean", "std", "median", "p16", "p84", "samples"}
+    assert set(dataset.data_vars) == {f"density_{name}" for name in names} | {"coverage"}
+    assert dataset.density_mean.dims == ("z", "y", "x")
+    assert dataset.density_samples.dims == ("sample", "z", "y", "x")
+    assert u.Unit(dataset.density_mean.attrs["units"]) == u.mag / u.pc
+    assert dataset.x.attrs["units"] == "pc"
+    assert dataset.attrs["config_sha256"] == "0" * 64
+    assert dataset.attrs["seed"] == 7
+    assert dataset.attrs["catalog"] == ["stars.fits"]
+    assert "400 stars" in dataset.attrs["history"]
+
+
+def test_zarr_puts_the_cloud_at_its_coordinates(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.zarr", cloud(0.0, 40.0, 0.0), PROVENANCE)
+    with xr.open_zarr(tmp_path / "map.zarr") as dataset:
+        assert float(dataset.density_mean.sel(x=0, y=40, z=0)) == 1.0
+        assert float(dataset.density_mean.sum()) == 1.0
+
+
+def test_zarr_is_sharded_and_every_shard_is_one_file(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "map.zarr", node_field(), WIDE, ALL, PROVENANCE)
+    array = zarr.open_group(tmp_path / "map.zarr", mode="r")["density_samples"]
+    assert isinstance(array, zarr.Array)
+    assert array.metadata.zarr_format == 3
+    assert array.metadata.dimension_names == ("sample", "z", "y", "x")
+    assert array.chunks == (1, 64, 6, 64)
+    assert array.shards == (1, 128, 6, 192)
+    files = [p for p in (tmp_path / "map.zarr" / "density_samples").rglob("*") if p.is_file()]
+    assert len(files) == 3 + 1
+
+
+def test_multiscale_averages_the_mean(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "map.zarr", node_field(), WIDE, ALL, PROVENANCE)
+    group = zarr.open_group(tmp_path / "map.zarr", mode="r")
+    mean = DustMap.open(tmp_path).mean
+    levels: Any = group["multiscale"].attrs["ome"]
+    assert levels["version"] == "0.5"
+    (described,) = levels["multiscales"]
+    assert [axis["name"] for axis in described["axes"]] == ["z", "y", "x"]
+    assert [entry["path"] for entry in described["datasets"]] == ["1", "2"]
+    coarse: Any = group["multiscale/1"]
+    assert coarse.shape == (34, 3, 75)
+    wanted = mean[:66].reshape(33, 2, 3, 2, 75, 2).mean((1, 3, 5))
+    np.testing.assert_allclose(coarse[:33], wanted, rtol=1e-6)
+    # its first voxel's centre is the mean of the two that it covers
+    scale, translation = described["datasets"][0]["coordinateTransformations"]
+    assert scale["scale"] == pytest.approx([0.6, 40.0, 1.0])
+    assert translation["translation"] == pytest.approx([-9.85, -50.0, -39.75])
+    root: Any = group.attrs["ome"]
+    paths = [entry["path"] for entry in root["multiscales"][0]["datasets"]]
+    assert paths == ["density_mean", "multiscale/1", "multiscale/2"]
+    assert all(isinstance(group[path], zarr.Array) for path in paths)
+
+
+def test_halving_keeps_constants_and_means() -> None:
+    values = np.random.default_rng(0).random((4, 6, 8)).astype(np.float32)
+    assert halved(values).mean() == pytest.approx(values.mean(), rel=1e-6)
+    np.testing.assert_array_equal(halved(np.full((3, 5, 1), 2.0, np.float32)), 2.0)
+    assert halved(np.full((3, 5, 1), 2.0, np.float32)).shape == (2, 3, 1)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_map_is_replaced_only_when_told_and_leaves_nothing_behind(
+    tmp_path: Path, name: str
+) -> None:
+    write_map(tmp_path / name, cloud(0.0, 20.0, 0.0), PROVENANCE)
+    with pytest.raises(FileExistsError, match="exists already"):
+        write_map(tmp_path / name, cloud(0.0, 0.0, 0.0), PROVENANCE)
+    assert_same(DustMap.open(tmp_path / name), cloud(0.0, 20.0, 0.0))
+    write_map(tmp_path / name, cloud(0.0, 0.0, 0.0), PROVENANCE, overwrite=True)
+    assert_same(DustMap.open(tmp_path / name), cloud(0.0, 0.0, 0.0))
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_failed_write_leaves_the_old_map(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    write_map(tmp_path / name, cloud(0.0, 20.0, 0.0), PROVENANCE)
+    monkeypatch.setattr("dustmap.sky.maps._slabs._planes", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_map(tmp_path / name, cloud(0.0, 0.0, 0.0), PROVENANCE, overwrite=True)
+    assert_same(DustMap.open(tmp_path / name), cloud(0.0, 20.0, 0.0))
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="expected a run directory"):
+        DustMap.open(tmp_path)
+    (tmp_path / "map.txt").write_text("l,b\n")
+    with pytest.raises(ValueError, match=r"expected a run directory, a map\.zarr or a map.fits"):
+        DustMap.open(tmp_path / "map.txt")
+    fits.HDUList([fits.PrimaryHDU()]).writeto(tmp_path / "empty.fits")
+    with pytest.raises(ValueError, match="expected an image MEAN"):
+        DustMap.open(tmp_path / "empty.fits")
+    (tmp_path / "text.fits").write_text("not a FITS file at all")
+    with pytest.raises(ValueError, match="expected a FITS file"):
+        DustMap.open(tmp_path / "text.fits")
+    image = fits.ImageHDU(np.zeros((3, 4), np.float32), name="MEAN")
+    fits.HDUList([fits.PrimaryHDU(), image]).writeto(tmp_path / "flat.fits")
+    with pytest.raises(ValueError, match="expected a cube of 3 axes with the card EXTSYS, got 2"):
+        DustMap.open(tmp_path / "flat.fits")
+    xr.Dataset({"other": ("x", [1.0])}).to_zarr(
+        tmp_path / "other.zarr", zarr_format=3, consolidated=False
+    )
+    with pytest.raises(ValueError, match=r"density_mean, got \['other'\]"):
+        DustMap.open(tmp_path / "other.zarr")
+
+
+def test_damaged_files_are_told_in_one_line(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.fits", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    whole = (tmp_path / "map.fits").read_bytes()
+    for lost in (100, 3000, len(whole) // 2):
+        (tmp_path / "map.fits").write_bytes(whole[:-lost])
+        with pytest.raises(ValueError, match="is damaged, make it again"):
+            DustMap.open(tmp_path / "map.fits")
+    (tmp_path / "map.fits").unlink()
+    write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    (shard,) = [p for p in (tmp_path / "map.zarr/density_mean/c").rglob("*") if p.is_file()]
+    shard.write_bytes(b"\x07" * shard.stat().st_size)
+    with pytest.raises(ValueError, match=r"density_mean cannot be read .* damaged"):
+        _ = DustMap.open(tmp_path / "map.zarr").mean
+    (tmp_path / "map.zarr" / "zarr.json").write_text("{")
+    with pytest.raises(ValueError, match="expected a zarr group"):
+        DustMap.open(tmp_path / "map.zarr")
+
+
+def test_a_system_that_is_unknown_is_refused(tmp_path: Path) -> None:
+    write_map(tmp_path / "map.zarr", cloud(0.0, 20.0, 0.0), PROVENANCE)
+    metadata = tmp_path / "map.zarr" / "zarr.json"
+    content = json.loads(metadata.read_text())
+    del content["attributes"]["extinction_system"]
+    metadata.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="must have the attribute extinction_system"):
+        DustMap.open(tmp_path / "map.zarr")
+
+
+def test_a_map_checks_its_arrays() -> None:
+    wrong = {Quantity.MEAN: np.zeros((9, 7, 5), np.float32)}
+    with pytest.raises(ValueError, match=r"mean must have shape \(z, y, x\) = \(5, 7, 9\)"):
+        DustMap.from_arrays(NODES, wrong, A_V)
+    flat = {Quantity.MEAN: np.zeros((3, 3), np.float32)}
+    with pytest.raises(ValueError, match="3 axes"):
+        DustMap.from_arrays(RegularGrid((0, 0), (1, 1), (3, 3)), flat, A_V)
+
+
+def test_slices_are_found_by_their_height() -> None:
+    density = cloud(0.0, 0.0, 0.0)
+    assert density.nearest_slice(1.0) == 2
+    with pytest.raises(ValueError, match=r"z = 13 pc: expected -12\.5 to 12\.5 pc"):
+        density.nearest_slice(13.0)
