@@ -12,6 +12,7 @@ from pipelines.reproduce import (
     lognormal,
     paper_scale,
     preconditioner,
+    skies,
     spatial,
     whitening,
 )
@@ -57,6 +58,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "lognormal",
         "positive densities beside NIFTy.re on simulated skies of 32³ nodes",
         lognormal.run,
+    ),
+    Experiment(
+        "skies",
+        "calibration of extinctions and densities on simulated skies, with parallaxes",
+        skies.run,
     ),
     Experiment(
         "paper_scale",
