@@ -109,10 +109,13 @@ class PosteriorField(AbstractDensityField):
         self.check(request)
         self.check_grid(grid)
         at_hand = self._at_hand(grid, request)
+        missing = request.without(at_hand)
         for start, stop in slabs(grid.shape[2], depth):
             arrays = empty_arrays(grid, request, stop - start)
             for k in range(start, stop):
-                found = self._plane(grid, k, request) if at_hand is None else _cut(at_hand, grid, k)
+                found = _cut(at_hand, grid, k)
+                if missing is not None:
+                    found |= self._plane(grid, k, missing)
                 for name, values in found.items():
                     plane = values.reshape(*values.shape[:-1], *grid.shape[1::-1])
                     arrays[name][..., k - start, :, :] = plane
@@ -132,12 +135,10 @@ class PosteriorField(AbstractDensityField):
         ]
         return _joined(parts, request)
 
-    def _at_hand(
-        self, grid: RegularGrid, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]] | None:
-        """What is requested at the engine's own nodes, in the order of (x, y, z)."""
-        if self.own is None or self.own.grid != grid or request.samples or self.positive:
-            return None
+    def _at_hand(self, grid: RegularGrid, request: MapRequest) -> dict[str, NDArray[np.float32]]:
+        """What the engine has at its own nodes, in the order of (x, y, z): all but samples."""
+        if self.own is None or self.own.grid != grid or self.positive:
+            return {}
         prediction = self.own.predict()
         return _numpy(_of_normal(prediction, request, self.prior_std))
 
@@ -148,8 +149,10 @@ class PosteriorField(AbstractDensityField):
             found = _of_log_normal(self.posterior, functional, request, self.prior_std)
             if request.any_of((Quantity.MEAN, Quantity.STD)):
                 found |= _moments(self.posterior.predict(functional))
-        else:
+        elif request.cubes:
             found = _of_normal(self.posterior.predict(functional), request, self.prior_std)
+        else:
+            found = {}
         if request.samples:
             drawn = self.posterior.sample(functional, request.samples, generator)
             found[Quantity.SAMPLES.value] = drawn

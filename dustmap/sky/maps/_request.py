@@ -1,7 +1,7 @@
 """What is asked of a density field: quantities, and how many samples."""
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
@@ -63,6 +63,11 @@ class MapRequest:
     def any_of(self, quantities: Iterable[Quantity]) -> bool:
         """Whether one of them is asked for."""
         return any(quantity in self.quantities for quantity in quantities)
+
+    def without(self, names: Container[str]) -> "MapRequest | None":
+        """What is left but for the quantities of these names; None for nothing."""
+        left = tuple(q for q in self.quantities if q.value not in names)
+        return MapRequest(left, self.samples if Quantity.SAMPLES in left else 0) if left else None
 
     @property
     def cubes(self) -> tuple[Quantity, ...]:

@@ -4,10 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import ConstantMean, ExactGP, RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
-from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.gp.kernels import Matern32
+from dustmap.sky.maps import (
+    AbstractDensityField,
+    MapRequest,
+    OwnNodes,
+    PosteriorField,
+    Quantity,
+)
 from tests.sky.maps.fields import (
+    A_V,
     FINE,
     NODES,
     PRIOR_STD,
@@ -109,3 +117,31 @@ def test_what_cannot_be_asked_is_refused() -> None:
         MapRequest((Quantity.MEAN, Quantity.MEAN))
     with pytest.raises(ValueError, match="exactly if the quantities have samples"):
         MapRequest((Quantity.SAMPLES,))
+
+
+def gaussian_field(with_nodes: bool) -> PosteriorField:
+    """The exact posterior of 30 densities, some of which are negative."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.from_numpy(positions(30))
+    y = torch.randn(30, dtype=torch.float64, generator=generator)
+    gp = ExactGP(Matern32(25.0, 1.3**2, dim=3), ConstantMean(0.1))
+    law = gp.condition(PointValues(x), y, torch.full((30,), 0.01).double())
+    own = OwnNodes(NODES, lambda: law.predict(PointValues(NODES.points()))) if with_nodes else None
+    (a, b, c), (d, e, f) = NODES.lower, NODES.upper
+    return PosteriorField(law, A_V, (a, b, c), (d, e, f), 1.3, own=own)
+
+
+def test_a_gaussian_density_may_be_negative() -> None:
+    request = MapRequest(tuple(q for q in Quantity if q is not Quantity.SAMPLES))
+    field = gaussian_field(with_nodes=False)
+    assert not field.positive
+    found = whole(field, NODES, request, depth=2)
+    assert found["mean"].min() < 0
+    np.testing.assert_allclose(found["median"], found["mean"], atol=1e-6)
+    np.testing.assert_allclose(found["p84"] - found["mean"], 0.99446 * found["std"], rtol=1e-4)
+    np.testing.assert_allclose(found["coverage"], 1 - (found["std"] / 1.3) ** 2, atol=1e-5)
+    own = whole(gaussian_field(with_nodes=True), NODES, request, depth=3)
+    for name in found:
+        np.testing.assert_allclose(own[name], found[name], atol=1e-6)
+    with pytest.raises(ValueError, match="this density has no samples"):
+        list(field.planes(NODES, MapRequest((Quantity.SAMPLES,), 1)))
