@@ -118,7 +118,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
         (["--set", "data.truth=none.zarr"], "none.zarr: expected a run directory"),
         (["--set", "grid.outside=error"], "rays leave the box"),
         (["--set", "data.holdout=0.999"], "leaves none of 40 stars to fit"),
-        (["--set", "data.system=A_G"], "correct the one that is wrong"),
+        (["--set", "data.system=custom:mine"], "custom system, which converts to nothing"),
     ],
 )
 def test_bad_input_ends_with_2_and_writes_nothing(

@@ -14,9 +14,16 @@ def add(commands: Commands) -> None:
         "evaluate",
         "score a run on another catalog",
         "evaluate run1 --catalog more-stars.fits --json",
+        "evaluate run1 --catalog sky.csv --schema ananke --truth-column noise_free",
     )
     command.add_argument("run", metavar="RUN")
     add_catalog(command)
+    command.add_argument(
+        "--truth-column",
+        default="",
+        metavar="NAME",
+        help="noise-free extinctions, to be scored without the noise",
+    )
     add_json(command)
 
 
@@ -24,6 +31,7 @@ def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
 
     with checking_input():
-        told = open_run(Path(options.run)).evaluate(Path(options.catalog))
+        finished = open_run(Path(options.run))
+        told = finished.evaluate(Path(options.catalog), options.schema, options.truth_column)
     tell(told, options.json)
     return DONE

@@ -18,3 +18,12 @@ def checking_input() -> Iterator[None]:
         yield
     except (ValueError, OSError, MemoryError) as error:
         raise BadInput(error) from error
+
+
+@contextmanager
+def checking_output() -> Iterator[None]:
+    """Inside, a disk that is full or memory that runs out is the user's to make room in."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise BadInput(error) from error

@@ -49,7 +49,12 @@ def compute_overrides(options: argparse.Namespace) -> list[str]:
 
 def add_catalog(command: argparse.ArgumentParser) -> None:
     command.add_argument("--catalog", required=True, metavar="FILE")
-    command.add_argument("--schema", choices=("dustmap",), default="dustmap")
+    command.add_argument(
+        "--schema",
+        default="generic",
+        metavar="NAME|CARD.toml",
+        help="which columns it has: a survey's card or your own [generic]",
+    )
 
 
 def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "FILE") -> None:

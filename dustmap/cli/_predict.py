@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
         "predict",
         "add predicted extinctions and densities to a catalog",
         "predict run1 --catalog places.csv --output predicted.csv",
+        "predict run1 --catalog stars.fits --schema zgr23 --output predicted.fits",
     )
     command.add_argument("run", metavar="RUN")
     add_catalog(command)
@@ -28,6 +29,6 @@ def execute(options: argparse.Namespace) -> int:
     with checking_input():
         refuse_existing(output, options.overwrite)
         finished = open_run(Path(options.run))
-        told = finished.predict(Path(options.catalog), output, options.overwrite)
+        told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)
     tell(told, as_json=False)
     return DONE

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dustmap import config as configuration
-from dustmap.cli._exit import CHECK_FAILED, DONE, BadInput, checking_input
+from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
 from dustmap.cli._tell import tell
 
@@ -23,6 +23,12 @@ def add(commands: Commands) -> None:
     command.add_argument("--output", metavar="RUN", required=True, help="the run's directory")
     command.add_argument("--overwrite", action="store_true", help="replace an existing run")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    command.add_argument(
+        "--until",
+        choices=("ingest", "fit", "evaluate", "export"),
+        default="export",
+        help="the last stage [export]",
+    )
     add_set(command)
     add_compute(command)
     add_json(command)
@@ -31,7 +37,8 @@ def add(commands: Commands) -> None:
 def execute(options: argparse.Namespace) -> int:
     import torch
 
-    from dustmap.runs import check_free, execute_run, prepare
+    from dustmap.cli._progress import progress
+    from dustmap.runs import Stage, check_free, execute_run, prepare
 
     output = Path(options.output)
     with checking_input():
@@ -41,12 +48,12 @@ def execute(options: argparse.Namespace) -> int:
             torch.set_num_threads(config.compute.threads)
         prepared = prepare(config)
     if options.dry_run:
-        tell(prepared.plan().as_dict(), options.json)
+        tell(prepared.plan().as_dict() | {"seconds_about": prepared.seconds()}, options.json)
         return DONE
-    try:
-        report = execute_run(prepared, output, config, options.overwrite)
-    except MemoryError as error:
-        raise BadInput(error) from error
+    with checking_output(), progress() as shown:
+        report = execute_run(
+            prepared, output, config, options.overwrite, Stage(options.until), shown
+        )
     tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED
 

@@ -12,10 +12,13 @@ from dustmap.runs._dispatch import open_run as open_run
 from dustmap.runs._dispatch import open_star_map as open_star_map
 from dustmap.runs._dispatch import prepare as prepare
 from dustmap.runs._dispatch import regression_at as regression_at
+from dustmap.runs._progress import LogProgress as LogProgress
+from dustmap.runs._progress import Progress as Progress
 from dustmap.runs._regression_result import RegressionResult as RegressionResult
 from dustmap.runs._report import Check as Check
 from dustmap.runs._report import Report as Report
 from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
 from dustmap.runs._run import AbstractRun as AbstractRun
 from dustmap.runs._run import Plan as Plan
+from dustmap.runs._stages import Stage as Stage
 from dustmap.runs._star_map import StarMap as StarMap

@@ -8,10 +8,12 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
+from dustmap.runs._progress import LogProgress, Progress
 from dustmap.runs._regression import prepare_regression
 from dustmap.runs._regression_result import RegressionResult, open_regression
 from dustmap.runs._report import Report
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
+from dustmap.runs._stages import Stage
 from dustmap.runs._star_map import StarMap, reopen_star_map
 from dustmap.runs._stars import prepare_stars
 
@@ -67,17 +69,24 @@ def _kind(config: Config) -> Kind:
     return KINDS[config.data.kind]
 
 
-def execute_run(run: AbstractRun, path: Path, config: Config, overwrite: bool) -> Report:
+def execute_run(
+    run: AbstractRun,
+    path: Path,
+    config: Config,
+    overwrite: bool,
+    until: Stage = Stage.EXPORT,
+    progress: Progress | None = None,
+) -> Report:
     """Executes into a new directory and writes report.json and report.md last.
 
-    What turns out not to fit in memory leaves no directory behind.
+    What turns out not to fit in memory or on the disk leaves no directory behind.
     """
     directory = RunDirectory.create(path, config, overwrite)
     try:
-        report = run.execute(directory)
-    except MemoryError:
-        shutil.rmtree(path)
+        report = run.execute(directory, until, progress or LogProgress())
+        directory.write_text("report.md", report.as_markdown())
+        directory.write_json(REPORT, report.as_dict())
+    except (MemoryError, OSError):
+        shutil.rmtree(path, ignore_errors=True)
         raise
-    directory.write_text("report.md", report.as_markdown())
-    directory.write_json(REPORT, report.as_dict())
     return report

@@ -21,15 +21,17 @@ from dustmap.regression import (
     plan_global,
 )
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._estimate import dense_seconds, rounded
 from dustmap.runs._exact import MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
 from dustmap.runs._grid import dtype_of
 from dustmap.runs._parts import KERNELS
+from dustmap.runs._progress import Progress
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
 from dustmap.runs._report import Check, Picture, Report, coverage_check
 from dustmap.runs._run import AbstractRun, Plan
-from dustmap.runs._stages import Stopwatch
+from dustmap.runs._stages import Stage, Stopwatch
 from dustmap.runs._tables import read_tables
 from dustmap.sky import Provenance, save_figure
 
@@ -74,7 +76,18 @@ class RegressionRun(AbstractRun):
             "rows_dropped_outside_the_box": self.dropped,
         }
 
-    def execute(self, directory: RunDirectory) -> Report:
+    def seconds(self) -> float:
+        """Of the fit, dense in the rows that learn: an order of magnitude."""
+        n = len(self.train) if self.config.fit.engine == "exact" else self.config.fit.learn_rows
+        return rounded(dense_seconds(min(n, len(self.train))))
+
+    def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
+        if until is not Stage.EXPORT:
+            raise ValueError(
+                f'--until {until.value}: a run with data.kind = "regression" has no such stage; '
+                "leave it out"
+            )
+        del progress  # the estimator takes seconds
         watch = Stopwatch()
         model = estimator_of(self.config, self.train, self.grid)
         log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)

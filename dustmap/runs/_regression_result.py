@@ -34,15 +34,29 @@ class RegressionResult(AbstractFinishedRun):
     model: HIPGPRegressor
     rows: Rows
 
-    def evaluate(self, catalog: Path) -> Mapping[str, Any]:
-        """Scores of measured targets; rows outside the box by the run's policy, counted."""
+    def evaluate(
+        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+    ) -> Mapping[str, Any]:
+        """Scores of measured targets; rows outside the box by the run's policy, counted.
+
+        Columns are those of the configuration: schema, a card of stars, says nothing of them.
+        """
+        del schema
+        if truth_column:
+            raise ValueError(
+                f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
+                "by its target"
+            )
         found = rows_of(read_table(catalog), self.config.data)
         rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
         told = score(self.model, rows).as_dict()
         return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
 
-    def predict(self, catalog: Path, output: Path, overwrite: bool) -> Mapping[str, Any]:
+    def predict(
+        self, catalog: Path, schema: str, output: Path, overwrite: bool
+    ) -> Mapping[str, Any]:
         """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
+        del schema
         table = read_table(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)

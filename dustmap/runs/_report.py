@@ -2,7 +2,7 @@
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, final
@@ -80,8 +80,12 @@ class Report:
         if self.checks:
             blocks.append("\n".join(_check_line(check) for check in self.checks))
         blocks += [f"![{p.caption}]({p.path})\n\n*{p.caption}*" for p in self.pictures]
+        units = self.sections.get("units", {})
         for name, section in self.sections.items():
-            if section:
+            if name == "hyperparameters" and units:
+                rows = [{"of": k, "value": v, "unit": units[k]} for k, v in section.items()]
+                blocks += [f"## {_words(name)}", _table_of_rows(rows)]
+            elif section and name != "units":
                 blocks += [f"## {_words(name)}", *_tables(section)]
         blocks += ["## Versions", *_tables(versions())]
         blocks.append(f"Configuration: `config.toml`, sha256 `{self.config_sha256}`.")
@@ -120,7 +124,7 @@ def _is_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
 
 
-def _table_of_rows(rows: list[Mapping[str, Any]]) -> str:
+def _table_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     lines = [
         "| " + " | ".join(_words(name) for name in columns) + " |",

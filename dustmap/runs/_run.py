@@ -10,7 +10,9 @@ import torch
 
 from dustmap.config import ComputeConfig
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._progress import Progress
 from dustmap.runs._report import Report
+from dustmap.runs._stages import Stage
 
 
 @final
@@ -47,19 +49,28 @@ class AbstractRun(ABC):
         """What `execute` would do."""
 
     @abstractmethod
-    def execute(self, directory: RunDirectory) -> Report:
-        """Computes, writes every output but the report, and returns that."""
+    def seconds(self) -> float:
+        """A rough estimate of how long `execute` takes."""
+
+    @abstractmethod
+    def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
+        """Computes as far as `until`, writes every output but the report, and returns that."""
 
 
 class AbstractFinishedRun(ABC):
     """A run that an earlier command has finished, with its posterior."""
 
     @abstractmethod
-    def evaluate(self, catalog: Path) -> Mapping[str, Any]:
-        """Scores of the measurements in another catalog."""
+    def evaluate(
+        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+    ) -> Mapping[str, Any]:
+        """Scores of the measurements in another catalog, read by a card of that name; and of the
+        noise-free values in `truth_column`, unless it is empty."""
 
     @abstractmethod
-    def predict(self, catalog: Path, output: Path, overwrite: bool) -> Mapping[str, Any]:
+    def predict(
+        self, catalog: Path, schema: str, output: Path, overwrite: bool
+    ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
 
 

@@ -10,25 +10,31 @@ import torch
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap import config as configuration
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
+from dustmap.gp.functionals import OutsidePolicy, PointValues
+from dustmap.inference import scores
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._distance_rounds import reopened
 from dustmap.runs._engines import engine_of
 from dustmap.runs._run import AbstractFinishedRun
+from dustmap.runs._star_export import WRITERS
+from dustmap.runs._star_field import request_of
 from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs._star_input import StarInput, from_store, places_of, read_stars, read_truth
 from dustmap.runs._stars import (
     ARCHIVE,
+    DISTANCES,
     HYPERPARAMETERS,
     POSTERIOR,
-    WRITERS,
     StarRun,
     assemble,
-    predict_map,
-    score,
+    predictions,
 )
-from dustmap.sky import Provenance, cartesian, observe, read_archive, read_places, read_stars
-from dustmap.sky import write_table as write_catalog
+from dustmap.sky import cartesian, galactic, write_table
+from dustmap.sky.catalogs import card_named
+from dustmap.sky.maps import AbstractDensityField
+from dustmap.sky.observations import Observations, observe, predict_extinction, sight_lines
+from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
 
 # Column -> unit of what `predict` adds.
 PREDICTED = {
@@ -37,6 +43,10 @@ PREDICTED = {
     "density_mean": u.mag / u.pc,
     "density_std": u.mag / u.pc,
 }
+
+
+#: Of the card's sets of cuts, the one for catalogs that a run is judged by.
+CUTS = "default"
 
 
 @final
@@ -49,30 +59,68 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def device(self) -> torch.device:
-        return self.run.observed.batch.y.device
+        return self.run.device
 
-    def evaluate(self, catalog: Path) -> Mapping[str, Any]:
-        """Scores of measured extinctions; stars outside the box by the run's policy, counted."""
-        stars = read_stars([catalog], self.run.stars.system)
-        policy = OutsidePolicy(self.run.config.grid.outside)
-        observed = observe(stars, self.run.grid, policy, torch.float64, self.device)
-        return score(self.fit, observed.batch).as_dict() | {
+    def field(self) -> AbstractDensityField:
+        """The density, for exports and queries."""
+        return self.run.field(self.fit)
+
+    def evaluate(
+        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+    ) -> Mapping[str, Any]:
+        """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
+
+        With the cuts that the card has by default; stars outside the box by the run's policy,
+        counted.
+        """
+        data, card, system = self.run.config.data, card_named(schema), self.run.stars.system
+        given = read_stars(data, (catalog,), card, system, CUTS)
+        observed = self._observed(given)
+        everything = torch.arange(len(observed))
+        told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()
+        if truth_column:
+            truth = read_truth(data, catalog, card, given.stars, truth_column, CUTS)
+            told["truth"] = self._truth(observed, truth)
+        return told | {
+            "rows": given.provenance["counts"],
             "rays_truncated_at_the_box": observed.counts.truncated,
             "stars_dropped_outside_the_box": observed.counts.dropped,
         }
 
-    def predict(self, catalog: Path, output: Path, overwrite: bool) -> Mapping[str, Any]:
-        table, positions = read_places(catalog)
-        columns = self.at(positions)
+    def _observed(self, given: StarInput) -> Observations:
+        """With the variance that uncertain distances add at the density found."""
+        policy = OutsidePolicy(self.run.config.grid.outside)
+        observed = observe(given.stars, self.run.grid, policy, torch.float64, self.device)
+        if observed.spread is None:
+            return observed
+        return observed.with_added(observed.spread.added_variance(self.fit.posterior))
+
+    def _truth(self, observed: Observations, truth: NDArray[np.float64]) -> Mapping[str, float]:
+        """Of noise-free extinctions: the predicted variance has no noise in it."""
+        predicted = self.fit.posterior.predict(observed.batch.functional)
+        variance = predicted.variance
+        if observed.spread is not None:
+            variance = variance + observed.spread.added_variance(self.fit.posterior)
+        y = torch.from_numpy(truth[observed.rows]).to(variance)
+        return scores(y, predicted.mean, variance).as_dict()
+
+    def predict(
+        self, catalog: Path, schema: str, output: Path, overwrite: bool
+    ) -> Mapping[str, Any]:
+        places = places_of(self.run.config.data, catalog, schema)
+        table = places.table
+        columns = self.at_stars(places.l, places.b, places.distances)
         for name, values in columns.items():
             table[name] = values * PREDICTED[name]
-        write_catalog(output, table, overwrite)
+        write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         return {"rows": len(table), "rows_outside_the_box": outside, "output": str(output)}
 
     def query(self, l: float, b: float, distance: float) -> Mapping[str, float]:
         """Predictions at one place, in degrees and pc."""
-        values = self.at(cartesian([l], [b], [distance]))
+        place = (np.array([value]) for value in (l, b, distance))
+        lon, lat, far = place
+        values = self.at_stars(lon, lat, ExactDistances(far))
         if np.isnan(values["density_mean"][0]):
             raise ValueError(
                 f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box "
@@ -81,31 +129,41 @@ class StarMap(AbstractFinishedRun):
         return {name: float(column[0]) for name, column in values.items()}
 
     def at(self, positions: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Extinctions to and densities at X, Y, Z in pc (N, 3); NaN where a ray leaves the box."""
-        places = torch.from_numpy(positions).to(self.device)
-        rays, inside, _ = LineIntegrals.from_observer(places).clipped(
-            self.run.grid.lower, self.run.grid.upper, OutsidePolicy.DROP
-        )
-        columns = {name: np.full(len(positions), np.nan) for name in PREDICTED}
-        if len(rays) > 0:
-            rows = inside.cpu().numpy()
-            extinction = self.fit.posterior.predict(rays)
-            density = self.fit.posterior.predict(PointValues(places[inside]))
-            answers = (extinction.mean, extinction.std, density.mean, density.std)
-            for name, values in zip(PREDICTED, answers, strict=True):
-                columns[name][rows] = values.cpu().double().numpy()
+        """The same at X, Y, Z in pc (N, 3)."""
+        l, b, distance = galactic(positions)
+        return self.at_stars(l, b, ExactDistances(distance))
+
+    def at_stars(
+        self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
+    ) -> dict[str, NDArray[np.float64]]:
+        """Extinctions to N stars, over the distribution of each distance, and densities at the
+        median distance; NaN where the star may be outside the box."""
+        columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
+        try:
+            lines = sight_lines(l, b, distances, self.run.grid, OutsidePolicy.DROP, self.device)
+        except ValueError:
+            return columns  # none is inside
+        rows = lines.rows
+        where = cartesian(l[rows], b[rows], distances.median[rows])
+        places = torch.from_numpy(where).to(self.device)
+        inside = self.run.grid.contains(places)
+        extinction = predict_extinction(self.fit.posterior, lines)
+        density = self.fit.posterior.predict(PointValues(places[inside]))
+        columns["extinction_mean"][rows] = extinction.mean.cpu().double().numpy()
+        columns["extinction_std"][rows] = extinction.std.cpu().double().numpy()
+        at = rows[inside.cpu().numpy()]
+        columns["density_mean"][at] = density.mean.cpu().double().numpy()
+        columns["density_std"][at] = density.std.cpu().double().numpy()
         return columns
 
     def export(
         self, kind: str, output: Path, overwrite: bool, grid: RegularGrid | None
     ) -> Mapping[str, Any]:
-        """Writes mean and standard deviation on `grid`, or on the run's."""
-        density, clamped = predict_map(
-            self.fit, grid or self.run.grid, self.run.grid, self.run.stars.system, self.device
-        )
-        provenance = Provenance(configuration.sha256(self.run.config), ("exported from a run",))
-        WRITERS[kind](output, density, provenance, overwrite)
-        return {"output": str(output), "nodes": list(density.grid.shape), "clamped": clamped}
+        """Writes what [export] asks for on `grid`, or on the run's."""
+        field = self.field()
+        request, nodes = request_of(self.run.config, field), grid or self.run.grid
+        WRITERS[kind](output, field, nodes, request, self.run.provenance(), overwrite)
+        return {"output": str(output), "nodes": list(nodes.shape), "samples": request.samples}
 
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
         """Voxel centres from X0 to X1, Y0 to Y1, Z0 to Z1, `step` apart; the run's by default."""
@@ -133,7 +191,11 @@ class StarMap(AbstractFinishedRun):
 def reopen_star_map(directory: RunDirectory) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes."""
     config = directory.config()
-    run = assemble(config, read_archive(directory.path / ARCHIVE), None)
+    store = open_star_store(directory.path / ARCHIVE)
+    run = assemble(config, from_store(store), None)
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
-    arrays = directory.read_arrays(POSTERIOR)
-    return StarMap(run, engine_of(config).reopen(config, run.data(run.train), at, arrays))
+    arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
+    observed = run.observed
+    if distances:
+        observed = reopened(observed, np.asarray(distances["added_variance"], np.float64))
+    return StarMap(run, engine_of(config).reopen(config, observed.batch[run.train], at, arrays))

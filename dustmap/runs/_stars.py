@@ -1,7 +1,8 @@
 """From a star catalog to a map of the dust: the run of data.kind = "stars"."""
 
 import logging
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -9,45 +10,45 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.gp import AbstractPosterior, Batch, Prediction, RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, PointValues
-from dustmap.inference import Scores, scores
+from dustmap.gp import RegularGrid
+from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
+from dustmap.runs._calibration import Predictions, calibration, quality_proxies
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._distance_rounds import DistanceFit, fit_distances
 from dustmap.runs._engines import engine_of
+from dustmap.runs._estimate import estimated_seconds, rounded
 from dustmap.runs._grid import grid_of
-from dustmap.runs._report import Check, Report, coverage_check
+from dustmap.runs._progress import Progress
+from dustmap.runs._report import Check, Picture, Report
 from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs._stages import Stopwatch
+from dustmap.runs._stages import Stage, Stopwatch
+from dustmap.runs._star_checks import check_of_scores, checks_of_fit
+from dustmap.runs._star_export import export_run, provenance_of
+from dustmap.runs._star_field import field_of
+from dustmap.runs._star_figures import Material, draw_figures
 from dustmap.runs._star_fit import Learning, StarFit
-from dustmap.sky import (
-    DustMap,
-    Observations,
-    Provenance,
-    StarTable,
-    observe,
-    plot_slice,
-    read_stars,
-    save_figure,
-    write_archive,
-    write_map_fits,
-    write_map_zarr,
-)
+from dustmap.runs._star_input import StarInput, read_input, rows_by_fate, store_input
+from dustmap.runs._star_truth import truth_scores
+from dustmap.sky import Provenance
+from dustmap.sky.maps import AbstractDensityField, DustMap
+from dustmap.sky.observations import Observations, observe
+from dustmap.sky.stars import StarTable
 
 log = logging.getLogger(__name__)
 
 ARCHIVE = "stars.zarr"
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
 POSTERIOR = "checkpoint/posterior.npz"
-NODES_AT_ONCE = 4096
-#: What an engine may report -> the most that is sound, and what to do beyond.
-LIMITS = {
-    "cg_residual": (1e-3, "the posterior mean is not solved for: take float64 or a coarser grid"),
-    "cg_columns_unconverged": (0.0, "raise fit.max_steps, take float64, or loosen fit.tolerance"),
-    "wrap_error": (0.15, "length scale near the size of the box: take a larger box (grid.size)"),
-    "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
-    "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
+DISTANCES = "checkpoint/distances.npz"
+#: Units of hyperparameters; those of std and mean follow the density.
+UNITS = {
+    "length": "pc",
+    "noise": "factor on the errors",
+    "nu": "degrees of freedom",
+    "scatter": "mag",
+    "disc_height": "pc",
+    "disc_length": "pc",
 }
-WRITERS = {"zarr": write_map_zarr, "fits": write_map_fits}
 
 
 @final
@@ -59,22 +60,38 @@ class StarRun(AbstractRun):
     """
 
     config: Config
-    stars: StarTable
+    given: StarInput
     grid: RegularGrid
     observed: Observations
     train: torch.Tensor
     holdout: torch.Tensor
     truth: DustMap | None
+    seconds_to_read: float = 0.0
+
+    @property
+    def stars(self) -> StarTable:
+        return self.given.stars
+
+    @property
+    def device(self) -> torch.device:
+        return self.observed.batch.y.device
 
     def plan(self) -> Plan:
         counts = {
             "engine": self.config.fit.engine,
             "density": self.config.density,
-            "device": str(device_of(self.config.compute)),
+            "device": str(self.device),
             **self.counts(),
         }
         needed = engine_of(self.config).bytes_needed(self.config, len(self.train), self.grid)
         return Plan(counts, needed, self.config.compute.memory_bytes)
+
+    def seconds(self) -> float:
+        """Rough, of the fit."""
+        rays = self.observed.batch.functional
+        assert isinstance(rays, LineIntegrals)
+        rounds = 1 if self.observed.spread is None else 1 + self.config.fit.distance_rounds
+        return rounded(rounds * estimated_seconds(self.config, rays[self.train], self.grid))
 
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the catalog, and the size of the map."""
@@ -84,67 +101,119 @@ class StarRun(AbstractRun):
             "stars_held_out": len(self.holdout),
             "rays_truncated_at_the_box": self.observed.counts.truncated,
             "stars_dropped_outside_the_box": self.observed.counts.dropped,
+            "stars_with_distances_cut": self.observed.cut,
             "nodes": list(self.grid.shape),
         }
 
-    def execute(self, directory: RunDirectory) -> Report:
-        watch = Stopwatch()
-        write_archive(directory.path / ARCHIVE, self.stars)
+    def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
+        account = _Account(self.config)
+        self._ingest(directory, account)
+        if Stage.FIT.reached_by(until):
+            found = self._fit(directory, account)
+            held_out = None
+            if Stage.EVALUATE.reached_by(until):
+                held_out = self._evaluate(found, account)
+            if Stage.EXPORT.reached_by(until):
+                self._export(directory, found.fit, held_out, account, progress)
+        return account.report(until)
+
+    def _ingest(self, directory: RunDirectory, account: "_Account") -> None:
+        with account.watch.stage("ingest"):
+            store_input(directory.path / ARCHIVE, self.given)
+        account.watch.add("ingest", self.seconds_to_read)
+        account.sections["data"] = _data(self.given)
+        account.sections["counts"] = self.counts()
+
+    def _fit(self, directory: RunDirectory, account: "_Account") -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
-        with watch.stage("fit"):
-            fit = engine_of(self.config).fit(self.config, self.data(self.train), None)
-        _record_fit(directory, fit)
-        with watch.stage("evaluate"):
-            held_out = self.score(fit)
-        with watch.stage("map"):
-            density, clamped = predict_map(
-                fit, self.grid, self.grid, self.stars.system, device_of(self.config.compute)
-            )
-        with watch.stage("export"):
-            outputs = self.export(directory, density)
-        sections: dict[str, dict[str, Any]] = {
-            "counts": self.counts() | {"variances_clamped_to_zero": clamped},
-            "hyperparameters": fit.hyperparameters.as_dict(),
-            "fit": fit.summary | _learning(fit.learning),
-            "held_out_stars": {} if held_out is None else held_out.as_dict(),
-            "truth": {} if self.truth is None else truth_scores(density, self.truth),
-            "stages": watch.as_dict(),
-            "compute": _compute(self.config),
-            "outputs": outputs,
-        }
-        return Report(configuration.sha256(self.config), sections, _checks(fit, held_out))
+        with account.watch.stage("fit"):
+            found = fit_distances(self.config, self.stars, self.observed, self.train)
+        fit = found.fit
+        _record_fit(directory, found)
+        account.sections["hyperparameters"] = fit.hyperparameters.as_dict()
+        account.sections["units"] = units_of(self.config, fit)
+        account.sections["fit"] = fit.summary | _learning(fit.learning)
+        if found.rounds:
+            account.sections["distances"] = {"rounds": list(found.rounds)}
+        account.checks += checks_of_fit(fit)
+        return found
 
-    def data(self, index: torch.Tensor) -> Batch:
-        return self.observed.batch[index]
+    def _evaluate(self, found: DistanceFit, account: "_Account") -> Predictions | None:
+        fit = found.fit
+        with account.watch.stage("evaluate"):
+            held_out = self.held_out(found)
+            if held_out is not None:
+                account.sections["held_out_stars"] = held_out.scores().as_dict()
+                account.sections["calibration"] = calibration(held_out)
+                proxies = quality_proxies(held_out, self.stars.system.per_a_v)
+                account.sections["quality_proxies"] = proxies
+                account.checks.append(check_of_scores(held_out.scores()))
+            if self.truth is not None:
+                account.sections["truth"] = truth_scores(
+                    self.field(fit), self.grid, self.truth, self.config.fit.seed
+                )
+        return held_out
 
-    def score(self, fit: StarFit) -> Scores | None:
-        """Scores of the held-out stars, noise included; None if there are none."""
+    def held_out(self, found: DistanceFit) -> Predictions | None:
+        """Of the held-out stars, noise included; None if there are none."""
         if len(self.holdout) == 0:
             return None
-        return score(fit, self.data(self.holdout))
+        return predictions(found.fit, found.observed, self.holdout)
 
-    def export(self, directory: RunDirectory, density: DustMap) -> dict[str, str]:
-        """Writes map and picture; their names by what they are."""
-        provenance = Provenance(
-            configuration.sha256(self.config),
-            (f"engine {self.config.fit.engine}", f"{len(self.train)} stars fitted"),
+    def field(self, fit: StarFit) -> AbstractDensityField:
+        """The density, for maps."""
+        return field_of(self.config, fit, self.grid, self.stars.system, self.device)
+
+    def provenance(self) -> Provenance:
+        """What the maps say of where they come from."""
+        return provenance_of(self.config, len(self.train))
+
+    def _export(
+        self,
+        directory: RunDirectory,
+        fit: StarFit,
+        held_out: Predictions | None,
+        account: "_Account",
+        progress: Progress,
+    ) -> None:
+        with account.watch.stage("export"):
+            outputs, density = export_run(
+                directory, self.config, self.field(fit), self.grid, self.provenance(), progress
+            )
+            material = Material(self.config, density, self.truth, self.stars, held_out)
+            account.pictures += draw_figures(material, directory)
+        account.sections["outputs"] = outputs
+
+
+@final
+@dataclass
+class _Account:
+    """What the stages add to the report."""
+
+    config: Config
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+    def report(self, until: Stage) -> Report:
+        sections = self.sections | {
+            "stages": self.watch.as_dict() | {"until": until.value},
+            "compute": _compute(self.config),
+        }
+        return Report(
+            configuration.sha256(self.config), sections, tuple(self.checks), tuple(self.pictures)
         )
-        outputs = {}
-        for name in self.config.export.formats:
-            WRITERS[name](directory.path / f"map.{name}", density, provenance)
-            outputs[name] = f"map.{name}"
-        height = density.axes()[2][density.nearest_slice(self.config.grid.center[2])]
-        outputs["slice"] = f"plots/slice_z{height:+.0f}.png"
-        save_figure(plot_slice(density, height, self.truth), directory.path / outputs["slice"])
-        return outputs
 
 
 def prepare_stars(config: Config) -> StarRun:
     """Reads and checks all that the run needs; writes nothing."""
     engine = engine_of(config)
-    stars = read_stars(config.data.catalog, config.data.system or "A_V")
+    start = time.perf_counter()
+    given = read_input(config.data)
+    seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
-    run = assemble(config, stars, truth)
+    run = assemble(config, given, truth, seconds)
     if len(run.train) > engine.most_rows:
         raise ValueError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
@@ -153,77 +222,59 @@ def prepare_stars(config: Config) -> StarRun:
     return run
 
 
-def assemble(config: Config, stars: StarTable, truth: DustMap | None) -> StarRun:
+def assemble(
+    config: Config, given: StarInput, truth: DustMap | None, seconds: float = 0.0
+) -> StarRun:
     """Observations and split; the same configuration and stars give the same split."""
     grid = grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     # The exact engine works in float64 whatever compute.dtype says.
-    observed = observe(stars, grid, policy, torch.float64, device_of(config.compute))
+    observed = observe(given.stars, grid, policy, torch.float64, device_of(config.compute))
     shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
     held_out = round(config.data.holdout * len(observed))
     if held_out == len(observed):
         raise ValueError(
             f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
         )
-    holdout, train = np.sort(shuffled[:held_out]), np.sort(shuffled[held_out:])
-    return StarRun(
-        config, stars, grid, observed, torch.from_numpy(train), torch.from_numpy(holdout), truth
-    )
+    holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
+    return StarRun(config, given, grid, observed, train, holdout, truth, seconds)
 
 
-def predict_map(
-    fit: StarFit, grid: RegularGrid, own: RegularGrid, system: str, device: torch.device
-) -> tuple[DustMap, int]:
-    """Mean and standard deviation at the nodes, and how many variances were clamped to zero.
-
-    own: the grid of the run, whose nodes an engine may have at hand.
-    """
-    at_hand = fit.at_nodes if grid == own else None
-    parts = _predicted(fit.posterior, grid, device) if at_hand is None else [at_hand()]
-    mean, std = (
-        torch.cat([getattr(part, name) for part in parts]).cpu().double().numpy()
-        for name in ("mean", "std")
-    )
-    return DustMap.from_nodes(grid, mean, std, system), sum(part.clamped for part in parts)
-
-
-def _predicted(
-    posterior: AbstractPosterior, grid: RegularGrid, device: torch.device
-) -> list[Prediction]:
-    """Densities at the nodes, a few thousand at a time."""
-    points = grid.points(device=device)
-    parts = []
-    for start in range(0, len(points), NODES_AT_ONCE):
-        log.info("map: %d of %d nodes", start, len(points))
-        parts.append(posterior.predict(PointValues(points[start : start + NODES_AT_ONCE])))
-    return parts
-
-
-def score(fit: StarFit, data: Batch) -> Scores:
-    """Scores of measured extinctions, whose noise is part of the predicted variance."""
+def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Predictions:
+    """Measured extinctions of some observations beside their prediction, noise included."""
+    data = observed.batch[index]
     predicted = fit.posterior.predict(data.functional)
     assert data.noise_variance is not None
     noise = fit.hyperparameters.noise_variance(data.noise_variance)
-    return scores(data.y, predicted.mean, predicted.variance + noise)
+    rows = observed.rows[index.cpu().numpy()]
+    return Predictions(data.y, predicted.mean, predicted.variance + noise, rows)
 
 
-def truth_scores(density: DustMap, truth: DustMap) -> dict[str, Any]:
-    """Scores of the true density at the nodes inside the truth's box, and the correlation."""
-    true = truth.mean_at(density.grid.points().numpy())
-    inside = np.isfinite(true)
-    assert density.std is not None
-    # Back from (z, y, x) to the order of the nodes.
-    mean, std = (values.transpose().ravel()[inside] for values in (density.mean, density.std))
-    correlation = float(np.corrcoef(mean, true[inside])[0, 1])
-    columns = (torch.from_numpy(v.astype(np.float64)) for v in (true[inside], mean, std**2))
-    return scores(*columns).as_dict() | {"correlation": correlation}
+def units_of(config: Config, fit: StarFit) -> dict[str, str]:
+    """Of the hyperparameters that the fit has."""
+    log_normal = config.density == "lognormal"
+    own = {"mean": "mag/pc (median)" if log_normal else "mag/pc"}
+    own["std"] = "of ln density" if log_normal else "mag/pc"
+    known = UNITS | own
+    return {name: known.get(name, "") for name in fit.hyperparameters.as_dict()}
 
 
-def _record_fit(directory: RunDirectory, fit: StarFit) -> None:
+def _data(given: StarInput) -> dict[str, Any]:
+    """Rows by what became of them, and where they come from."""
+    rest = {name: value for name, value in given.provenance.items() if name != "counts"}
+    return {"rows": rows_by_fate(given), "system": given.stars.system.name, **rest}
+
+
+def _record_fit(directory: RunDirectory, found: DistanceFit) -> None:
+    fit = found.fit
     directory.write_json(HYPERPARAMETERS, fit.hyperparameters.as_dict())
     directory.write_arrays(POSTERIOR, fit.arrays)
+    if found.added is not None:
+        directory.write_arrays(DISTANCES, {"added_variance": found.added.cpu().numpy()})
     for step, values in enumerate(() if fit.learning is None else fit.learning.trace):
         directory.record(stage="learn", step=step, **values)
+    for line in found.rounds:
+        directory.record(stage="distances", **line)
     directory.record(stage="fit", **fit.summary, **fit.hyperparameters.as_dict())
 
 
@@ -236,20 +287,6 @@ def _learning(learning: Learning | None) -> dict[str, Any]:
         "learning_stars": learning.n_data,
         **learning.summary,
     }
-
-
-def _checks(fit: StarFit, held_out: Scores | None) -> tuple[Check, ...]:
-    found = []
-    if fit.learning is not None:
-        converged = float(fit.learning.converged)
-        found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
-    for key, (most, advice) in LIMITS.items():
-        if key in fit.summary:
-            found.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
-    if held_out is not None:
-        advice = "the errors of the catalog or the prior do not describe the data; see chi2"
-        found.append(coverage_check("held-out stars", held_out, advice))
-    return tuple(found)
 
 
 def _compute(config: Config) -> dict[str, Any]:

@@ -12,12 +12,15 @@ from astropy.coordinates import SkyCoord
 from astropy.io import fits
 from astropy.table import QTable
 from astropy.wcs import WCS
+from numpy.typing import NDArray
 
 from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.sky import DustMap, SkyModel, read_stars, simulate, write_map_zarr, write_stars
-from dustmap.sky._provenance import Provenance
+from dustmap.sky import Provenance, SkyModel, simulate, write_map, write_stars
+from dustmap.sky.catalogs import read_catalog
+from dustmap.sky.maps import DustMap
+from dustmap.sky.stars import ExactDistances
 
 CONFIG = """
 [data]
@@ -43,7 +46,7 @@ def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sky")
     stars, truth = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 100, seed=2)
     write_stars(path / "sky.fits", stars)
-    write_map_zarr(path / "truth.zarr", truth, Provenance(""))
+    write_map(path / "truth.zarr", truth, Provenance(""))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     report = execute_run(prepare(config), path / "run", config, overwrite=False)
@@ -58,6 +61,14 @@ def finished(sky: Path) -> StarMap:
     return found
 
 
+def at(
+    finished: StarMap, l: float, b: float, distance: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Predictions along one ray."""
+    here = np.ones(len(distance))
+    return finished.at_stars(l * here, b * here, ExactDistances(distance))
+
+
 def test_the_run_directory_is_complete(sky: Path) -> None:
     names = {str(path.relative_to(sky / "run")) for path in (sky / "run").rglob("*")}
     expected = {
@@ -69,7 +80,7 @@ def test_the_run_directory_is_complete(sky: Path) -> None:
         "report.md",
         "map.zarr",
         "map.fits",
-        "plots/slice_z+0.png",
+        "plots/slice.png",
     }
     assert expected <= names
     assert not [name for name in names if "partial" in name]
@@ -83,7 +94,7 @@ def test_the_report_has_what_was_promised(sky: Path) -> None:
     assert report["held_out_stars"]["n"] == 20
     assert report["truth"]["n"] == 7 * 5 * 3
     stages = report["stages"]["stages"]
-    assert [line["stage"] for line in stages] == ["fit", "evaluate", "map", "export"]
+    assert [line["stage"] for line in stages] == ["ingest", "fit", "evaluate", "export"]
     assert all(line["seconds"] >= 0 and 0.1 < line["peak_gib"] < 8 for line in stages)
     assert {"torch", "numpy", "astropy", "dustmap", "python"} <= set(report["versions"])
     assert report["compute"]["dtype"] == "float64"
@@ -102,7 +113,7 @@ def test_the_map_knows_more_than_the_prior(sky: Path) -> None:
     report = json.loads((sky / "run" / "report.json").read_text())
     assert report["truth"]["correlation"] > 0.5
     assert report["truth"]["rmse"] < report["hyperparameters"]["std"]
-    density = DustMap.open(sky / "run")
+    density = DustMap.open(sky / "run" / "map.zarr")
     assert density.std is not None
     assert density.std.max() < 1.05 * report["hyperparameters"]["std"]
     sun = density.nearest_slice(0.0), 2, 3
@@ -134,7 +145,10 @@ def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
     """The same seed, the same bits: from the echoed configuration, in another directory."""
     config = load(sky / "run" / "config.toml")
     execute_run(prepare(config), tmp_path / "again", config, overwrite=False)
-    again, first = DustMap.open(tmp_path / "again"), DustMap.open(sky / "run")
+    again, first = (
+        DustMap.open(tmp_path / "again" / "map.zarr"),
+        DustMap.open(sky / "run" / "map.zarr"),
+    )
     np.testing.assert_array_equal(again.mean, first.mean)
     assert again.std is not None
     assert first.std is not None
@@ -144,7 +158,10 @@ def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
 def test_a_reopened_run_has_the_posterior_that_made_the_map(sky: Path, finished: StarMap) -> None:
     finished.export("zarr", sky / "again.zarr", overwrite=True, grid=None)
     np.testing.assert_allclose(
-        DustMap.open(sky / "again.zarr").mean, DustMap.open(sky / "run").mean, rtol=1e-5, atol=1e-9
+        DustMap.open(sky / "again.zarr").mean,
+        DustMap.open(sky / "run" / "map.zarr").mean,
+        rtol=1e-5,
+        atol=1e-9,
     )
 
 
@@ -153,7 +170,7 @@ def test_exports_take_any_box_and_step(sky: Path, finished: StarMap) -> None:
     assert grid.shape == (5, 5, 2)
     told = finished.export("fits", sky / "part.fits", overwrite=True, grid=grid)
     assert told["nodes"] == [5, 5, 2]
-    part, whole = DustMap.open(sky / "part.fits"), DustMap.open(sky / "run")
+    part, whole = DustMap.open(sky / "part.fits"), DustMap.open(sky / "run" / "map.zarr")
     np.testing.assert_allclose(part.mean[1, 2, 0], whole.mean[1, 3, 2], rtol=1e-5)
 
 
@@ -181,7 +198,9 @@ def test_evaluate_scores_another_catalog(
     told = json.loads(capsys.readouterr().out)
     assert told["n"] == 100
     assert 0.4 < told["chi2"] < 2.0
-    assert told == pytest.approx(dict(finished.evaluate(sky / "sky.fits")))
+    again = finished.evaluate(sky / "sky.fits", "generic", "")
+    assert told["rows"] == again["rows"]
+    assert told["chi2"] == pytest.approx(again["chi2"])
 
 
 def test_predict_adds_columns_and_keeps_rows(sky: Path, tmp_path: Path) -> None:
@@ -205,7 +224,7 @@ def test_query_is_predict_of_one_place(
     place = ["--l", "90", "--b", "0", "--distance", "0.02kpc", "--json"]
     assert main(["query", str(sky / "run"), *place]) == DONE
     told = json.loads(capsys.readouterr().out)
-    columns = finished.at(np.array([[0.0, 20.0, 0.0]]))
+    columns = at(finished, 90.0, 0.0, np.array([20.0]))
     assert told == pytest.approx({name: values[0] for name, values in columns.items()})
     with pytest.raises(ValueError, match=r"distance = 500 pc is outside the box"):
         finished.query(90.0, 0.0, 500.0)
@@ -214,9 +233,8 @@ def test_query_is_predict_of_one_place(
 def test_query_integrates_the_density_it_gives(finished: StarMap) -> None:
     """A(<d) is the integral of the posterior mean density along the ray."""
     d = np.linspace(0.0, 30.0, 61)[1:] - 0.25
-    direction = np.array([0.6, 0.8, 0.0])
-    density = finished.at(d[:, None] * direction)["density_mean"]
-    extinction = finished.at(30.0 * direction[None])["extinction_mean"]
+    density = at(finished, 53.13, 0.0, d)["density_mean"]
+    extinction = at(finished, 53.13, 0.0, np.array([30.0]))["extinction_mean"]
     assert extinction[0] == pytest.approx(density.sum() * 0.5, rel=1e-3)
 
 
@@ -241,14 +259,14 @@ def test_estimators_of_the_line_integral_agree(sky: Path, tmp_path: Path) -> Non
     for name in ("table", "quadrature"):
         config = load(sky / "run.toml", ["model.learn=[]", f"model.line_integral={name}"])
         execute_run(prepare(config), tmp_path / name, config, overwrite=False)
-        means.append(DustMap.open(tmp_path / name).mean)
+        means.append(DustMap.open(tmp_path / name / "map.zarr").mean)
     np.testing.assert_allclose(means[0], means[1], rtol=1e-3, atol=1e-6)
 
 
 def test_stars_outside_the_box_are_dropped_and_counted(sky: Path) -> None:
     config = load(sky / "run.toml", ["grid.size=[80, 80, 40]", "grid.outside=drop"])
     counts = prepare(config).plan().counts
-    stars = read_stars([sky / "sky.fits"], "A_V")
+    stars = read_catalog(sky / "sky.fits").stars
     outside = int((np.abs(stars.positions()[:, 0]) > 40.0).sum())
     assert counts["stars_dropped_outside_the_box"] == outside > 0
     assert counts["stars_fitted"] + counts["stars_held_out"] == 100 - outside
@@ -264,7 +282,10 @@ def test_a_missing_device_is_named(sky: Path) -> None:
 def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
     config = load(sky / "run" / "config.toml", ["compute.device=cuda"])
     execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
-    found, expected = DustMap.open(tmp_path / "run"), DustMap.open(sky / "run")
+    found, expected = (
+        DustMap.open(tmp_path / "run" / "map.zarr"),
+        DustMap.open(sky / "run" / "map.zarr"),
+    )
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-3, atol=1e-6)
     assert isinstance(open_run(tmp_path / "run"), StarMap)
 

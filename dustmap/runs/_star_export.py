@@ -1,0 +1,61 @@
+"""The files of a run on stars: maps in the formats asked for, and the figures."""
+
+from typing import Any
+
+from dustmap import config as configuration
+from dustmap.config import Config
+from dustmap.gp import RegularGrid
+from dustmap.runs._directory import RunDirectory
+from dustmap.runs._progress import Progress, WatchedField
+from dustmap.runs._star_field import request_of
+from dustmap.sky import Provenance
+from dustmap.sky.maps import (
+    AbstractDensityField,
+    DustMap,
+    MapRequest,
+    Quantity,
+    write_fits,
+    write_zarr,
+)
+
+WRITERS = {"zarr": write_zarr, "fits": write_fits}
+
+
+def export_run(
+    directory: RunDirectory,
+    config: Config,
+    field: AbstractDensityField,
+    grid: RegularGrid,
+    provenance: Provenance,
+    progress: Progress,
+) -> tuple[dict[str, Any], DustMap]:
+    """Writes map.*; what was written, and the map for the figures."""
+    request = request_of(config, field)
+    outputs: dict[str, Any] = {}
+    for name in config.export.formats:
+        path = directory.path / f"map.{name}"
+        watched = WatchedField(field, f"writing map.{name}", progress)
+        WRITERS[name](path, watched, grid, request, provenance, False)
+        outputs[name] = path.name
+    outputs["samples_in_the_map"] = request.samples
+    return outputs, _drawn(directory, config, field, grid)
+
+
+def _drawn(
+    directory: RunDirectory, config: Config, field: AbstractDensityField, grid: RegularGrid
+) -> DustMap:
+    """A map with mean and standard deviation: one that was written, or one in memory."""
+    wanted = (Quantity.MEAN, Quantity.STD)
+    if config.export.formats:
+        written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
+        if set(wanted) <= set(written.available):
+            return written
+    return DustMap.from_field(field, grid, MapRequest(wanted))
+
+
+def provenance_of(config: Config, fitted: int) -> Provenance:
+    """What the maps of a run say of where they come from."""
+    steps = [f"engine {config.fit.engine}, density {config.density}, seed {config.fit.seed}"]
+    steps.append(f"{fitted} stars fitted")
+    steps += [f"catalog {name}" for name in config.data.catalog]
+    return Provenance(configuration.sha256(config), tuple(steps))

@@ -1,0 +1,153 @@
+"""The stars of a run: read from catalogs by a card, or from a store that was ingested before."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from astropy import units as u
+from numpy.typing import NDArray
+
+from dustmap.config import DataConfig
+from dustmap.sky.catalogs import (
+    ExtinctionKind,
+    Places,
+    SchemaCard,
+    card_named,
+    read_catalog,
+    read_places,
+)
+from dustmap.sky.catalogs._card import Alias, CardColumn
+from dustmap.sky.catalogs.readers import ColumnRef, ColumnType
+from dustmap.sky.stars import (
+    AbstractDistancePrior,
+    ExponentialDensity,
+    FlatParallax,
+    StarStore,
+    StarTable,
+    open_star_store,
+    star_store,
+)
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarInput:
+    """Stars, and the provenance of their rows: counts by cut, files, card."""
+
+    stars: StarTable
+    provenance: Mapping[str, Any]
+
+
+def read_input(data: DataConfig) -> StarInput:
+    """The stars that [data] names."""
+    paths = tuple(Path(path) for path in data.catalog)
+    system = system_named(data.system) if data.system else None
+    if len(paths) == 1 and paths[0].suffix == ".zarr":
+        store = open_star_store(paths[0])
+        given = from_store(store)
+        return StarInput(in_system(given.stars, system or store.system), given.provenance)
+    return read_stars(data, paths, card_named(data.schema), system, data.cuts)
+
+
+def from_store(store: StarStore) -> StarInput:
+    """What `dustmap ingest` or an earlier run has kept."""
+    return StarInput(store.read(), dict(store.attributes.get("catalog", {})))
+
+
+def read_stars(
+    data: DataConfig,
+    paths: tuple[Path, ...],
+    card: SchemaCard,
+    system: ExtinctionSystem | None,
+    cuts: str,
+) -> StarInput:
+    """Catalogs by a card, everything else as [data] says."""
+    found = read_catalog(
+        list(paths),
+        card,
+        cuts=cuts,
+        system=system,
+        prior=distance_prior(data),
+        invalid=data.invalid or None,
+        parallax_zero_point=data.parallax_zero_point,
+    )
+    return StarInput(found.stars, found.provenance)
+
+
+def read_truth(
+    data: DataConfig, path: Path, card: SchemaCard, stars: StarTable, column: str, cuts: str
+) -> NDArray[np.float64]:
+    """Noise-free extinctions (N,) of these stars, which `path` has in `column`."""
+    aliases = (Alias(ColumnRef.parse(column), u.mag),)
+    columns = {name: c for name, c in card.columns.items() if not name.startswith("extinction")}
+    columns["extinction"] = CardColumn("extinction", aliases, ColumnType.NUMBER, u.mag)
+    noise_free = dataclasses.replace(
+        card,
+        extinctions=(ExtinctionKind.ERROR,),
+        columns=columns,
+        constants={**card.constants, "extinction_error": 1.0},
+    )
+    found = read_stars(data, (path,), noise_free, stars.system, cuts).stars
+    order = np.argsort(found.source_id)
+    at = np.searchsorted(found.source_id[order], stars.source_id)
+    rows = order[np.minimum(at, len(order) - 1)]
+    missing = found.source_id[rows] != stars.source_id
+    if missing.any():
+        raise ValueError(
+            f"{path}: {int(missing.sum())} stars have no finite value in the column {column}, "
+            f"such as source_id {stars.source_id[missing][0]}"
+        )
+    return found.extinction[rows]
+
+
+def places_of(data: DataConfig, path: Path, schema: str) -> Places:
+    """Rows to predict at, extinctions or none, with distances as [data] takes them."""
+    return read_places(
+        path,
+        card_named(schema),
+        prior=distance_prior(data),
+        parallax_zero_point=data.parallax_zero_point,
+    )
+
+
+def distance_prior(data: DataConfig) -> AbstractDistancePrior:
+    """What is known of the distance of a star with a parallax before it is measured."""
+    if data.distance_prior == "flat-parallax":
+        return FlatParallax(data.distance_max)
+    return ExponentialDensity(data.distance_scale, data.distance_max)
+
+
+def in_system(stars: StarTable, system: ExtinctionSystem) -> StarTable:
+    """The same stars with their extinctions in another system."""
+    if stars.system == system:
+        return stars
+    factor = conversion(stars.system, system)
+    return dataclasses.replace(
+        stars,
+        extinction=factor * stars.extinction,
+        extinction_error=factor * stars.extinction_error,
+        system=system,
+    )
+
+
+def store_input(path: Path, given: StarInput) -> None:
+    """Keeps the stars of a run, with where they come from."""
+    with star_store(path) as store:
+        store.append(given.stars)
+        store.describe({"catalog": dict(given.provenance)})
+
+
+def rows_by_fate(given: StarInput) -> list[dict[str, Any]]:
+    """A line for each reason why rows are no stars of the run, and one for those that are."""
+    counts = given.provenance.get("counts")
+    if not isinstance(counts, Mapping):
+        return [{"rows": "kept", "number": len(given.stars)}]
+    lines = [("read", counts["rows"])]
+    lines += [(f"cut: not {name}", n) for name, n in counts["cuts"].items()]
+    lines += [(f"invalid: {name}", n) for name, n in counts["invalid"].items()]
+    lines += [("duplicates", counts["duplicates"]), ("kept", counts["kept"])]
+    return [{"rows": name, "number": n} for name, n in lines]
