@@ -1,6 +1,6 @@
 """The sky: star catalogs in, maps of the dust density out.
 
-`read_stars` gives a checked `StarTable`, `simulate` one with its true density beside it.
+`read_stars` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
 A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
 queries and is drawn by `plot_slice`. `write_edenhofer2023` and its like write the layouts of
@@ -8,24 +8,25 @@ published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
-from dustmap.sky._archive import read_archive as read_archive
-from dustmap.sky._archive import write_archive as write_archive
 from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._catalog import StarTable as StarTable
 from dustmap.sky._catalog import read_places as read_places
 from dustmap.sky._catalog import read_stars as read_stars
 from dustmap.sky._catalog import write_stars as write_stars
-from dustmap.sky._catalog import write_table as write_table
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
-from dustmap.sky._observations import Observations as Observations
-from dustmap.sky._observations import observe as observe
 from dustmap.sky._plots import plot_slice as plot_slice
 from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
-from dustmap.sky._simulate import SkyModel as SkyModel
-from dustmap.sky._simulate import column_density as column_density
-from dustmap.sky._simulate import simulate as simulate
+from dustmap.sky.catalogs import Catalog as Catalog
+from dustmap.sky.catalogs import CatalogError as CatalogError
+from dustmap.sky.catalogs import Counts as Counts
+from dustmap.sky.catalogs import SchemaCard as SchemaCard
+from dustmap.sky.catalogs import card_named as card_named
+from dustmap.sky.catalogs import ingest as ingest
+from dustmap.sky.catalogs import known_cards as known_cards
+from dustmap.sky.catalogs import read_catalog as read_catalog
+from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.layouts import LAYOUTS as LAYOUTS
 from dustmap.sky.layouts import BayestarOptions as BayestarOptions
 from dustmap.sky.layouts import EdenhoferOptions as EdenhoferOptions
@@ -54,3 +55,23 @@ from dustmap.sky.maps import write_map as write_map
 from dustmap.sky.maps import write_map_fits as write_map_fits
 from dustmap.sky.maps import write_map_zarr as write_map_zarr
 from dustmap.sky.maps import write_zarr as write_zarr
+from dustmap.sky.observations import DistanceSpread as DistanceSpread
+from dustmap.sky.observations import Observations as Observations
+from dustmap.sky.observations import SightLines as SightLines
+from dustmap.sky.observations import observe as observe
+from dustmap.sky.observations import predict_extinction as predict_extinction
+from dustmap.sky.observations import sight_lines as sight_lines
+from dustmap.sky.simulation import AbstractDust as AbstractDust
+from dustmap.sky.simulation import Bubbles as Bubbles
+from dustmap.sky.simulation import Disc as Disc
+from dustmap.sky.simulation import GaussianDust as GaussianDust
+from dustmap.sky.simulation import LogNormalDust as LogNormalDust
+from dustmap.sky.simulation import Measurements as Measurements
+from dustmap.sky.simulation import Population as Population
+from dustmap.sky.simulation import SimulatedSky as SimulatedSky
+from dustmap.sky.simulation import SkyModel as SkyModel
+from dustmap.sky.simulation import StructuredDust as StructuredDust
+from dustmap.sky.simulation import Turbulence as Turbulence
+from dustmap.sky.simulation import column_density as column_density
+from dustmap.sky.simulation import simulate as simulate
+from dustmap.sky.simulation import write_sky as write_sky
