@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky._atomic import replacing
+from dustmap.sky._hdf5 import new_hdf5
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts._box import (
     LayoutCounts,
@@ -97,7 +97,7 @@ def write_bayestar(
     note = conversion_note(field.system, system, factor) + "; E(B-V) = 0.884 x Bayestar19"
     shape = (options.pixels, options.samples, len(DISTANCE_MODULI))
     outside = 0
-    with replacing(Path(path), overwrite) as partial, h5py.File(partial, "w") as file:
+    with replacing(Path(path), overwrite) as partial, new_hdf5(partial) as (file, disk):
         write_attributes(file, "mag", system, provenance, note)
         samples = file.create_dataset("samples", shape, "f4")
         best = file.create_dataset("best_fit", (shape[0], shape[2]), "f4")
@@ -109,6 +109,7 @@ def write_bayestar(
             samples[start:stop] = found["samples"].transpose(1, 0, 2) * np.float32(factor)
             best[start:stop] = found["mean"] * np.float32(factor)
             info[start:stop] = _pixel_info(field, options, start, rays)
+            disk.check()
             outside += int((_distances() > exits(field, rays)[:, None]).sum())
     per_distance = options.samples + 1
     return LayoutCounts(options.pixels * shape[2] * per_distance, outside * per_distance)

@@ -92,8 +92,7 @@ def write_edenhofer2023(
         total = LayoutCounts()
         for start, stop in pixel_blocks(options.nside, bins.count):
             total += layout.fill(images, field, factor, start, stop)
-        if not options.samples:
-            images["MEAN"].header["NRAISED"] = total.raised
+        images[plans[0].name].header["NRAISED"] = total.raised
     return total
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._atomic import replacing
+from dustmap.sky._hdf5 import new_hdf5
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
 from dustmap.sky.layouts._box import LayoutCounts, counts
@@ -114,7 +114,7 @@ def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
     """A new HDF5 file, and what puts planes [z, y, x] from a z on into it."""
     shape = options.grid.shape
-    with h5py.File(path, "w", rdcc_nbytes=4 * 2 * CHUNK * shape[0] * shape[1]) as file:
+    with new_hdf5(path, 4 * 2 * CHUNK * shape[0] * shape[1]) as (file, disk):
         write_attributes(file, UNIT, system_named(SYSTEM), provenance, note)
         chunks = tuple(min(CHUNK, n) for n in shape)
         cube = file.create_dataset(DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
@@ -126,5 +126,6 @@ def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 
         def put(start: int, values: NDArray[np.float32]) -> None:
             cube[:, :, start : start + len(values)] = values.transpose(2, 1, 0)
+            disk.check()
 
         yield put

@@ -16,6 +16,7 @@ import numpy as np
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._atomic import replacing
+from dustmap.sky._hdf5 import new_hdf5
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts._box import LayoutCounts, counts
 from dustmap.sky.layouts._cards import conversion_note, write_attributes
@@ -27,6 +28,8 @@ SHAPE = (740, 740, 540)
 SYSTEM = "e-folding_G"
 _PER_KPC = 1e3
 _CHUNK = (64, 64, 16)
+#: Bytes of a layer of chunks, which are held as slabs need not begin where chunks do.
+_LAYER = 4 * _CHUNK[2] * (SHAPE[0] + _CHUNK[0]) * (SHAPE[1] + _CHUNK[1])
 
 
 @final
@@ -59,7 +62,7 @@ def write_leike2020(
     request = MapRequest((Quantity.MEAN, Quantity.STD))
     note = conversion_note(field.system, system, factor / _PER_KPC) + ", per kpc"
     inside = LayoutCounts()
-    with replacing(Path(path), overwrite) as partial, _cached(partial) as file:
+    with replacing(Path(path), overwrite) as partial, new_hdf5(partial, _LAYER) as (file, disk):
         write_attributes(file, "kpc-1", system, provenance, note)
         file.attrs["lower_edge_pc"] = EDGE
         file.attrs["step_pc"] = 1.0
@@ -73,6 +76,7 @@ def write_leike2020(
                 values = slab.arrays[name].transpose(2, 1, 0) * np.float32(factor)
                 dataset[x, y, k] = values
                 inside += counts(values)
+            disk.check()
     total = 2 * math.prod(options.shape)
     return LayoutCounts(total, total - inside.values + inside.outside)
 
@@ -93,12 +97,6 @@ def _inside(
     first = tuple(int(found[0]) for found in ranges)
     lower = tuple(edge + 0.5 + i for edge, i in zip(EDGE, first, strict=True))
     return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(found) for found in ranges))
-
-
-def _cached(path: Path) -> h5py.File:
-    """A new file that holds a layer of chunks, as slabs need not begin where chunks do."""
-    layer = 4 * _CHUNK[2] * (SHAPE[0] + _CHUNK[0]) * (SHAPE[1] + _CHUNK[1])
-    return h5py.File(path, "w", rdcc_nbytes=layer, rdcc_nslots=10_007)
 
 
 def _dataset(file: h5py.File, name: str, shape: tuple[int, int, int]) -> h5py.Dataset:

@@ -1,9 +1,12 @@
 """Lines of sight through the centres of HEALPix pixels: NESTED, Galactic."""
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
 
 #: Numbers of one quantity that are made at once.
 BLOCK = 2**20
@@ -20,7 +23,9 @@ def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
     pixels = 12 * nside**2
     step = max(1, BLOCK // per_pixel)
     for start in range(0, pixels, step):
-        yield start, min(start + step, pixels)
+        stop = min(start + step, pixels)
+        log.info("pixels %d to %d of %d", start, stop, pixels)
+        yield start, stop
 
 
 def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
