@@ -1,59 +1,107 @@
-"""dustmap simulate: a catalog of stars behind a dust field that is known."""
+"""dustmap simulate: a catalog of stars behind dust that is known."""
 
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dustmap.cli._exit import DONE, checking_input
+from dustmap import config as configuration
+from dustmap.cli._exit import DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_json, add_output, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
+
+if TYPE_CHECKING:
+    from dustmap.sky.simulation import SkyModel
 
 
 def add(commands: Commands) -> None:
     command = new(
         commands,
         "simulate",
-        "make a catalog of stars behind a random dust field",
-        "simulate --stars 2000 --seed 1 --output sky.fits --truth truth.zarr",
+        "make a catalog of stars behind dust that is known: turbulence, the disc, bubbles",
+        "simulate --stars 4000 --seed 1 --output sky.fits --truth truth.zarr",
+        "simulate --stars 4000 --seed 1 --output sky.fits --from-prior run.toml",
     )
     command.add_argument("--stars", type=int, required=True, metavar="N")
-    command.add_argument("--seed", type=int, required=True, metavar="S")
-    add_output(command, "the catalog", "SKY.fits")
+    command.add_argument(
+        "--seed", type=int, required=True, metavar="S", help="the same seed, the same sky"
+    )
+    add_output(command, "the catalog: .fits, .ecsv, .csv or .parquet", "SKY.fits")
     command.add_argument("--truth", metavar="TRUTH.zarr", help="write the true density, too")
+    command.add_argument(
+        "--from-prior",
+        metavar="CONFIG.toml",
+        help="draw the dust from this configuration's prior, in its box, instead",
+    )
     command.add_argument(
         "--size", nargs=3, metavar=("X", "Y", "Z"), help="the box [400pc 400pc 240pc]"
     )
-    command.add_argument("--error", type=float, metavar="MAG", help="typical error [0.03]")
+    command.add_argument("--step", metavar="PC", help="between nodes of the true density [10pc]")
+    command.add_argument("--error", type=float, metavar="MAG", help="of an extinction [0.03]")
+    command.add_argument(
+        "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.005]"
+    )
+    command.add_argument("--limit", type=float, metavar="G", help="faintest magnitude [17.5]")
+    command.add_argument("--system", metavar="NAME", help="of the extinctions [A_V]")
+    command.add_argument(
+        "--exact-distances", action="store_true", help="write distances in place of parallaxes"
+    )
     add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
-    from dustmap.sky import (
-        Provenance,
-        SkyModel,
-        refuse_existing,
-        simulate,
-        write_map_zarr,
-        write_stars,
-    )
+    from dustmap.sky import Provenance, refuse_existing, write_map
+    from dustmap.sky.simulation import format_of, simulate, write_sky
 
     with checking_input():
         output, truth = Path(options.output), options.truth and Path(options.truth)
         for path in filter(None, (output, truth)):
             refuse_existing(path, options.overwrite)
-        changes: dict[str, Any] = {}
-        if options.size is not None:
-            changes["size"] = tuple(parsecs(size) for size in options.size)
-        if options.error is not None:
-            changes["error"] = options.error
-        model = dataclasses.replace(SkyModel(), **changes)
-        stars, density = simulate(model, options.stars, options.seed)
-    write_stars(output, stars, options.overwrite)
-    if truth:
-        made = (f"simulated with seed {options.seed}",)
-        write_map_zarr(truth, density, Provenance("", made), options.overwrite)
-    told = {"stars": len(stars), "output": str(output), "truth": str(truth or "not written")}
-    tell(told, options.json)
+        format_of(output)
+        sky = simulate(_model(options), options.stars, options.seed)
+    with checking_output():
+        write_sky(output, sky, options.exact_distances, options.overwrite)
+        if truth:
+            made = (f"simulated with seed {options.seed}",)
+            write_map(truth, sky.truth, Provenance("", made), options.overwrite)
+    tell(
+        {
+            "stars": len(sky),
+            "outliers": int(sky.outlier.sum()),
+            "output": str(output),
+            "truth": str(truth or "not written"),
+        },
+        options.json,
+    )
     return DONE
+
+
+def _model(options: argparse.Namespace) -> "SkyModel":
+    from dustmap.runs import prior_sky
+    from dustmap.sky.simulation import SkyModel
+    from dustmap.sky.systems import system_named
+
+    model = SkyModel()
+    changes: dict[str, Any] = {}
+    if options.from_prior is not None:
+        if options.size is not None or options.step is not None:
+            raise ValueError("--size and --step: [grid] of the configuration says where its sky is")
+        catalog = f"data.catalog={options.output}"  # the one that a run of it would read
+        model = prior_sky(configuration.load(options.from_prior, [catalog]))
+    if options.size is not None:
+        changes["size"] = tuple(parsecs(size) for size in options.size)
+    if options.step is not None:
+        changes["spacing"] = parsecs(options.step)
+    if options.system is not None:
+        changes["system"] = system_named(options.system)
+    if options.limit is not None:
+        changes["population"] = dataclasses.replace(model.population, limit=options.limit)
+    errors = {
+        name: getattr(options, name)
+        for name in ("error", "outliers")
+        if getattr(options, name) is not None
+    }
+    return dataclasses.replace(
+        model, **changes, measurements=dataclasses.replace(model.measurements, **errors)
+    )

@@ -12,6 +12,7 @@ from dustmap.runs._dispatch import open_run as open_run
 from dustmap.runs._dispatch import open_star_map as open_star_map
 from dustmap.runs._dispatch import prepare as prepare
 from dustmap.runs._dispatch import regression_at as regression_at
+from dustmap.runs._prior_sky import prior_sky as prior_sky
 from dustmap.runs._progress import LogProgress as LogProgress
 from dustmap.runs._progress import Progress as Progress
 from dustmap.runs._regression_result import RegressionResult as RegressionResult

@@ -9,7 +9,9 @@ import pytest
 
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.sky import DustMap, SkyModel, StarTable, simulate, write_stars
+from dustmap.sky import DustMap
+from dustmap.sky.simulation import SimulatedSky, write_sky
+from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
 [data]
@@ -33,17 +35,17 @@ dtype = "float64"
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """150 stars, a few of whose extinctions are spoilt in `spoilt.fits`."""
     path = tmp_path_factory.mktemp("global")
-    stars, _ = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 150, seed=2)
-    write_stars(path / "sky.fits", stars)
-    write_stars(path / "spoilt.fits", spoilt(stars))
+    sky = plain_sky(150, seed=2)
+    write_plain_sky(path, sky)
+    write_sky(path / "spoilt.fits", spoilt(sky), exact_distances=True)
     (path / "run.toml").write_text(CONFIG)
     return path
 
 
-def spoilt(stars: StarTable) -> StarTable:
-    extinction = stars.extinction.copy()
+def spoilt(sky: SimulatedSky) -> SimulatedSky:
+    extinction = sky.stars.extinction.copy()
     extinction[::20] += 2.0
-    return replace(stars, extinction=extinction)
+    return replace(sky, stars=replace(sky.stars, extinction=extinction))
 
 
 def run(sky: Path, name: str, *settings: str) -> Path:

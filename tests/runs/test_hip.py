@@ -10,7 +10,8 @@ import pytest
 from dustmap.cli import BAD_INPUT, main
 from dustmap.config import Config, load
 from dustmap.runs import execute_run, open_run, prepare
-from dustmap.sky import DustMap, SkyModel, simulate, write_stars
+from dustmap.sky import DustMap
+from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
 [data]
@@ -34,7 +35,7 @@ dtype = "float64"
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """100 stars in a box with three different sides, mapped by the exact engine."""
     path = tmp_path_factory.mktemp("hip")
-    write_stars(path / "sky.fits", simulate(SkyModel(size=(120.0, 80.0, 40.0)), 100, seed=2)[0])
+    write_plain_sky(path, plain_sky(100, seed=2))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     execute_run(prepare(config), path / "exact", config, overwrite=False)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
-from dustmap.sky import Provenance, SkyModel, simulate, write_map, write_stars
 from dustmap.sky.catalogs import read_catalog
 from dustmap.sky.maps import DustMap
 from dustmap.sky.stars import ExactDistances
+from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
 [data]
@@ -44,9 +44,7 @@ learn_rows = 60
 def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on 100 stars in a box with three different sides."""
     path = tmp_path_factory.mktemp("sky")
-    stars, truth = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 100, seed=2)
-    write_stars(path / "sky.fits", stars)
-    write_map(path / "truth.zarr", truth, Provenance(""))
+    write_plain_sky(path, plain_sky(100, seed=2))
     (path / "run.toml").write_text(CONFIG)
     config = load(path / "run.toml")
     report = execute_run(prepare(config), path / "run", config, overwrite=False)
@@ -291,8 +289,7 @@ def test_a_gpu_gives_the_same_map(sky: Path, tmp_path: Path) -> None:
 
 
 def test_more_stars_than_the_engine_takes_are_refused(tmp_path: Path) -> None:
-    stars, _ = simulate(SkyModel(size=(120.0, 80.0, 40.0)), 10_002, seed=2)
-    write_stars(tmp_path / "sky.fits", stars)
+    write_plain_sky(tmp_path, plain_sky(10_002, seed=2))
     (tmp_path / "run.toml").write_text(CONFIG.replace('truth = "truth.zarr"', ""))
     with pytest.raises(ValueError, match=r"takes at most 10,000 stars, and 10,002 are left"):
         prepare(load(tmp_path / "run.toml", ["data.holdout=0"]))

@@ -12,6 +12,7 @@ from dustmap.sky.simulation._dust import Disc as Disc
 from dustmap.sky.simulation._dust import GaussianDust as GaussianDust
 from dustmap.sky.simulation._dust import LogNormalDust as LogNormalDust
 from dustmap.sky.simulation._dust import StructuredDust as StructuredDust
+from dustmap.sky.simulation._files import format_of as format_of
 from dustmap.sky.simulation._files import sky_table as sky_table
 from dustmap.sky.simulation._files import write_sky as write_sky
 from dustmap.sky.simulation._measurements import Measurements as Measurements

@@ -43,13 +43,18 @@ def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
     return QTable(columns, meta={"EXTSYS": stars.system.name})
 
 
+def format_of(path: str | Path) -> str:
+    """Astropy's name of the format that a name's ending says."""
+    kind = FORMATS.get(Path(path).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
+    return kind
+
+
 def write_sky(
     path: str | Path, sky: SimulatedSky, exact_distances: bool = False, overwrite: bool = False
 ) -> None:
     """Writes the table of `sky_table` in the format that the name's ending says."""
-    path = Path(path)
-    kind = FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
+    path, kind = Path(path), format_of(path)
     with replacing(path, overwrite) as partial:
         sky_table(sky, exact_distances).write(partial, format=kind)
