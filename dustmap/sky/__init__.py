@@ -1,6 +1,6 @@
 """The sky: star catalogs in, maps of the dust density out.
 
-`read_stars` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
+`read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
 A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
 queries and is drawn by `plot_slice`. `write_edenhofer2023` and its like write the layouts of
@@ -9,24 +9,22 @@ Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
 from dustmap.sky._atomic import refuse_existing as refuse_existing
-from dustmap.sky._catalog import StarTable as StarTable
-from dustmap.sky._catalog import read_places as read_places
-from dustmap.sky._catalog import read_stars as read_stars
-from dustmap.sky._catalog import write_stars as write_stars
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._plots import plot_slice as plot_slice
 from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
+from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.catalogs import Catalog as Catalog
 from dustmap.sky.catalogs import CatalogError as CatalogError
 from dustmap.sky.catalogs import Counts as Counts
+from dustmap.sky.catalogs import Places as Places
 from dustmap.sky.catalogs import SchemaCard as SchemaCard
 from dustmap.sky.catalogs import card_named as card_named
 from dustmap.sky.catalogs import ingest as ingest
 from dustmap.sky.catalogs import known_cards as known_cards
 from dustmap.sky.catalogs import read_catalog as read_catalog
-from dustmap.sky._tables import write_table as write_table
+from dustmap.sky.catalogs import read_places as read_places
 from dustmap.sky.layouts import LAYOUTS as LAYOUTS
 from dustmap.sky.layouts import BayestarOptions as BayestarOptions
 from dustmap.sky.layouts import EdenhoferOptions as EdenhoferOptions
@@ -75,3 +73,20 @@ from dustmap.sky.simulation import Turbulence as Turbulence
 from dustmap.sky.simulation import column_density as column_density
 from dustmap.sky.simulation import simulate as simulate
 from dustmap.sky.simulation import write_sky as write_sky
+from dustmap.sky.stars import AbstractDistancePrior as AbstractDistancePrior
+from dustmap.sky.stars import AbstractDistances as AbstractDistances
+from dustmap.sky.stars import ExactDistances as ExactDistances
+from dustmap.sky.stars import ExponentialDensity as ExponentialDensity
+from dustmap.sky.stars import FlatParallax as FlatParallax
+from dustmap.sky.stars import GaussianDistances as GaussianDistances
+from dustmap.sky.stars import ParallaxDistances as ParallaxDistances
+from dustmap.sky.stars import PercentileDistances as PercentileDistances
+from dustmap.sky.stars import StarTable as StarTable
+from dustmap.sky.stars import concatenate as concatenate
+from dustmap.sky.stars import open_star_store as open_star_store
+from dustmap.sky.stars import read_star_store as read_star_store
+from dustmap.sky.stars import star_store as star_store
+from dustmap.sky.systems import ExtinctionSystem as ExtinctionSystem
+from dustmap.sky.systems import conversion as conversion
+from dustmap.sky.systems import known_systems as known_systems
+from dustmap.sky.systems import system_named as system_named
