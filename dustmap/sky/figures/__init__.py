@@ -1,0 +1,26 @@
+"""Pictures of maps: data in, a matplotlib `Figure` out, in the size in which it is printed.
+
+Planes and projections (`slice_figure`, `projection_figure`), the sky at a distance or up to it
+(`shell_figure`, `extinction_sky_figure`, on the whole sky or on `Pixels.around` a place), one line
+of sight (`line_of_sight_figure`), and what a map says of stars that it has not seen
+(`residual_figure`, `calibration_figure`, `extinction_figure`). `save_figure` writes PNG and PDF.
+No window is opened and pyplot is not used.
+"""
+
+from dustmap.sky.figures._calibration import calibration_figure as calibration_figure
+from dustmap.sky.figures._comparisons import Comparison as Comparison
+from dustmap.sky.figures._extinctions import extinction_figure as extinction_figure
+from dustmap.sky.figures._lines_of_sight import BEAM as BEAM
+from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
+from dustmap.sky.figures._planes import Axis as Axis
+from dustmap.sky.figures._profiles import Profile as Profile
+from dustmap.sky.figures._profiles import profile_of_field as profile_of_field
+from dustmap.sky.figures._profiles import profile_of_map as profile_of_map
+from dustmap.sky.figures._residuals import residual_figure as residual_figure
+from dustmap.sky.figures._shells import extinction_sky_figure as extinction_sky_figure
+from dustmap.sky.figures._shells import shell_figure as shell_figure
+from dustmap.sky.figures._sky_image import Pixels as Pixels
+from dustmap.sky.figures._slices import projection_figure as projection_figure
+from dustmap.sky.figures._slices import slice_figure as slice_figure
+from dustmap.sky.figures._style import check_picture as check_picture
+from dustmap.sky.figures._style import save_figure as save_figure

@@ -1,0 +1,165 @@
+"""Density and extinction along one line of sight, as curves with bands."""
+
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+import torch
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from numpy.typing import NDArray
+
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.sky._coordinates import cartesian
+from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
+from dustmap.sky.stars import StarTable
+from dustmap.sky.systems import ExtinctionSystem
+
+Array: TypeAlias = NDArray[np.float64]
+
+#: Percentiles between which 68 % lie.
+_LOW, _HIGH = 16.0, 84.0
+#: Places along a line at most.
+_MOST = 600
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Band:
+    """A curve (K,), with the edges of its central 68 % where they are known."""
+
+    mean: Array
+    low: Array | None = None
+    high: Array | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Towards (l, b) in degrees at `distance` (K,) in pc: density in mag/pc, extinction in mag.
+
+    coverage and the truths (K,) where they are known.
+    """
+
+    l: float
+    b: float
+    system: ExtinctionSystem
+    distance: Array
+    density: Band
+    extinction: Band
+    coverage: Array | None = None
+    true_density: Array | None = None
+    true_extinction: Array | None = None
+
+
+def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None = None) -> Profile:
+    """From the Sun to the face of the map.
+
+    Bands of the density are the map's percentiles or, without them, mean ± std; those of the
+    extinction are the percentiles of the stored samples, if there are any.
+    """
+    distance = _distances(density.grid.lower, density.grid.upper, min(density.grid.spacing), l, b)
+    places = SkyCoord(
+        l=np.full(len(distance), l) * u.deg,
+        b=np.full(len(distance), b) * u.deg,
+        distance=distance * u.pc,
+        frame="galactic",
+    )
+    return Profile(
+        l,
+        b,
+        density.system,
+        distance,
+        _density_band(density, places),
+        _extinction_band(density, places),
+        density.coverage(places) if Quantity.COVERAGE in density.available else None,
+        None if truth is None else truth.query(places),
+        None if truth is None else truth.query(places, integrated=True),
+    )
+
+
+def profile_of_field(
+    field: AbstractDensityField, step: float, l: float, b: float, truth: DustMap | None = None
+) -> Profile:
+    """The same of a posterior: every number is its own and none is read off voxels.
+
+    step: between places in pc.
+    """
+    distance = _distances(field.lower, field.upper, step, l, b)
+    points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
+    # Rounding must not carry the last place out of the box.
+    places = torch.from_numpy(np.clip(points, field.lower, field.upper))
+    band = (Quantity.MEAN, Quantity.P16, Quantity.P84)
+    rho = field.evaluate(PointValues(places), MapRequest((*band, Quantity.COVERAGE)))
+    column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(band))
+    true = None if truth is None else _true_columns(truth, points)
+    return Profile(
+        l,
+        b,
+        field.system,
+        distance,
+        _band(rho),
+        _band(column),
+        rho["coverage"].astype(np.float64),
+        None if truth is None else truth.mean_at(points),
+        true,
+    )
+
+
+def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:
+    """The stars within `angle` degrees of the line, as far as it goes; None if there are none."""
+    if not angle > 0.0:
+        raise ValueError(f"beam: expected a radius of more than 0 degrees, got {angle:g}")
+    ahead = cartesian([profile.l], [profile.b], [1.0])[0]
+    near = cartesian(stars.l, stars.b, np.ones(len(stars))) @ ahead >= np.cos(np.radians(angle))
+    near &= stars.distance <= profile.distance[-1]
+    return stars[near] if near.any() else None
+
+
+def _distances(
+    lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
+) -> Array:
+    """Places from the Sun to where the line leaves the box, at most `step` apart."""
+    ahead = cartesian([l], [b], [1.0])[0]
+    if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
+        raise ValueError(
+            f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
+            f"{tuple(upper)} pc)"
+        )
+    faces = np.where(ahead > 0, upper, lower)
+    moving = np.abs(ahead) > 1e-12
+    far = float((faces[moving] / ahead[moving]).min())
+    count = min(max(2, int(np.ceil(2.0 * far / step)) + 1), _MOST)
+    # A hair inside, so that rounding does not put the last place outside.
+    return np.linspace(far / count, far * (1.0 - 1e-9), count)
+
+
+def _density_band(density: DustMap, places: SkyCoord) -> Band:
+    mean = density.query(places)
+    known = density.available
+    if {Quantity.P16, Quantity.P84} <= set(known) or density.n_samples > 1:
+        low, high = density.query(places, mode="percentile", pct=[_LOW, _HIGH]).T
+        return Band(mean, low, high)
+    if Quantity.STD in known:
+        std = density.query(places, mode="std")
+        return Band(mean, mean - std, mean + std)
+    return Band(mean)
+
+
+def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
+    mean = density.query(places, integrated=True)
+    if density.n_samples < 2:
+        return Band(mean)
+    low, high = density.query(places, mode="percentile", pct=[_LOW, _HIGH], integrated=True).T
+    return Band(mean, low, high)
+
+
+def _band(found: dict[str, NDArray[np.float32]]) -> Band:
+    mean, low, high = (found[name].astype(np.float64) for name in ("mean", "p16", "p84"))
+    return Band(mean, low, high)
+
+
+def _true_columns(truth: DustMap, points: Array) -> Array:
+    x, y, z = points.T * u.pc
+    places = SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
+    return truth.query(places, integrated=True)
