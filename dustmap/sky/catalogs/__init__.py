@@ -10,6 +10,8 @@ path); FITS, HDF5, Parquet, VOTable, ECSV and CSV are read in chunks. Of 16/50/8
 extinction the value is the median and the error (p84 - p16) / 2; negative extinctions are data.
 """
 
+from dustmap.sky.catalogs._card import Alias as Alias
+from dustmap.sky.catalogs._card import CardColumn as CardColumn
 from dustmap.sky.catalogs._card import SchemaCard as SchemaCard
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR as DEFAULT_PRIOR
 from dustmap.sky.catalogs._catalog import Catalog as Catalog

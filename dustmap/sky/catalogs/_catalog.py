@@ -1,6 +1,6 @@
 """Catalogs into memory, or into a star store of any size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,10 +87,12 @@ def ingest(
     invalid: str | None = None,
     parallax_zero_point: float = 0.0,
     overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Counts:
     """As `read_catalog`, into a star store; memory does not grow with the number of rows.
 
-    The store's attribute `catalog` holds counts and provenance.
+    The store's attribute `catalog` holds counts and provenance. `progress` is told how many rows
+    are read, chunk by chunk.
     """
     target = Path(store_path)
     refuse_existing(target, overwrite)
@@ -100,7 +102,7 @@ def ingest(
     # Beside the target, so that the finished store can be renamed onto it.
     with TemporaryDirectory(dir=target.parent, prefix=".ingest-") as scratch:
         draft = Path(scratch) / "draft.zarr"
-        twice = _write(draft, selection)
+        twice = _write(draft, selection, progress or _silent)
         if len(twice):
             draft = _without(draft, twice)
         with replacing(target, overwrite) as partial:
@@ -108,7 +110,11 @@ def ingest(
     return selection.tally.counts()
 
 
-def _write(draft: Path, selection: Selection) -> NDArray[np.int64]:
+def _silent(rows: int) -> None:
+    del rows
+
+
+def _write(draft: Path, selection: Selection, progress: Callable[[int], None]) -> NDArray[np.int64]:
     """Fills a store with all stars; the rows of those that an earlier one repeats."""
     with IdentifierLog(draft.parent) as log, star_store(draft) as store:
         buffer = _Buffer(store)
@@ -116,6 +122,7 @@ def _write(draft: Path, selection: Selection) -> NDArray[np.int64]:
             buffer.append(table)
             if selection.has_identifiers:
                 log.append(table.source_id)
+            progress(selection.tally.rows)
         selection.check_some()
         buffer.flush()
         twice = log.repeated()

@@ -34,15 +34,16 @@ class Counts:
             "kept": self.kept,
         }
 
+    def summary(self) -> dict[str, int]:
+        """The same without levels, for people: what happened, and to how many rows."""
+        cuts = {f"cut, not {name}": count for name, count in self.cuts.items()}
+        invalid = {f"invalid, {name}": count for name, count in self.invalid.items()}
+        twice = {"duplicates": self.duplicates} if self.duplicates else {}
+        return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept}
+
     def lines(self) -> list[str]:
-        """One `what: number` a line, for people."""
-        return [
-            f"rows read: {self.rows}",
-            *(f"cut, not {name}: {count}" for name, count in self.cuts.items()),
-            *(f"invalid, {name}: {count}" for name, count in self.invalid.items()),
-            *([f"duplicates: {self.duplicates}"] if self.duplicates else []),
-            f"kept: {self.kept}",
-        ]
+        """One `what: number` a line."""
+        return [f"{name}: {count}" for name, count in self.summary().items()]
 
     def __str__(self) -> str:
         return "; ".join(self.lines())

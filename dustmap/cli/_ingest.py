@@ -1,0 +1,141 @@
+"""dustmap ingest: the stars of catalogs of any size into one store."""
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._parser import Commands, add_json, add_output, new
+from dustmap.cli._tell import tell
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from dustmap.sky.stars import AbstractDistancePrior
+
+#: Between two lines of a log that say how far the reading is.
+LINE_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+def add(commands: Commands) -> None:
+    command = new(
+        commands,
+        "ingest",
+        "check, cut and convert the stars of catalogs of any size, into one star store",
+        "ingest sky.fits --output stars.zarr",
+        "ingest stellar_params_catalog_0*.h5 --schema zgr23 --cuts edenhofer24 --output stars.zarr",
+        "ingest mine.csv --schema mine.toml --system A_V --invalid drop --output stars.zarr",
+    )
+    command.add_argument(
+        "catalogs", nargs="+", metavar="CATALOG", help="FITS, HDF5, Parquet, VOTable, ECSV or CSV"
+    )
+    command.add_argument(
+        "--schema",
+        default="generic",
+        metavar="NAME|CARD.toml",
+        help="which columns they have: a survey's card or your own [generic]",
+    )
+    command.add_argument(
+        "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
+    )
+    command.add_argument(
+        "--system",
+        metavar="NAME",
+        help="extinction system to convert to, such as A_V; what an unlabelled catalog is in",
+    )
+    command.add_argument(
+        "--invalid",
+        choices=("error", "drop"),
+        help="rows that are no stars end the reading, or are left out [as the card says]",
+    )
+    _add_parallaxes(command)
+    add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
+    add_json(command)
+
+
+def _add_parallaxes(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("catalogs with parallaxes")
+    group.add_argument(
+        "--distance-prior",
+        choices=("flat-parallax", "exponential-density"),
+        default="flat-parallax",
+        help="distribution of distances before they are measured [flat-parallax]",
+    )
+    group.add_argument("--distance-max", default="10kpc", metavar="PC", help="its end [10kpc]")
+    group.add_argument(
+        "--distance-scale",
+        default="1350pc",
+        metavar="PC",
+        help="length over which exponential-density falls by e [1350pc]",
+    )
+    group.add_argument(
+        "--parallax-zero-point",
+        type=float,
+        default=0.0,
+        metavar="MAS",
+        help="subtracted from all parallaxes [0]",
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    from dustmap.sky.catalogs import ingest
+    from dustmap.sky.systems import system_named
+
+    output = Path(options.output)
+    with checking_input(), _counter() as progress:
+        counts = ingest(
+            options.catalogs,
+            options.schema,
+            output,
+            cuts=options.cuts,
+            system=None if options.system is None else system_named(options.system),
+            prior=_prior(options),
+            invalid=options.invalid,
+            parallax_zero_point=options.parallax_zero_point,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
+    told = counts.as_dict() if options.json else counts.summary()
+    tell({**told, "output": str(output)}, options.json)
+    return DONE
+
+
+@contextmanager
+def _counter() -> Iterator[Callable[[int], None]]:
+    """Rows so far: a running number on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(unit=" rows", unit_scale=True, leave=False, file=sys.stderr) as bar:
+            yield lambda rows: _advance(bar, rows)
+        return
+    last = time.monotonic()
+
+    def tell_rows(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > LINE_SECONDS:
+            last = time.monotonic()
+            log.info("read %d rows", rows)
+
+    yield tell_rows
+
+
+def _advance(bar: "tqdm[NoReturn]", rows: int) -> None:
+    bar.update(rows - bar.n)
+
+
+def _prior(options: argparse.Namespace) -> "AbstractDistancePrior":
+    from dustmap.config import parsecs
+    from dustmap.sky.stars import ExponentialDensity, FlatParallax
+
+    furthest = parsecs(options.distance_max)
+    if options.distance_prior == "flat-parallax":
+        return FlatParallax(furthest)
+    return ExponentialDensity(parsecs(options.distance_scale), furthest)

@@ -1,0 +1,67 @@
+"""dustmap ingest: what it prints and writes, and how it ends."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy.table import Table
+
+from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, read_star_store
+from tests.sky.catalogs.files import star_columns, write
+
+
+def test_counts_are_printed_and_stars_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, store = write(tmp_path, "fits", star_columns()), tmp_path / "stars.zarr"
+    assert main(["ingest", str(path), "--output", str(store)]) == DONE
+    assert capsys.readouterr().out == f"rows read: 7\nkept: 7\noutput: {store}\n"
+    assert len(read_star_store(store)) == 7
+    assert main(["ingest", str(path), "--output", str(store)]) == BAD_INPUT
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(star_columns(), meta={})
+    table.rename_columns(["distance_pc"], ["parallax_error"])
+    table["parallax_error"].unit = None
+    table["parallax"] = -0.5
+    table["parallax_error"][3] = np.nan
+    path, store = write(tmp_path, "csv", table), tmp_path / "stars.zarr"
+    options = ["--cuts", "none", "--system", "A_G", "--invalid", "drop", "--schema", "generic"]
+    options += ["--distance-prior", "exponential-density", "--distance-max", "20kpc"]
+    options += ["--distance-scale", "900pc", "--parallax-zero-point", "-0.04", "--json"]
+    assert main(["ingest", str(path), "--output", str(store), *options]) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["invalid"] == {"parallax_error is not finite": 1}
+    assert (told["rows"], told["kept"]) == (7, 6)
+    stars = read_star_store(store)
+    assert stars.system.name == "A_G"
+    assert isinstance(stars.distances, ParallaxDistances)
+    assert stars.distances.prior == ExponentialDensity(900.0, 20_000.0)
+    np.testing.assert_allclose(stars.distances.parallax, -0.46)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--schema", "zgr32"], "did you mean zgr23?"),
+        (["--schema", "zgr23"], "missing columns for the card zgr23"),
+        (["--system", "AV"], "choose A_V"),
+        (["--distance-max", "10"], "nothing says which extinction"),
+        (["--distance-max", "10mag"], "10mag: expected a length"),
+        (["--cuts", "best"], "the card generic has default, none"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    path = write(tmp_path, "csv", Table(star_columns()))
+    store = tmp_path / "stars.zarr"
+    assert main(["ingest", str(path), "--output", str(store), *arguments]) == BAD_INPUT
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
