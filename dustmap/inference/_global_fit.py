@@ -1,5 +1,6 @@
 """From data to a posterior on a grid in one call: hyperparameters, then mean and draws."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -22,6 +23,8 @@ from dustmap.inference.solve._pathwise import PathwisePosterior
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
+#: Jitter, of the median σ, below which there is none.
+_LEAST_JITTER = 0.02
 #: Turns of outlier weights and learning.
 _TURNS = 2
 
@@ -270,6 +273,7 @@ class _Fit:
             prior_draws=keyed_prior_draws(self.settings.seed),
             weights=weights,
             ceilings=self.maker.ceilings(),
+            floors=_floors(self.maker.likelihood, some),
             progress=self.progress,
         )
 
@@ -281,6 +285,14 @@ class _Fit:
             return solve_global(model, data, settings, sigma=sigma, start=start)
 
         return solve
+
+
+def _floors(likelihood: GaussianLikelihood, data: Batch) -> dict[int, float]:
+    """The least log jitter, by the id of the parameter: so small a part of σ is none."""
+    if likelihood.log_jitter is None or data.noise_variance is None:
+        return {}
+    typical = float(data.noise_variance.median().sqrt())
+    return {id(likelihood.log_jitter): math.log(_LEAST_JITTER * typical)}
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

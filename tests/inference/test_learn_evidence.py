@@ -134,6 +134,44 @@ def test_the_exact_optimum_from_poor_starts(kind: str, start: tuple[float, float
     assert got == tuple(float(p.detach()) for p in present)
 
 
+def jittered(n: int, jitter: float) -> Batch:
+    """Values of ℓ = 0.3, variance 1; errors from 0.02 to 0.7, and noise of that and jitter."""
+    generator = torch.Generator().manual_seed(5)
+    x, u = torch.rand((2, n), generator=generator, dtype=torch.float64)
+    functional, sigma = PointValues(x[:, None]), 0.02 * (3.5 * u).exp()
+    K = ExactGP(Matern32(0.3, 1.0, dim=1), ConstantMean()).covariance(functional).detach()
+    A = K + torch.diag(sigma.square() + jitter**2)
+    white = torch.randn(n, generator=generator, dtype=torch.float64)
+    return Batch(functional, torch.linalg.cholesky(A) @ white, sigma.square())
+
+
+@pytest.mark.parametrize("jitter", [0.15, 0.0])
+def test_jitter_beside_a_scale(jitter: float) -> None:
+    """Both are found within their errors; where there is no jitter, at its floor."""
+    batch, likelihood = jittered(200, jitter), GaussianLikelihood(scale=1.5, jitter=0.01)
+    assert likelihood.log_jitter is not None
+    assert likelihood.log_scale is not None
+    case = Problem(batch, Matern32(0.2, 0.5, dim=1), ConstantMean(), likelihood)
+    learned = learn_evidence(
+        case.builder(),
+        batch,
+        LearnSettings(),
+        DenseSolver(batch),
+        prior_draws=prior_draws,
+        floors={id(likelihood.log_jitter): math.log(1e-3)},
+    )
+    assert learned.status is FitStatus.CONVERGED, learned.message()
+    print(jitter, learned.parameters, learned.standard_deviations, len(learned.history))
+    *_, scale_error, jitter_error = learned.standard_deviations
+    assert abs(float(likelihood.log_scale.detach())) < 3.0 * scale_error
+    if jitter == 0.0:
+        assert float(likelihood.log_jitter.detach().exp()) < 0.01
+    else:
+        wrong = float(likelihood.log_jitter.detach()) - math.log(jitter)
+        assert abs(wrong) < 3.0 * jitter_error
+        assert jitter_error < 0.3
+
+
 def test_too_few_steps_are_reported() -> None:
     learned = problem(drawn("points", 40)).learned(LearnSettings(max_steps=2))
     assert learned.status is FitStatus.MAX_STEPS
@@ -241,4 +279,6 @@ def test_long_components_are_cut_and_the_others_solved_for_anew() -> None:
     torch.testing.assert_close(bounded_step(gradient, information, 5.0), step)
     cut = bounded_step(gradient, information, 1.0)
     assert float(cut[1]) == -1.0
+    held = bounded_step(gradient, information, 5.0, torch.tensor([False, True]))
+    torch.testing.assert_close(held, torch.stack([gradient[0] / 4.0, torch.zeros_like(step[1])]))
     assert float(cut[0]) == pytest.approx(float((gradient[0] + 1.0) / 4.0))

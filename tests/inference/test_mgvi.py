@@ -335,6 +335,55 @@ def test_hyperparameters_come_back_from_a_poor_start() -> None:
     assert solution.history[-1].misfit == pytest.approx(scale, abs=0.3)
 
 
+@pytest.mark.parametrize(("scale", "jitter"), [(0.8, 0.05), (1.0, 0.0)])
+def test_scale_and_jitter_are_found_apart(scale: float, jitter: float) -> None:
+    """Errors over a factor of 20; the evidence's own error of both is some 5 %."""
+    truth = model_of(box(2, 20), length=0.3)
+    rays = LineIntegrals.from_observer(positions(500, 2, 3))
+    f = truth.interpolation(rays).matmul(draw_truth(truth, 3).exp())
+    generator = torch.Generator().manual_seed(8)
+    u, white = torch.rand(500, generator=generator), torch.randn(500, generator=generator)
+    sigma = 0.01 * (3.0 * u.double()).exp()
+    noise = (scale**2 * sigma.square() + jitter**2).sqrt()
+    data = Batch(rays, f + noise * white.double(), sigma.square())
+    likelihood = GaussianLikelihood(scale=1.5, jitter=0.1 * float(sigma.median()))
+    solution = fit_mgvi(
+        model_of(box(2, 20), length=0.2, likelihood=likelihood), data, MGVISettings(samples=4)
+    )
+    assert solution.status is MGVIStatus.CONVERGED
+    found_scale, found_jitter = (math.exp(p) for p in solution.history[-1].parameters[2:])
+    assert found_scale == pytest.approx(scale, rel=0.15)
+    if jitter > 0:
+        assert found_jitter == pytest.approx(jitter, rel=0.15)
+    else:
+        assert found_jitter < 0.3 * float(sigma.median())
+
+
+def test_priors_stay_where_they_are_told_to() -> None:
+    data = observe(
+        model_of(box(2, 8)), draw_truth(model_of(box(2, 8)), 5), positions(5, 2, 5), 2, 5
+    )
+    found = []
+    for origin in (None, torch.tensor([0.0, 3.0], dtype=torch.float64)):
+        solution = fit_mgvi(
+            model_of(box(2, 8)), data, MGVISettings(samples=4, prior_std=0.1), origin=origin
+        )
+        found.append(solution.history[-1].parameters[1])
+    assert found[0] == pytest.approx(0.0, abs=0.3)
+    assert found[1] == pytest.approx(3.0, abs=0.5)
+    with pytest.raises(ValueError, match="origin must have shape"):
+        fit_mgvi(model_of(box(2, 8)), data, origin=torch.zeros(3))
+
+
+def test_the_learned_mean_is_told() -> None:
+    flat = model_of(box(2, 8), variance=1e-4, learn=False)
+    truth = torch.full((flat.prior.grid.size,), 0.7, dtype=torch.float64)
+    solution = fit_mgvi(flat, observe(flat, truth, positions(60, 2, 1), 0.02, 1), MGVISettings())
+    assert float(solution.coefficients) == pytest.approx(0.7, abs=0.03)
+    fixed = model_of(box(2, 8), mean=ConstantMean(0.4, learn=False))
+    assert float(fixed.coefficients(torch.zeros(fixed.prior.n_white))) == pytest.approx(0.4)
+
+
 def test_what_cannot_be_fitted_says_why() -> None:
     model = model_of(box(2, 6))
     data = observe(model, draw_truth(model, 0), positions(10, 2, 0), 0.1, 0)

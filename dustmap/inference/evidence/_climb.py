@@ -41,12 +41,14 @@ class Climb(Generic[T]):
         prior_draws: PriorDraws | None,
         weights: Tensor | None,
         ceilings: Mapping[int, float],
+        floors: Mapping[int, float],
     ) -> None:
         self._settings = settings
         self._evaluator = Evaluator(build, data, solve, prior_draws, weights)
         self._origin = self._evaluator.present()
-        self._low = self._origin - _LOG_RANGE
-        ceiling = self._evaluator.ceilings(ceilings).maximum(self._origin)
+        self._floor = self._evaluator.limits(floors, -math.inf).minimum(self._origin)
+        self._low = (self._origin - _LOG_RANGE).maximum(self._floor)
+        ceiling = self._evaluator.limits(ceilings, math.inf).maximum(self._origin)
         self._high = (self._origin + _LOG_RANGE).minimum(ceiling)
         self._samples = settings.samples
         self._best: Point[T] | None = None
@@ -84,7 +86,8 @@ class Climb(Generic[T]):
         assert point is not None
         self._evaluator.load(point.theta)
         assign_mean(point.model, point.solution)
-        room = torch.minimum(point.theta - self._low, self._high - point.theta)
+        down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
+        room = torch.minimum(down, self._high - point.theta)
         if bool((room < 1e-3).any()):
             self._status = FitStatus.AT_BOUND
         return LearnedModel(
@@ -103,14 +106,13 @@ class Climb(Generic[T]):
         return point if std is None else with_prior(point, self._origin, std)
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
-        theta = base.theta + bounded_step(self._free(base), base.information, radius)
+        theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
         return theta.clamp(self._low, self._high)
 
-    def _free(self, point: Point[T]) -> Tensor:
-        """The gradient without what points out of the range."""
+    def _held(self, point: Point[T]) -> Tensor:
+        """Which parameters (P,) are at a limit that the gradient leads across."""
         above = (point.theta >= self._high) & (point.gradient > 0)
-        outward = above | ((point.theta <= self._low) & (point.gradient < 0))
-        return torch.where(outward, 0.0, point.gradient)
+        return above | ((point.theta <= self._low) & (point.gradient < 0))
 
     def _new_radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
         step = point.theta - base.theta
@@ -121,12 +123,14 @@ class Climb(Generic[T]):
         return radius if gain > 0.25 * promised else 0.5 * radius
 
     def _finished(self, point: Point[T]) -> bool:
-        step = bounded_step(self._free(point), point.information, self._settings.largest_step)
+        held = self._held(point)
+        largest = self._settings.largest_step
+        step = bounded_step(point.gradient, point.information, largest, held)
         errors = point.monte_carlo_errors
         allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(self._settings.tolerance)
         if bool((step.abs() > allowed).any()):
             return False
-        coarse = errors > self._settings.accuracy * point.standard_deviations
+        coarse = ~held & (errors > self._settings.accuracy * point.standard_deviations)
         if bool(coarse.any()) and 2 * self._samples <= self._settings.max_samples:
             self._samples *= 2
             return False
@@ -145,14 +149,16 @@ class Climb(Generic[T]):
         )
 
 
-def bounded_step(gradient: Tensor, information: Tensor, radius: float) -> Tensor:
+def bounded_step(
+    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
+) -> Tensor:
     """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
 
     The others are solved for anew each time: one badly determined parameter then does not hold back
-    the rest. gradient g (P,); information I (P, P), positive definite.
+    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
     """
     step = torch.zeros_like(gradient)
-    free = torch.ones_like(gradient, dtype=torch.bool)
+    free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
     while bool(free.any()):
         rest = gradient[free] - information[free][:, ~free] @ step[~free]
         step[free] = torch.linalg.solve(information[free][:, free], rest)

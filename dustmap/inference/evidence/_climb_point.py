@@ -1,6 +1,5 @@
 """One point of a climb: solve, gradient and metric at given parameters."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, final
@@ -72,9 +71,9 @@ class Evaluator(Generic[T]):
         """θ (P,)."""
         return joined(self._parameters).cpu()
 
-    def ceilings(self, known: Mapping[int, float]) -> Tensor:
-        """The largest θ (P,), by the id of a parameter; infinite where none is known."""
-        limits = [(known.get(id(p), math.inf), p.numel()) for p in self._parameters]
+    def limits(self, known: Mapping[int, float], otherwise: float) -> Tensor:
+        """Limits of θ (P,), by the id of a parameter; `otherwise` where none is known."""
+        limits = [(known.get(id(p), otherwise), p.numel()) for p in self._parameters]
         return torch.tensor([limit for limit, n in limits for _ in range(n)], dtype=torch.float64)
 
     @torch.no_grad()

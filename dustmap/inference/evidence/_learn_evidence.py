@@ -33,6 +33,7 @@ def learn_evidence(
     prior_draws: PriorDraws | None = None,
     weights: Tensor | None = None,
     ceilings: Mapping[int, float] | None = None,
+    floors: Mapping[int, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
 ) -> LearnedModel[T]:
     """Maximises ln p(y | θ) over the learned parameters of kernel and likelihood, in place.
@@ -45,9 +46,9 @@ def learn_evidence(
         determine the field well; `keyed_prior_draws` has those of `solve_global`.
     weights (N,): the noise variances are divided by them.
     ceilings: the largest log-parameters, by the id of the parameter; where the climb ends there, it
-        says so.
+        says so. floors: the least ones; what ends there is next to nothing, and that is no fault.
     """
-    climb = Climb(build, data, settings, solve, prior_draws, weights, ceilings or {})
+    climb = Climb(build, data, settings, solve, prior_draws, weights, ceilings or {}, floors or {})
     steps = []
     for step in climb.steps():
         steps.append(step)

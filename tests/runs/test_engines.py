@@ -1,0 +1,127 @@
+"""Engines on data without a run around them: warm starts, scatter."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.config import Config, from_mapping
+from dustmap.gp import Batch
+from dustmap.gp.functionals import GaussLegendre, LineIntegrals
+from dustmap.inference import StudentTNoise
+from dustmap.runs._engines import engine_of
+from dustmap.runs._star_fit import Hyperparameters, StarFit
+
+SIZE = (120.0, 80.0, 40.0)
+SIGMA = 0.02
+
+
+def config(*settings: str) -> Config:
+    tables: dict[str, dict[str, object]] = {
+        "data": {"catalog": ["stars.fits"]},
+        "grid": {"size": list(SIZE), "spacing": 10.0},
+        "model": {"length": 25.0, "std": 0.003},
+        "fit": {"samples": 8},
+    }
+    return from_mapping(tables, settings)
+
+
+def wave(points: Tensor) -> Tensor:
+    """A density in mag/pc, positive everywhere."""
+    x, y, z = (points / 12.0).unbind(-1)
+    return 0.003 * (0.7 * (x.sin() + y.cos() + (z + x).cos())).exp()
+
+
+def sky(stars: int, *, scale: float = 1.0, scatter: float = 0.0, seed: int = 0) -> Batch:
+    """Rays to places all over the box; errors from σ/3 to 6 σ."""
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.rand((stars, 3), generator=generator, dtype=torch.float64) - 0.5
+    rays = LineIntegrals.from_observer(unit * torch.tensor(SIZE, dtype=torch.float64))
+    measure = rays.measure(GaussLegendre(12, panels=4))
+    truth = (measure.weights * wave(measure.points)).sum(-1)
+    sigma = SIGMA * (3.0 * torch.rand(stars, generator=generator, dtype=torch.float64) - 1.2).exp()
+    white = torch.randn(stars, generator=generator, dtype=torch.float64)
+    noise = (scale**2 * sigma.square() + scatter**2).sqrt()
+    return Batch(rays, truth + noise * white, sigma.square())
+
+
+def fitted(settings: Sequence[str], data: Batch, start: Hyperparameters | None = None) -> StarFit:
+    made = config(*settings)
+    return engine_of(made).fit(made, data, start)
+
+
+ENGINES = {
+    "exact": ("fit.engine=exact",),
+    "hip": ("fit.engine=hip",),
+    "global": ("model.density=gaussian",),
+    "lognormal": ("model.density=lognormal", "model.std=1"),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fit_goes_on_from_what_another_has_found(engine: str) -> None:
+    data, settings = sky(80), ENGINES[engine]
+    if engine == "global":  # which takes its time for the kernel
+        settings = (*settings, 'model.learn=["noise", "mean"]', "grid.spacing=20")
+    first = fitted(settings, data)
+    again = fitted(settings, data, first.hyperparameters)
+    assert first.learning is not None
+    assert again.learning is not None
+    assert len(again.learning.trace) <= len(first.learning.trace) + (engine == "lognormal")
+    # The evidence of a log-normal density is climbed to within a fraction of a nat.
+    apart = 0.2 if engine == "lognormal" else 0.03
+    for name, value in first.hyperparameters.as_dict().items():
+        assert again.hyperparameters.as_dict()[name] == pytest.approx(value, rel=apart), name
+
+
+def test_nothing_learned_stays_where_it_starts() -> None:
+    at = Hyperparameters(25.0, 0.003, 0.002, 1.3, scatter=0.004)
+    for engine in ("exact", "global", "hip"):
+        found = fitted((*ENGINES[engine], "model.learn=[]"), sky(40), at).hyperparameters
+        for name, value in at.as_dict().items():
+            assert found.as_dict()[name] == pytest.approx(value), (engine, name)
+    found = fitted((*ENGINES["lognormal"], "model.learn=[]"), sky(40), at).hyperparameters
+    assert found.mean == pytest.approx(config().model.mean_density)
+    assert (found.length, found.noise, found.scatter) == pytest.approx((25.0, 1.3, 0.004))
+
+
+LEARN = 'model.learn=["length", "std", "mean", "noise", "scatter"]'
+LEARNING = [
+    "lognormal",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("exact", "global")),
+]
+
+
+@pytest.mark.parametrize("engine", LEARNING)
+def test_scale_and_scatter_are_found_apart(engine: str) -> None:
+    scale, scatter = 0.7, 0.03
+    data = sky(250, scale=scale, scatter=scatter)
+    fit = fitted((*ENGINES[engine], LEARN), data)
+    assert fit.learning is not None
+    assert fit.learning.converged
+    found = fit.hyperparameters
+    # The waves are smoother than the kernel, which takes some of the noise for dust.
+    assert found.scatter == pytest.approx(scatter, rel=0.2)
+    assert found.noise == pytest.approx(scale, rel=0.25)
+
+
+@pytest.mark.parametrize("engine", LEARNING)
+def test_no_scatter_is_found_where_there_is_none(engine: str) -> None:
+    fit = fitted((*ENGINES[engine], LEARN), sky(200))
+    assert fit.learning is not None
+    assert fit.learning.converged
+    assert fit.hyperparameters.scatter < 0.5 * SIGMA
+    assert fit.hyperparameters.noise == pytest.approx(1.0, abs=0.25)
+
+
+def test_student_t_noise_widens_errors_and_scatter_alike() -> None:
+    given = torch.tensor([0.01, 0.04], dtype=torch.float64)
+    at = Hyperparameters(60.0, 1.0, 1e-3, 2.0, scatter=0.1)
+    torch.testing.assert_close(at.noise_variance(given), 4.0 * given + 0.01)
+    wide = at.with_student_t(StudentTNoise(nu=4.0, scale=3.0))
+    ratio = wide.noise_variance(given) / at.noise_variance(given)
+    torch.testing.assert_close(ratio, ratio[:1].expand(2))
+    assert float(ratio[0]) > 9.0
+    assert wide.as_dict()["scatter"] == pytest.approx(0.3)
+    assert "scatter" not in Hyperparameters(60.0, 1.0, 1e-3, 2.0).as_dict()
