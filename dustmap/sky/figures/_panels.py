@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from dustmap.sky.figures._scales import Scale, density_scale, signed_scale, spread_scale
-from dustmap.sky.figures._style import DENSITY_COLOURS, INTEGRAL_COLOURS
+from dustmap.sky.figures._style import DENSITY_COLOURS, INTEGRAL_COLOURS, OUTSIDE_COLOUR
 from dustmap.sky.figures._words import density_of, density_unit, symbol_of, unit_of
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -120,8 +120,8 @@ def hatch_prior(axis: Axes, across: Array, up: Array, coverage: Array | None) ->
     return True
 
 
-def legend_of_marks(figure: Figure, hatched: bool, outside: bool) -> None:
-    """Says below the panels what hatching and grey mean, where they are used."""
+def legend_of_marks(figure: Figure, hatched: bool, grey: str | None) -> None:
+    """Says below the panels what hatching means, and what grey does if anything."""
     handles: list[Artist] = []
     if hatched:
         handles.append(
@@ -133,8 +133,8 @@ def legend_of_marks(figure: Figure, hatched: bool, outside: bool) -> None:
                 label=f"the prior dominates (coverage < {DATA_DOMINATED:g})",
             )
         )
-    if outside:
-        handles.append(Patch(facecolor="0.8", linewidth=0.0, label="outside the map"))
+    if grey is not None:
+        handles.append(Patch(facecolor=OUTSIDE_COLOUR, linewidth=0.0, label=grey))
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 

@@ -41,7 +41,7 @@ def shell_figure(
     pixels: Pixels | None = None,
     truth: DustMap | None = None,
 ) -> Figure:
-    """The density at a distance from the Sun in pc, on fine pixels of the whole sky or those given."""
+    """The density at a distance from the Sun in pc, on the pixels given or the whole sky."""
     image = shell_of(density, distance, pixels or Pixels.whole_sky(), truth)
     return _drawn(image, density.system)
 
@@ -53,7 +53,7 @@ def extinction_sky_figure(
     pixels: Pixels | None = None,
     truth: DustMap | None = None,
 ) -> Figure:
-    """The extinction up to a distance in pc, on fine pixels of the whole sky or those given."""
+    """The extinction up to a distance in pc, on the pixels given or the whole sky."""
     image = extinction_of(density, distance, pixels or Pixels.whole_sky(_COARSE), truth)
     return _drawn(image, density.system)
 
@@ -84,7 +84,8 @@ def _drawn(image: SkyImage, system: ExtinctionSystem) -> Figure:
             panel.scale.bar(figure, mesh, axis, panel.label_for(np.inf))
     what = "Extinction up to" if image.integrated else "Dust density at"
     figure.suptitle(f"{what} {plain(image.distance)} pc ({symbol_of(system)})")
-    legend_of_marks(figure, hatched, anywhere_unknown(panels))
+    unknown = "outside the map" if anywhere_unknown(panels) else None
+    legend_of_marks(figure, hatched, unknown)
     return figure
 
 

@@ -74,7 +74,8 @@ def _drawn(plane: Plane, system: ExtinctionSystem, title: str) -> Figure:
         panel.scale.bar(figure, image, axis, panel.label_for(image_height))
         axis.label_outer()
     figure.suptitle(f"{title} ({symbol_of(system)})")
-    legend_of_marks(figure, hatched, anywhere_unknown(panels))
+    unknown = "outside the truth" if anywhere_unknown(panels) else None
+    legend_of_marks(figure, hatched, unknown)
     return figure
 
 

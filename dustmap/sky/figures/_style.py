@@ -63,7 +63,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that no window and no pyplot knows."""
+    """An empty figure, in inches, that no window knows."""
     return Figure(figsize=(width, height), layout="compressed", dpi=_DPI)
 
 

@@ -1,0 +1,98 @@
+"""Profiles: the map's own answers, bands that hold 68 %, and the stars of the beam."""
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from matplotlib.container import ErrorbarContainer
+
+from dustmap.sky.figures import line_of_sight_figure, profile_of_map
+from dustmap.sky.figures._profiles import in_beam
+from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
+from dustmap.sky.systems import system_named
+from tests.sky.figures.clouds import cloud, every_text, posterior
+
+
+def stars(l: list[float], distance: list[float], uncertain: bool = False) -> StarTable:
+    n, d = len(l), np.array(distance)
+    return StarTable(
+        source_id=np.arange(n),
+        l=np.array(l),
+        b=np.zeros(n),
+        distances=GaussianDistances(d, 0.1 * d) if uncertain else ExactDistances(d),
+        extinction=np.full(n, 0.05),
+        extinction_error=np.full(n, 0.01),
+        system=system_named("A_V"),
+    )
+
+
+def test_a_profile_is_what_the_map_answers_up_to_its_face() -> None:
+    density = posterior()
+    profile = profile_of_map(density, 90.0, 0.0, truth=posterior(seed=1))
+    places = SkyCoord(l=90 * u.deg, b=0 * u.deg, distance=profile.distance * u.pc, frame="galactic")
+    assert profile.distance[-1] == pytest.approx(60.0)
+    np.testing.assert_allclose(profile.density.mean, density.query(places))
+    np.testing.assert_allclose(profile.extinction.mean, density.query(places, integrated=True))
+    assert profile.density.low is not None
+    expected = density.query(places, mode="percentile", pct=16.0)
+    np.testing.assert_allclose(profile.density.low, expected)
+    assert profile.true_extinction is not None
+    assert np.isfinite(profile.true_extinction).all()
+
+
+def test_a_map_without_uncertainty_has_no_bands() -> None:
+    profile = profile_of_map(cloud(0.0, 0.0, 0.0), 10.0, 5.0)
+    assert profile.density.low is None
+    assert profile.extinction.high is None
+    assert profile.coverage is None
+    assert "68 %" not in every_text(line_of_sight_figure(profile))
+
+
+def test_stars_of_the_beam_are_those_near_the_line_and_no_farther_than_it_goes() -> None:
+    profile = profile_of_map(posterior(), 359.0, 0.0)
+    found = in_beam(stars([0.5, 357.5, 5.0, 0.0], [10.0, 20.0, 20.0, 400.0]), profile, 2.0)
+    assert found is not None
+    assert found.source_id.tolist() == [0, 1]
+    assert in_beam(stars([180.0], [10.0]), profile, 2.0) is None
+    with pytest.raises(ValueError, match="beam: expected a radius of more than 0 degrees"):
+        in_beam(stars([0.0], [10.0]), profile, 0.0)
+
+
+@pytest.mark.parametrize("uncertain", [False, True])
+def test_stars_have_bars_in_both_directions_if_both_are_uncertain(uncertain: bool) -> None:
+    profile = profile_of_map(posterior(), 0.0, 0.0)
+    figure = line_of_sight_figure(profile, stars([0.5, 1.0], [10.0, 20.0], uncertain), beam=3.0)
+    (bars,) = figure.axes[1].containers
+    assert isinstance(bars, ErrorbarContainer)
+    assert bars.has_yerr
+    assert bars.has_xerr is uncertain
+    assert "2 stars within 3°" in every_text(figure)
+    figure.draw_without_rendering()
+
+
+def test_axes_have_units_and_the_legend_says_what_is_what() -> None:
+    figure = line_of_sight_figure(profile_of_map(posterior(), 20.0, -5.0, posterior(seed=1)))
+    above, below = figure.axes
+    assert above.get_ylabel() == "$\\rho$ in $A_V$\n[$10^{-3}$ mag pc$^{-1}$]"
+    assert below.get_ylabel() == "$A_V$$({<}d)$ [mag]"
+    assert below.get_xlabel() == "distance $d$ [pc]"
+    assert figure.get_suptitle() == "Towards $l$ = 20°, $b$ = −5°"
+    told = every_text(figure)
+    for word in ("68 % of the posterior", "posterior mean", "truth"):
+        assert word in told
+    (mean, truth) = above.lines
+    np.testing.assert_allclose(
+        np.asarray(mean.get_ydata(), np.float64),
+        1e3 * profile_of_map(posterior(), 20.0, -5.0).density.mean,
+    )
+    assert truth.get_linestyle() == "--"
+
+
+def test_a_map_without_the_sun_has_no_line_of_sight() -> None:
+    from dustmap.gp import RegularGrid
+    from dustmap.sky.maps import DustMap
+
+    grid = RegularGrid((100.0, 0.0, 0.0), (10.0,) * 3, (3, 3, 3))
+    density = DustMap.from_nodes(grid, np.ones(27), None, "A_V")
+    with pytest.raises(ValueError, match="starts at the Sun, which is outside the map"):
+        profile_of_map(density, 0.0, 0.0)

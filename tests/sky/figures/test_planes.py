@@ -1,0 +1,87 @@
+"""Slices and projections as arrays: the map's own numbers, the right way round."""
+
+import numpy as np
+import pytest
+
+from dustmap.sky.figures._planes import Axis, projection_of, slice_of
+from tests.sky.figures.clouds import GRID, cloud, posterior
+
+LEVELS = {Axis.X: 20.0, Axis.Y: 40.0, Axis.Z: 5.0}
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_slice_is_the_plane_of_the_cube(axis: Axis) -> None:
+    density = posterior()
+    plane = slice_of(density, axis, LEVELS[axis])
+    index = int((LEVELS[axis] - GRID.lower[axis.value]) / GRID.spacing[axis.value])
+    of_cube = 2 - axis.value
+    np.testing.assert_array_equal(plane.mean, density.mean.take(index, of_cube))
+    assert density.std is not None
+    assert plane.std is not None
+    np.testing.assert_array_equal(plane.std, density.std.take(index, of_cube))
+    assert plane.at == (LEVELS[axis], LEVELS[axis])
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_cloud_is_up_and_right_by_its_coordinates(axis: Axis) -> None:
+    place = np.array([20.0, 40.0, 5.0])
+    plane = slice_of(cloud(*place), axis, LEVELS[axis])
+    row, column = np.unravel_index(plane.mean.argmax(), plane.mean.shape)
+    left, right, bottom, top = plane.extent
+    across = left + (column + 0.5) * (right - left) / plane.mean.shape[1]
+    up = bottom + (row + 0.5) * (top - bottom) / plane.mean.shape[0]
+    assert (across, up) == pytest.approx(tuple(np.delete(place, axis.value)))
+
+
+def test_pixels_reach_half_a_voxel_beyond_their_centres() -> None:
+    assert slice_of(posterior(), Axis.Z, 0.0).extent == (-45.0, 45.0, -70.0, 70.0)
+    assert slice_of(posterior(), Axis.X, 0.0).extent == (-70.0, 70.0, -12.5, 12.5)
+
+
+def test_the_nearest_plane_is_taken_and_none_beyond_the_map() -> None:
+    assert slice_of(posterior(), Axis.Z, 12.4).at == (10.0, 10.0)
+    with pytest.raises(ValueError, match=r"y = 71 pc: expected -70 to 70 pc"):
+        slice_of(posterior(), Axis.Y, 71.0)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_projection_is_the_integral_of_the_linear_interpolant(axis: Axis) -> None:
+    density = posterior()
+    plane = projection_of(density, axis)
+    h = GRID.spacing[axis.value]
+    expected = np.trapezoid(density.mean.astype(np.float64), dx=h, axis=2 - axis.value)
+    np.testing.assert_allclose(plane.mean, expected, rtol=1e-12)
+    drawn = np.stack([density.cube(q, k) for q in density.available[-1:] for k in range(4)])
+    columns = np.trapezoid(drawn.astype(np.float64), dx=h, axis=3 - axis.value)
+    assert plane.std is not None
+    np.testing.assert_allclose(plane.std, columns.std(0, ddof=1), rtol=1e-10)
+    assert plane.integrated
+    assert plane.at == (GRID.lower[axis.value], GRID.upper[axis.value])
+
+
+def test_coverage_of_a_column_is_weighted_by_its_dust() -> None:
+    density = posterior()
+    plane = projection_of(density, Axis.X)
+    rho = density.mean.astype(np.float64)
+    coverage = np.linspace(0.0, 1.0, GRID.shape[0])
+    expected = np.trapezoid(rho * coverage, axis=2) / np.trapezoid(rho, axis=2)
+    assert plane.coverage is not None
+    np.testing.assert_allclose(plane.coverage, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_the_truth_of_the_same_voxels_is_the_map_again(axis: Axis) -> None:
+    density = posterior()
+    plane = slice_of(density, axis, 0.0, density)
+    assert plane.truth is not None
+    np.testing.assert_allclose(plane.truth, plane.mean, rtol=1e-6)
+    column = projection_of(density, axis, density)
+    assert column.truth is not None
+    np.testing.assert_allclose(column.truth, column.mean, rtol=1e-6)
+
+
+def test_what_a_map_does_not_hold_is_not_made_up() -> None:
+    plane = projection_of(cloud(0.0, 0.0, 0.0), Axis.Z)
+    assert plane.std is None
+    assert plane.coverage is None
+    assert plane.truth is None

@@ -1,0 +1,130 @@
+"""The sky at a distance: pixels where they belong, l growing to the left."""
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+
+from dustmap.gp import RegularGrid
+from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
+from dustmap.sky.figures._sky_image import extinction_of, shell_of
+from dustmap.sky.maps import DustMap
+from tests.sky.figures.clouds import bar_labels, every_text, posterior, shown, titled
+
+COARSE = Pixels.whole_sky(15.0)
+
+
+def towards(x: float, y: float, z: float) -> DustMap:
+    """A cube of ±50 pc with one dense voxel."""
+    grid = RegularGrid((-50.0,) * 3, (10.0,) * 3, (11,) * 3)
+    inside = np.linalg.norm(grid.points().numpy() - [x, y, z], axis=-1) < 1e-6
+    return DustMap.from_nodes(grid, np.where(inside, 5e-2, 1e-3), None, "A_V")
+
+
+def mesh_of(axis: Axes) -> QuadMesh:
+    (mesh,) = [found for found in axis.collections if isinstance(found, QuadMesh)]
+    return mesh
+
+
+def brightest(axis: Axes) -> tuple[float, float]:
+    """Where on the page, in the data units of the axis."""
+    mesh = mesh_of(axis)
+    values = shown(mesh)
+    row, column = np.unravel_index(np.nanargmax(values), values.shape)
+    corners = np.asarray(mesh.get_coordinates())[row : row + 2, column : column + 2]
+    x, y = corners.reshape(4, 2).mean(0)
+    return float(x), float(y)
+
+
+@pytest.mark.parametrize(
+    ("place", "l", "b"),
+    [((0, 30, 0), 90.0, 0.0), ((0, -30, 0), -90.0, 0.0), ((30, 0, 0), 0.0, 0.0)],
+)
+def test_the_whole_sky_grows_leftwards(place: tuple[int, int, int], l: float, b: float) -> None:
+    axis = titled(shell_figure(towards(*place), 30.0, Pixels.whole_sky(6.0)))["map"]
+    across, up = np.degrees(brightest(axis))
+    assert across == pytest.approx(-l, abs=4.0)
+    assert up == pytest.approx(b, abs=4.0)
+
+
+def test_a_window_grows_leftwards_and_is_to_scale() -> None:
+    pixels = Pixels.around(85.0, 5.0, 20.0, rows=21)
+    axis = titled(shell_figure(towards(0, 30, 0), 30.0, pixels))["map"]
+    across, up = brightest(axis)
+    assert across == pytest.approx(90.0, abs=2.0)
+    assert up == pytest.approx(0.0, abs=2.0)
+    left, right = axis.get_xlim()
+    assert left > right
+    assert axis.get_aspect() == pytest.approx(1.0 / np.cos(np.radians(5.0)))
+    # To the right of the centre is the smaller longitude.
+    assert axis.transData.transform((80.0, 0.0))[0] > axis.transData.transform((90.0, 0.0))[0]
+
+
+def test_a_shell_is_what_the_map_answers() -> None:
+    density = posterior()
+    image = shell_of(density, 15.0, COARSE)
+    i, j = 7, 3
+    place = SkyCoord(
+        l=COARSE.longitudes[j] * u.deg,
+        b=COARSE.latitudes[i] * u.deg,
+        distance=15.0 * u.pc,
+        frame="galactic",
+    )
+    assert image.mean[i, j] == pytest.approx(float(density.query(place)))
+    assert image.std is not None
+    assert image.std[i, j] == pytest.approx(float(density.query(place, mode="std")))
+    assert np.isnan(image.mean[0, 0])  # Z = −15 pc is below the map
+
+
+def test_an_integral_and_its_deviation_are_what_the_map_answers() -> None:
+    density = posterior()
+    image = extinction_of(density, 9.0, COARSE)
+    coords = COARSE.at(9.0)
+    np.testing.assert_allclose(image.mean, density.query(coords, integrated=True))
+    assert image.std is not None
+    expected = density.query(coords, mode="std", integrated=True)
+    np.testing.assert_allclose(image.std, expected)
+    assert extinction_of(towards(0, 0, 0), 9.0, COARSE).std is None
+
+
+def test_titles_and_bars_tell_what_where_and_in_which_system() -> None:
+    shell = shell_figure(posterior(), 15.0, COARSE)
+    assert shell.get_suptitle() == "Dust density at 15 pc ($A_V$)"
+    assert bar_labels(shell)[0] == "$\\rho$ in $A_V$ [$10^{-3}$ mag pc$^{-1}$]"
+    assert "outside the map" in every_text(shell)
+    column = extinction_sky_figure(posterior(), 9.0, COARSE, truth=posterior(seed=1))
+    assert column.get_suptitle() == "Extinction up to 9 pc ($A_V$)"
+    assert bar_labels(column)[:2] == ["$A_V$ [mag]"] * 2
+    assert "outside the map" not in every_text(column)
+    column.draw_without_rendering()
+
+
+def test_longitudes_are_labelled_from_left_to_right() -> None:
+    axis = titled(shell_figure(posterior(), 9.0, COARSE))["posterior mean"]
+    labels = sorted(axis.texts, key=lambda text: float(text.get_position()[0]))
+    assert [text.get_text() for text in labels] == ["120°", "60°", "0°", "300°", "240°"]
+
+
+@pytest.mark.parametrize(
+    ("distance", "words"),
+    [(0.0, "distance = 0 pc: expected more than 0"), (500.0, "at most 72.8011 pc")],
+)
+def test_a_distance_without_a_map_is_refused(distance: float, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shell_figure(posterior(), distance)
+
+
+@pytest.mark.parametrize(("b", "radius"), [(80.0, 10.0), (0.0, 0.0), (0.0, 60.0), (95.0, 1.0)])
+def test_windows_at_the_poles_are_refused(b: float, radius: float) -> None:
+    with pytest.raises(ValueError, match="near the poles take the whole sky"):
+        Pixels.around(0.0, b, radius)
+
+
+def test_a_window_across_l_0_is_continuous() -> None:
+    pixels = Pixels.around(359.0, 60.0, 10.0)
+    assert pixels.longitudes.min() == pytest.approx(-21.0, abs=0.2)
+    assert pixels.longitudes.max() == pytest.approx(19.0, abs=0.2)
+    assert not pixels.whole
+    assert Pixels.whole_sky(10.0).whole

@@ -1,0 +1,105 @@
+"""Pictures of planes: which panels, where things are, in which units."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import AsinhNorm, LogNorm
+
+from dustmap.gp import RegularGrid
+from dustmap.sky.figures import Axis, projection_figure, slice_figure
+from dustmap.sky.maps import DustMap
+from tests.sky.figures.clouds import bar_labels, cloud, every_text, posterior, shown, titled
+
+
+def test_truth_mean_uncertainty_and_difference_have_panels() -> None:
+    figure = slice_figure(posterior(), truth=posterior(seed=1))
+    axes = titled(figure)
+    assert list(axes) == [
+        "truth",
+        "posterior mean",
+        "relative uncertainty",
+        "posterior mean − truth",
+    ]
+    assert axes["truth"].images[0].norm is axes["posterior mean"].images[0].norm
+    labels = bar_labels(figure)
+    assert sum("mag pc$^{-1}$" in label for label in labels) == 2
+    assert labels[2:] == ["std. deviation / mean", "difference / std. deviation"]
+    figure.draw_without_rendering()
+
+
+def test_images_are_the_numbers_of_the_map_in_thousandths() -> None:
+    density = posterior()
+    assert density.std is not None
+    axes = titled(slice_figure(density, Axis.Z, 5.0))
+    image = shown(axes["posterior mean"].images[0])
+    np.testing.assert_allclose(image, 1e3 * density.mean[3], rtol=1e-6)
+    ratio = shown(axes["relative uncertainty"].images[0])
+    np.testing.assert_allclose(ratio, density.std[3] / density.mean[3], rtol=1e-6)
+
+
+def test_a_cloud_at_l_90_is_above_the_sun_and_one_at_l_0_to_the_right() -> None:
+    for x, y in ((0.0, 60.0), (40.0, 0.0)):
+        (image,) = titled(slice_figure(cloud(x, y, 0.0)))["map"].images
+        values = shown(image)
+        row, column = np.unravel_index(values.argmax(), values.shape)
+        left, right, bottom, top = image.get_extent()
+        assert image.origin == "lower"
+        assert left + (column + 0.5) * (right - left) / values.shape[1] == pytest.approx(x)
+        assert bottom + (row + 0.5) * (top - bottom) / values.shape[0] == pytest.approx(y)
+
+
+@pytest.mark.parametrize(
+    ("axis", "words"),
+    [
+        (Axis.Z, ("X [pc]", "Y [pc]", "GC", "Sun", "Dust density at Z = 0 pc ($A_V$)")),
+        (Axis.Y, ("X [pc]", "Z [pc]", "GC", "Sun", "Dust density at Y = 0 pc ($A_V$)")),
+        (Axis.X, ("Y [pc]", "Z [pc]", "GC ⊙", "Sun", "Dust density at X = 0 pc ($A_V$)")),
+    ],
+)
+def test_axes_sun_centre_and_title_are_named(axis: Axis, words: tuple[str, ...]) -> None:
+    told = every_text(slice_figure(posterior(), axis))
+    for word in words:
+        assert word in told
+
+
+def test_a_picture_is_to_scale_and_frames_the_voxels() -> None:
+    axis = titled(slice_figure(posterior()))["posterior mean"]
+    assert axis.get_aspect() == 1.0
+    assert axis.get_xlim() == (-45.0, 45.0)
+    assert axis.get_ylim() == (-70.0, 70.0)
+
+
+def test_the_prior_is_hatched_where_coverage_is_low_and_only_there() -> None:
+    figure = slice_figure(posterior())
+    (marked,) = titled(figure)["posterior mean"].collections
+    (path,) = marked.get_paths()
+    # Coverage rises along X and is one half at X = 0.
+    x = np.asarray(path.vertices, np.float64)[:, 0]
+    assert x.min() == -40.0
+    assert -10.0 < x.max() < 0.0
+    assert "the prior dominates (coverage < 0.5)" in every_text(figure)
+    assert "prior" not in every_text(slice_figure(cloud(0.0, 0.0, 0.0)))
+
+
+def test_projections_are_in_mag_and_say_how_far_they_reach() -> None:
+    figure = projection_figure(posterior(), Axis.Z)
+    assert figure.get_suptitle() == "Extinction integrated over Z = −10 to 10 pc ($A_V$)"
+    assert bar_labels(figure)[0] == "$A_V$ [mag]"
+
+
+def test_positive_densities_are_logarithmic_and_others_asinh() -> None:
+    positive = titled(slice_figure(posterior()))["posterior mean"].images[0]
+    assert isinstance(positive.norm, LogNorm)
+    figure = slice_figure(posterior(positive=False))
+    assert isinstance(titled(figure)["posterior mean"].images[0].norm, AsinhNorm)
+    assert "uncertainty" in titled(figure)
+    assert "std. deviation [$10^{-3}$ mag pc$^{-1}$]" in bar_labels(figure)
+    figure.draw_without_rendering()
+
+
+def test_a_truth_smaller_than_the_map_leaves_grey() -> None:
+    inner = RegularGrid((-20.0, -20.0, -10.0), (10.0, 20.0, 5.0), (5, 3, 5))
+    truth = DustMap.from_nodes(inner, np.full(inner.size, 1e-3), None, "A_V")
+    figure = slice_figure(posterior(), truth=truth)
+    assert "outside the truth" in every_text(figure)
+    assert np.isfinite(shown(titled(figure)["truth"].images[0])).sum() == 5 * 3
+    figure.draw_without_rendering()
