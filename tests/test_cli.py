@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dustmap
@@ -17,7 +18,7 @@ def sky(tmp_path: Path) -> Path:
     """A directory with a simulated catalog of 40 stars, its truth, and a configuration."""
     path = str(tmp_path / "sky.fits")
     truth = str(tmp_path / "truth.zarr")
-    box = ["--size", "120pc", "0.1kpc", "80"]
+    box = ["--size", "120pc", "0.1kpc", "80", "--error", "0.002", "--exact-distances"]
     arguments = ["simulate", "--stars", "40", "--seed", "3", "--output", path, "--truth", truth]
     assert main([*arguments, *box]) == DONE
     (tmp_path / "run.toml").write_text(
@@ -25,6 +26,7 @@ def sky(tmp_path: Path) -> Path:
         "grid = {size = [120, 80, 40], spacing = 20}\n"
         "model = {length = 40, std = 0.002, learn = ['mean', 'std']}\n"
         "fit = {learn_rows = 20}\n"
+        "export = {figures = ['slice']}\n"
     )
     return tmp_path
 
@@ -149,7 +151,7 @@ def test_what_is_no_run_is_never_overwritten(sky: Path, capsys: pytest.CaptureFi
 def test_a_failed_check_ends_with_3(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One step of learning cannot converge; the outputs are there all the same."""
     assert run(sky, "--set", "fit.max_steps=1", "--set", "fit.tolerance=1e-9") == CHECK_FAILED
-    assert "failed: ['learning converged']" in capsys.readouterr().out
+    assert "failed: ['learning converged'" in capsys.readouterr().out
     report = json.loads((sky / "run" / "report.json").read_text())
     assert report["status"] == "checks failed"
     assert (sky / "run" / "map.fits").is_file()
@@ -190,3 +192,25 @@ def test_simulate_refuses_impossible_skies(
     assert main(["simulate", "--seed", "0", "--output", output, *arguments]) == BAD_INPUT
     assert words in error(capsys)
     assert not any(tmp_path.iterdir())
+
+
+def test_simulate_draws_from_the_prior_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its box, with its moments; where it is, and what there is, is the configuration's."""
+    (tmp_path / "run.toml").write_text(
+        "data = {catalog = 'sky.fits'}\n"
+        "grid = {size = [800, 600, 400], center = [40, 0, 0], spacing = 20}\n"
+        "model = {length = 20, std = 0.5, mean_density = 0.004}\n"
+    )
+    arguments = ["simulate", "--stars", "5", "--seed", "1", "--output", str(tmp_path / "sky.ecsv")]
+    prior = ["--from-prior", str(tmp_path / "run.toml")]
+    assert main([*arguments, *prior, "--truth", str(tmp_path / "truth.zarr")]) == DONE
+    truth = dustmap.DustMap.open(tmp_path / "truth.zarr")
+    assert truth.grid.lower == (-360.0, -300.0, -200.0)
+    logs = np.log(truth.mean)
+    assert logs.mean() == pytest.approx(np.log(0.004), abs=0.05)
+    assert logs.std() == pytest.approx(0.5, rel=0.05)
+    capsys.readouterr()
+    assert main([*arguments, *prior, "--size", "1", "1", "1", "--overwrite"]) == BAD_INPUT
+    assert "[grid] of the configuration says where" in error(capsys)
