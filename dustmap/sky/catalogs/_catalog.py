@@ -1,6 +1,7 @@
 """Catalogs into memory, or into a star store of any size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,7 +101,7 @@ def ingest(
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the finished store can be renamed onto it.
-    with TemporaryDirectory(dir=target.parent, prefix=".ingest-") as scratch:
+    with _naming(target), TemporaryDirectory(dir=target.parent, prefix=".ingest-") as scratch:
         draft = Path(scratch) / "draft.zarr"
         twice = _write(draft, selection, progress or _silent)
         if len(twice):
@@ -108,6 +109,17 @@ def ingest(
         with replacing(target, overwrite) as partial:
             draft.rename(partial)
     return selection.tally.counts()
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """A full disk says what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror}, writing", str(target)) from error
 
 
 def _silent(rows: int) -> None:

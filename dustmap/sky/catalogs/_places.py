@@ -18,7 +18,7 @@ from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR
 from dustmap.sky.catalogs._selection import ROWS, invalid_row, problems_of_places
 from dustmap.sky.catalogs._shelf import card_named
-from dustmap.sky.catalogs.readers import CatalogError, Hdf5Reader, open_reader
+from dustmap.sky.catalogs.readers import CatalogError, Hdf5Reader, TextReader, open_reader
 from dustmap.sky.stars import AbstractDistancePrior, AbstractDistances
 
 _FORMATS = {
@@ -79,14 +79,20 @@ def read_places(
 
 def _whole_table(path: Path) -> Table:
     """All columns, so that what is written beside the predictions is the user's own table."""
-    if Hdf5Reader is type(open_reader(path)):
+    reader = open_reader(path)
+    if isinstance(reader, Hdf5Reader):
         return _hdf5_table(path)
-    ending = path.name.lower().removesuffix(".gz")
+    kind = _FORMATS[f".{path.name.lower().removesuffix('.gz').rpartition('.')[2]}"]
+    options: dict[str, Any] = {}
+    if isinstance(reader, TextReader):
+        # Gaia's files are ECSV whatever their names say, and write null for nothing.
+        kind = "ascii.ecsv" if reader.is_ecsv else kind
+        options["fill_values"] = [("", "0"), ("null", "0")]
     with warnings.catch_warnings():
         # Foreign units and keywords are kept as they are.
         warnings.simplefilter("ignore", UnitsWarning)
         warnings.simplefilter("ignore", VerifyWarning)
-        return Table.read(path, format=_FORMATS[f".{ending.rpartition('.')[2]}"])
+        return Table.read(path, format=kind, **options)
 
 
 def _hdf5_table(path: Path) -> Table:

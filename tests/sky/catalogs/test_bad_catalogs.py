@@ -1,5 +1,7 @@
 """What is wrong is said in one line that names the file, and nothing is left behind."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,6 +174,17 @@ def test_an_existing_store_is_kept(tmp_path: Path) -> None:
         ingest(path, "generic", tmp_path / "stars.zarr", system=A_V)
     ingest(path, "generic", tmp_path / "stars.zarr", system=A_V, overwrite=True)
     assert {entry.name for entry in tmp_path.iterdir()} == {path.name, "stars.zarr"}
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = write(tmp_path, "fits", plain())
+    monkeypatch.setattr("dustmap.sky.stars.StarStoreWriter.append", full)
+    with pytest.raises(OSError, match=r"No space left on device, writing: .*stars.zarr"):
+        ingest(path, "generic", tmp_path / "stars.zarr", system=A_V)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 def test_no_such_preset_policy_and_path(tmp_path: Path) -> None:

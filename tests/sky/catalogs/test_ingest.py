@@ -148,6 +148,25 @@ def test_places_need_no_extinctions(tmp_path: Path, format_name: str) -> None:
     assert len(places) == len(places.table) == 7
 
 
+def test_gaias_own_files_are_ecsv_under_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "GaiaSource_000000-003111.csv"
+    path.write_text(
+        "# %ECSV 1.0\n# ---\n# delimiter: ','\n# datatype:\n"
+        "# - {name: source_id, datatype: int64}\n"
+        "# - {name: l, unit: rad, datatype: float64}\n"
+        "# - {name: b, unit: rad, datatype: float64}\n"
+        "# - {name: parallax, unit: mas, datatype: float64}\n"
+        "# - {name: parallax_error, unit: mas, datatype: float64}\n"
+        "# - {name: ag_gspphot, unit: mag, datatype: float64}\n"
+        "source_id,l,b,parallax,parallax_error,ag_gspphot\n"
+        f"{2**62 + 1},1.0,0.5,2.0,0.1,null\n4,2.0,0.25,-1.0,0.2,0.5\n"
+    )
+    places = read_places(path)
+    np.testing.assert_allclose(places.l, np.degrees([1.0, 2.0]))
+    assert places.table["source_id"].tolist() == [2**62 + 1, 4]
+    assert places.table["ag_gspphot"].mask.tolist() == [True, False]
+
+
 def test_places_with_parallaxes(tmp_path: Path) -> None:
     table = Table(star_columns())
     table.remove_columns(["extinction", "extinction_error", "distance_pc"])

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import IO, Any, cast, final
 
 import numpy as np
 from astropy.io import fits
+from astropy.io.fits.verify import VerifyError
+from astropy.utils.exceptions import AstropyUserWarning
 from numpy.typing import NDArray
 
 from dustmap.sky.catalogs.readers._base import (
@@ -24,6 +27,7 @@ from dustmap.sky.catalogs.readers._base import (
 )
 
 _BLOCK = 2880
+_BROKEN = (ValueError, KeyError, TypeError, VerifyError)
 _FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
 # TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
 _READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
@@ -66,7 +70,7 @@ class FitsReader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "FITS", ValueError, KeyError, TypeError), self._open() as stream:
+        with translating(path, "FITS", *_BROKEN), self._open() as stream:
             self._label = ""
             if stream.read(6) != b"SIMPLE":
                 raise CatalogError(f"{path}: not a FITS file, whatever its name says")
@@ -117,7 +121,7 @@ class FitsReader(AbstractReader):
         seen: list[str] = []
         while True:
             try:
-                header = fits.Header.fromfile(stream)
+                header = _next_header(stream)
             except EOFError:
                 raise CatalogError(
                     f"{self._path}: no binary table in this FITS file; its parts are "
@@ -139,6 +143,13 @@ class FitsReader(AbstractReader):
             return typed(raw == b"T", kind, ref, missing=raw == b"\0")
         missing = None if field.null is None else raw == field.null
         return typed(_scaled(raw, field), kind, ref, missing)
+
+
+def _next_header(stream: IO[bytes]) -> fits.Header:
+    """Letters that are not ASCII, in comments of many a file, do no harm."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AstropyUserWarning)
+        return fits.Header.fromfile(stream)
 
 
 def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:

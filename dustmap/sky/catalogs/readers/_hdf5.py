@@ -20,6 +20,8 @@ from dustmap.sky.catalogs.readers._base import (
 from dustmap.sky.catalogs.readers._yaml import MASK, NO_DESCRIPTION, TableDescription, described
 
 _META = ".__table_column_meta__"  # where astropy keeps units
+#: What h5py raises on damaged files, beside OSError.
+_BROKEN = (KeyError, RuntimeError, ValueError, TypeError)
 _UNITS = ("unit", "units", "UNIT", "UNITS")
 
 
@@ -29,7 +31,7 @@ class Hdf5Reader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "HDF5", KeyError, RuntimeError), h5py.File(path, "r") as file:
+        with translating(path, "HDF5", *_BROKEN), h5py.File(path, "r") as file:
             self._table = _compound(file)
             self._description = _description(file, self._table)
             self._label = str(_text(file.attrs.get("EXTSYS", self._description.label)))
@@ -46,7 +48,7 @@ class Hdf5Reader(AbstractReader):
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = sorted({ref.name for ref in wanted})
-        with translating(self._path, "HDF5", KeyError), h5py.File(self._path, "r") as file:
+        with translating(self._path, "HDF5", *_BROKEN), h5py.File(self._path, "r") as file:
             for first in range(0, self._rows, rows):
                 part = slice(first, min(first + rows, self._rows))
                 slabs = self._slabs(file, names, part)
@@ -65,6 +67,8 @@ class Hdf5Reader(AbstractReader):
                 yield FileColumn(name, self._description.units.get(name, ""), width)
             return
         for name, dataset in file.items():
+            if not isinstance(name, str):
+                continue  # bytes that are no text
             if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
                 units = [dataset.attrs[key] for key in _UNITS if key in dataset.attrs]
                 unit = str(_text(units[0])) if units else ""

@@ -34,7 +34,7 @@ class ParquetReader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "Parquet", pa.ArrowException), self._open() as file:
+        with translating(path, "Parquet", pa.ArrowException, ValueError), self._open() as file:
             schema = file.schema_arrow
             metadata = schema.metadata or {}
             self._description = _description(metadata)
@@ -54,7 +54,10 @@ class ParquetReader(AbstractReader):
         masks = {c.name.removesuffix(MASK) for c in self._columns if c.name.endswith(MASK)}
         names = {ref.name for ref in wanted}
         names |= {name + MASK for name in masks & names}
-        with translating(self._path, "Parquet", pa.ArrowException), self._open() as file:
+        with (
+            translating(self._path, "Parquet", pa.ArrowException, ValueError),
+            self._open() as file,
+        ):
             for batch in file.iter_batches(
                 batch_size=rows, columns=sorted(names), use_threads=False
             ):

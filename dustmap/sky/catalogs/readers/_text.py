@@ -76,6 +76,10 @@ class TextReader(AbstractReader):
         if self._squeeze and len(first.split()) == len(self._names) + 1:
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
 
+    @property
+    def is_ecsv(self) -> bool:
+        return self._description is not NO_DESCRIPTION
+
     def _read_ecsv(self, lines: list[str]) -> str:
         try:
             self._description = described(lines)

@@ -30,6 +30,7 @@ from dustmap.sky.catalogs.readers._votable_rows import (
 )
 
 _BLOCK = 1 << 20
+_BROKEN = (expat.ExpatError, ValueError, LookupError)
 
 
 @final
@@ -38,7 +39,7 @@ class VotableReader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "VOTable", expat.ExpatError, ValueError), self._open() as stream:
+        with translating(path, "VOTable", *_BROKEN), self._open() as stream:
             document = _Document({})
             while not document.has_fields:
                 block = stream.read(_BLOCK)
@@ -60,7 +61,7 @@ class VotableReader(AbstractReader):
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = [field.name for field in self._fields]
         indices = {names.index(ref.name): ref for ref in wanted}
-        with translating(self._path, "VOTable", expat.ExpatError), self._open() as stream:
+        with translating(self._path, "VOTable", *_BROKEN), self._open() as stream:
             document = _Document({i: wanted[ref] for i, ref in indices.items()})
             while block := stream.read(_BLOCK):
                 document.feed(block)
