@@ -1,44 +1,204 @@
-"""dustmap plot: pictures of a map."""
+"""dustmap plot: pictures of a map, and of what a run says of stars it has not seen."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_output, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dustmap.sky.maps import DustMap
+
+#: Options that say more of a picture -> the options of the pictures that they belong to.
+BELONGS = {
+    "integrated": ("sky",),
+    "zoom": ("sky",),
+    "beam": ("los",),
+    "truth": ("slice", "top_down", "side_on", "sky", "los"),
+}
 
 
 def add(commands: Commands) -> None:
     command = new(
         commands,
         "plot",
-        "draw a slice through a map",
+        "draw a map: slices, projections, skies, lines of sight; a run's held-out stars",
         "plot run1 --slice z=0 --output slice.png",
-        "plot run1/map.fits --slice z=20pc --truth truth.zarr --output slice.pdf",
+        "plot map.fits --slice x=-20pc --truth truth.zarr --output slice.pdf",
+        "plot map.zarr --top-down --output above.pdf",
+        "plot map.zarr --sky 300pc --integrated --output sky.png",
+        "plot map.zarr --sky 300 --zoom 160 -15 20 --output taurus.png",
+        "plot run1 --los 160 -15 --beam 2 --output profile.png",
+        "plot run1 --calibration --output calibration.png",
     )
     command.add_argument("map", metavar="RUN|MAP", help="a run, a map.zarr or a map.fits")
-    command.add_argument("--slice", default="z=0", metavar="z=PC")
+    picture = command.add_mutually_exclusive_group()
+    picture.add_argument("--slice", metavar="AXIS=PC", help="a plane, such as z=0 [the default]")
+    picture.add_argument("--top-down", action="store_true", help="the extinction along z")
+    picture.add_argument("--side-on", action="store_true", help="the extinction along y")
+    picture.add_argument("--sky", metavar="PC", help="the whole sky at a distance")
+    picture.add_argument(
+        "--los", nargs=2, type=float, metavar=("L", "B"), help="a line of sight, in degrees"
+    )
+    for name, meaning in _OF_RUNS.items():
+        picture.add_argument(f"--{name}", action="store_true", help=f"of a run: {meaning}")
+    command.add_argument(
+        "--integrated", action="store_true", help="with --sky: the extinction up to the distance"
+    )
+    command.add_argument(
+        "--zoom",
+        nargs=3,
+        type=float,
+        metavar=("L", "B", "RADIUS"),
+        help="with --sky: a window, in degrees",
+    )
+    command.add_argument(
+        "--beam", type=float, metavar="DEG", help="with --los: radius for stars of a run [3]"
+    )
     command.add_argument("--truth", metavar="TRUTH.zarr", help="draw the true density beside it")
     add_output(command, ".png or .pdf")
 
 
+#: What is drawn of a run's held-out stars.
+_OF_RUNS = {
+    "extinctions": "measured and predicted extinctions of held-out stars",
+    "residuals": "residuals of held-out stars on the sky",
+    "calibration": "whether predictions of held-out stars are as good as they promise",
+}
+
+
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import regression_at
-    from dustmap.sky import DustMap, plot_slice, save_figure
+    from dustmap.sky.figures import check_picture, save_figure
 
     with checking_input():
+        check_picture(options.output)
+        chosen = _check(options)
         regression = regression_at(Path(options.map))
         if regression is not None:
-            regression.plot(options.slice, Path(options.output), options.overwrite)
-            tell({"output": options.output}, as_json=False)
-            return DONE
-        axis, equals, height = options.slice.partition("=")
-        if axis != "z" or not equals:
-            raise ValueError(f"--slice {options.slice}: expected z=PC, such as z=0 or z=-20pc")
-        density = DustMap.open(options.map)
-        truth = DustMap.open(options.truth) if options.truth else None
-        figure = plot_slice(density, parsecs(height), truth)
-        save_figure(figure, options.output, options.overwrite)
+            if chosen != "slice":
+                raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
+            regression.plot(options.slice or "z=0", Path(options.output), options.overwrite)
+        else:
+            figure = _PICTURES[chosen](options)
+            save_figure(figure, options.output, options.overwrite)
     tell({"output": options.output}, as_json=False)
     return DONE
+
+
+def _check(options: argparse.Namespace) -> str:
+    """The picture that is asked for; options that do not belong to it are refused."""
+    asked = [name for name in _PICTURES if getattr(options, name) not in (None, False)]
+    chosen = asked[0] if asked else "slice"
+    for name, pictures in BELONGS.items():
+        if getattr(options, name) not in (None, False) and chosen not in pictures:
+            known = ", ".join(f"--{picture.replace('_', '-')}" for picture in pictures)
+            raise BadInput(f"plot: --{name} goes with {known}")
+    return chosen
+
+
+def _slice(options: argparse.Namespace) -> "Figure":
+    from dustmap.sky.figures import Axis, slice_figure
+
+    given = options.slice or "z=0"
+    name, equals, level = given.partition("=")
+    if name.upper() not in Axis.__members__ or not equals:
+        raise ValueError(f"--slice {given}: expected x, y or z=PC, such as z=0 or x=-20pc")
+    axis = Axis[name.upper()]
+    return slice_figure(_map(options), axis, parsecs(level), _truth(options))
+
+
+def _top_down(options: argparse.Namespace) -> "Figure":
+    from dustmap.sky.figures import Axis, projection_figure
+
+    return projection_figure(_map(options), Axis.Z, _truth(options))
+
+
+def _side_on(options: argparse.Namespace) -> "Figure":
+    from dustmap.sky.figures import Axis, projection_figure
+
+    return projection_figure(_map(options), Axis.Y, _truth(options))
+
+
+def _sky(options: argparse.Namespace) -> "Figure":
+    from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
+
+    distance = parsecs(options.sky)
+    pixels = None if options.zoom is None else Pixels.around(*options.zoom)
+    draw = extinction_sky_figure if options.integrated else shell_figure
+    return draw(_map(options), distance, pixels, _truth(options))
+
+
+def _los(options: argparse.Namespace) -> "Figure":
+    """Of a run's own posterior with its stars, or of a map."""
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import (
+        BEAM,
+        line_of_sight_figure,
+        profile_of_field,
+        profile_of_map,
+    )
+
+    l, b = options.los
+    path, truth = Path(options.map), _truth(options)
+    if not (path / "config.toml").is_file():
+        if options.beam is not None:
+            raise ValueError(f"--beam needs the stars of a run, and {path} is a map")
+        return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
+    finished = open_star_map(path)
+    step = 0.25 * min(finished.run.grid.spacing)
+    profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
+    beam = BEAM if options.beam is None else options.beam
+    return line_of_sight_figure(profile, finished.run.stars, beam)
+
+
+def _extinctions(options: argparse.Namespace) -> "Figure":
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import extinction_figure
+
+    return extinction_figure(open_star_map(Path(options.map)).held_out())
+
+
+def _residuals(options: argparse.Namespace) -> "Figure":
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import residual_figure
+
+    return residual_figure(open_star_map(Path(options.map)).held_out())
+
+
+def _calibration(options: argparse.Namespace) -> "Figure":
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import calibration_figure
+
+    return calibration_figure(open_star_map(Path(options.map)).held_out().pit)
+
+
+#: By the option that asks for it.
+_PICTURES: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
+    "slice": _slice,
+    "top_down": _top_down,
+    "side_on": _side_on,
+    "sky": _sky,
+    "los": _los,
+    "extinctions": _extinctions,
+    "residuals": _residuals,
+    "calibration": _calibration,
+}
+
+
+def _map(options: argparse.Namespace) -> "DustMap":
+    from dustmap.sky.maps import DustMap
+
+    return DustMap.open(options.map)
+
+
+def _truth(options: argparse.Namespace) -> "DustMap | None":
+    from dustmap.sky.maps import DustMap
+
+    return DustMap.open(options.truth) if options.truth else None

@@ -1,7 +1,7 @@
 """A finished map of the dust: its posterior answers for any star, place or grid."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import scores
+from dustmap.runs._comparison import comparison_of
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._distance_rounds import reopened
 from dustmap.runs._engines import engine_of
@@ -32,6 +33,7 @@ from dustmap.runs._stars import (
 )
 from dustmap.sky import cartesian, galactic, write_table
 from dustmap.sky.catalogs import card_named
+from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
 from dustmap.sky.observations import Observations, observe, predict_extinction, sight_lines
 from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
@@ -64,6 +66,13 @@ class StarMap(AbstractFinishedRun):
     def field(self) -> AbstractDensityField:
         """The density, for exports and queries."""
         return self.run.field(self.fit)
+
+    def held_out(self) -> Comparison:
+        """The stars that the run held out beside their predictions, noise included."""
+        if len(self.run.holdout) == 0:
+            raise ValueError("the run held out no stars (data.holdout = 0): nothing to compare")
+        found = predictions(self.fit, self.run.observed, self.run.holdout)
+        return comparison_of(self.run.stars, found)
 
     def evaluate(
         self, catalog: Path, schema: str = "generic", truth_column: str = ""
@@ -195,7 +204,7 @@ def reopen_star_map(directory: RunDirectory) -> StarMap:
     run = assemble(config, from_store(store), None)
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
     arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
-    observed = run.observed
     if distances:
-        observed = reopened(observed, np.asarray(distances["added_variance"], np.float64))
-    return StarMap(run, engine_of(config).reopen(config, observed.batch[run.train], at, arrays))
+        added = np.asarray(distances["added_variance"], np.float64)
+        run = replace(run, observed=reopened(run.observed, added))
+    return StarMap(run, engine_of(config).reopen(config, run.observed.batch[run.train], at, arrays))

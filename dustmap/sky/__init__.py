@@ -3,8 +3,8 @@
 `read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
 A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
-queries and is drawn by `plot_slice`. `write_edenhofer2023` and its like write the layouts of
-published maps, for their readers.
+queries and is drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the
+layouts of published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
@@ -12,7 +12,6 @@ from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._plots import plot_slice as plot_slice
-from dustmap.sky._plots import save_figure as save_figure
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.catalogs import Catalog as Catalog
@@ -25,6 +24,23 @@ from dustmap.sky.catalogs import ingest as ingest
 from dustmap.sky.catalogs import known_cards as known_cards
 from dustmap.sky.catalogs import read_catalog as read_catalog
 from dustmap.sky.catalogs import read_places as read_places
+from dustmap.sky.figures import BEAM as BEAM
+from dustmap.sky.figures import Axis as Axis
+from dustmap.sky.figures import Comparison as Comparison
+from dustmap.sky.figures import Pixels as Pixels
+from dustmap.sky.figures import Profile as Profile
+from dustmap.sky.figures import calibration_figure as calibration_figure
+from dustmap.sky.figures import check_picture as check_picture
+from dustmap.sky.figures import extinction_figure as extinction_figure
+from dustmap.sky.figures import extinction_sky_figure as extinction_sky_figure
+from dustmap.sky.figures import line_of_sight_figure as line_of_sight_figure
+from dustmap.sky.figures import profile_of_field as profile_of_field
+from dustmap.sky.figures import profile_of_map as profile_of_map
+from dustmap.sky.figures import projection_figure as projection_figure
+from dustmap.sky.figures import residual_figure as residual_figure
+from dustmap.sky.figures import save_figure as save_figure
+from dustmap.sky.figures import shell_figure as shell_figure
+from dustmap.sky.figures import slice_figure as slice_figure
 from dustmap.sky.layouts import LAYOUTS as LAYOUTS
 from dustmap.sky.layouts import BayestarOptions as BayestarOptions
 from dustmap.sky.layouts import EdenhoferOptions as EdenhoferOptions

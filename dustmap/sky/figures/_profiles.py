@@ -58,7 +58,8 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     Bands of the density are the map's percentiles or, without them, mean ± std; those of the
     extinction are the percentiles of the stored samples, if there are any.
     """
-    distance = _distances(density.grid.lower, density.grid.upper, min(density.grid.spacing), l, b)
+    step = 0.5 * min(density.grid.spacing)
+    distance = _distances(density.grid.lower, density.grid.upper, step, l, b)
     places = SkyCoord(
         l=np.full(len(distance), l) * u.deg,
         b=np.full(len(distance), b) * u.deg,
@@ -79,16 +80,21 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
 
 
 def profile_of_field(
-    field: AbstractDensityField, step: float, l: float, b: float, truth: DustMap | None = None
+    field: AbstractDensityField,
+    step: float,
+    l: float,
+    b: float,
+    truth: DustMap | None = None,
+    device: torch.device | None = None,
 ) -> Profile:
     """The same of a posterior: every number is its own and none is read off voxels.
 
-    step: between places in pc.
+    step: between places, at most, in pc; device: of the posterior.
     """
     distance = _distances(field.lower, field.upper, step, l, b)
     points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
     # Rounding must not carry the last place out of the box.
-    places = torch.from_numpy(np.clip(points, field.lower, field.upper))
+    places = torch.from_numpy(np.clip(points, field.lower, field.upper)).to(device)
     band = (Quantity.MEAN, Quantity.P16, Quantity.P84)
     rho = field.evaluate(PointValues(places), MapRequest((*band, Quantity.COVERAGE)))
     column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(band))
@@ -121,6 +127,8 @@ def _distances(
 ) -> Array:
     """Places from the Sun to where the line leaves the box, at most `step` apart."""
     ahead = cartesian([l], [b], [1.0])[0]
+    if not abs(b) <= 90.0:
+        raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise ValueError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
@@ -129,7 +137,7 @@ def _distances(
     faces = np.where(ahead > 0, upper, lower)
     moving = np.abs(ahead) > 1e-12
     far = float((faces[moving] / ahead[moving]).min())
-    count = min(max(2, int(np.ceil(2.0 * far / step)) + 1), _MOST)
+    count = min(max(2, int(np.ceil(far / step)) + 1), _MOST)
     # A hair inside, so that rounding does not put the last place outside.
     return np.linspace(far / count, far * (1.0 - 1e-9), count)
 
