@@ -357,3 +357,10 @@ class ExportConfig:
     samples: Annotated[
         int, Key(integer(0), "draws from the posterior in these files; 0 for none")
     ] = 12
+    figures: Annotated[
+        tuple[str, ...],
+        Key(
+            choices("slice", "above", "shell", "extinctions", "residuals", "calibration"),
+            "stars: pictures in plots/, which report.md shows",
+        ),
+    ] = ("slice", "above", "shell", "extinctions", "residuals", "calibration")

@@ -1,8 +1,10 @@
 """The directory of a run: configuration, metrics and report beside what the run makes."""
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -26,14 +28,26 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: Config, overwrite: bool) -> Self:
-        """Makes the directory with the echo of the configuration; what was there goes."""
+    @contextmanager
+    def create(cls, path: Path, config: Config, overwrite: bool) -> Iterator[Self]:
+        """Makes the directory with the echo of the configuration; what was there goes.
+
+        If the block fails, the new directory goes, and what was there is back.
+        """
         check_free(path, overwrite)
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.mkdir(parents=True)
-        (path / CONFIG).write_text(configuration.echo(config), encoding="utf-8")
-        return cls(path)
+        aside = path.with_name(f".replaced-{os.getpid()}-{path.name}")
+        if path.exists():
+            path.rename(aside)
+        try:
+            path.mkdir(parents=True)
+            (path / CONFIG).write_text(configuration.echo(config), encoding="utf-8")
+            yield cls(path)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            if aside.exists():
+                aside.rename(path)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -90,6 +104,7 @@ class RunDirectory:
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuses a directory that holds a run, unless told; and one that holds anything else."""
     if not path.exists():
+        _check_place(path)
         return
     if not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose another --output")
@@ -99,3 +114,12 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is no run directory and not empty; choose another --output")
     if not overwrite:
         raise FileExistsError(f"{path} holds a run already; choose another name or --overwrite")
+
+
+def _check_place(path: Path) -> None:
+    """Refuses a directory that could not be made: hours of fitting would be in vain."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")
+    if not os.access(above, os.W_OK):
+        raise PermissionError(f"{path}: {above} may not be written to; choose another --output")

@@ -1,6 +1,5 @@
 """From data.kind to the run that it names."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +78,10 @@ def execute_run(
 ) -> Report:
     """Executes into a new directory and writes report.json and report.md last.
 
-    What turns out not to fit in memory or on the disk leaves no directory behind.
+    What fails, on a full disk or for want of memory, leaves no directory behind.
     """
-    directory = RunDirectory.create(path, config, overwrite)
-    try:
+    with RunDirectory.create(path, config, overwrite) as directory:
         report = run.execute(directory, until, progress or LogProgress())
         directory.write_text("report.md", report.as_markdown())
         directory.write_json(REPORT, report.as_dict())
-    except (MemoryError, OSError):
-        shutil.rmtree(path, ignore_errors=True)
-        raise
     return report

@@ -1,19 +1,32 @@
 """The figures of a run on stars: one list, drawn into plots/ and shown in the report.
 
-A figure that cannot be drawn of a run, such as a truth that is not known, gives None.
+A figure that cannot be drawn of a run, such as the calibration of one without held-out stars,
+gives None.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from dustmap.config import Config
 from dustmap.runs._calibration import Predictions
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._progress import Progress
 from dustmap.runs._report import Picture
-from dustmap.sky import plot_slice, save_figure
+from dustmap.sky.figures import (
+    Axis,
+    Comparison,
+    calibration_figure,
+    extinction_figure,
+    projection_figure,
+    residual_figure,
+    save_figure,
+    shell_figure,
+    slice_figure,
+)
 from dustmap.sky.maps import DustMap
 from dustmap.sky.stars import StarTable
 
@@ -34,29 +47,82 @@ Draw: TypeAlias = Callable[[Material], Figure | None]
 
 
 def _slice(material: Material) -> Figure | None:
-    return plot_slice(material.density, _height(material), material.truth)
+    level = material.config.grid.center[2]
+    return slice_figure(material.density, Axis.Z, level, material.truth)
 
 
-def _height(material: Material) -> float:
-    """Of the map's slice nearest to the middle of the box, in pc."""
-    density = material.density
-    nearest = density.nearest_slice(material.config.grid.center[2])
-    return float(density.axes()[2][nearest])
+def _above(material: Material) -> Figure | None:
+    return projection_figure(material.density, Axis.Z, material.truth)
 
 
-#: Name of the file, what it shows, how it is drawn.
-FIGURES: tuple[tuple[str, str, Draw], ...] = (
-    ("slice", "Dust density and its standard deviation in the middle of the box", _slice),
-)
+def _shell(material: Material) -> Figure | None:
+    """Halfway to the nearest face: a sphere that the map holds whole; none if the Sun is out."""
+    faces = [*np.negative(material.density.grid.lower), *material.density.grid.upper]
+    if min(faces) <= 0:
+        return None
+    return shell_figure(material.density, 0.5 * float(min(faces)), None, material.truth)
 
 
-def draw_figures(material: Material, directory: RunDirectory) -> tuple[Picture, ...]:
-    """Draws every figure that this run has."""
-    pictures = []
-    for name, caption, draw in FIGURES:
-        figure = draw(material)
+def _extinctions(material: Material) -> Figure | None:
+    compared = _compared(material)
+    return None if compared is None else extinction_figure(compared)
+
+
+def _residuals(material: Material) -> Figure | None:
+    compared = _compared(material)
+    return None if compared is None else residual_figure(compared)
+
+
+def _calibration(material: Material) -> Figure | None:
+    compared = _compared(material)
+    return None if compared is None else calibration_figure(compared.pit)
+
+
+def _compared(material: Material) -> Comparison | None:
+    """Held-out stars beside what is predicted of them, noise included."""
+    held_out = material.held_out
+    if held_out is None:
+        return None
+    stars = material.stars[held_out.index]
+    y, mean, std = (
+        values.cpu().double().numpy()
+        for values in (held_out.y, held_out.mean, held_out.variance.sqrt())
+    )
+    return Comparison(stars.l, stars.b, y, mean, std, stars.system)
+
+
+@final
+@dataclass(frozen=True)
+class _RunFigure:
+    """What it shows, and how it is drawn."""
+
+    caption: str
+    draw: Draw
+
+
+#: By the name that export.figures and the file have.
+FIGURES = {
+    "slice": _RunFigure("Dust density and its uncertainty in the middle of the box", _slice),
+    "above": _RunFigure("Extinction through the whole height of the map, from above", _above),
+    "shell": _RunFigure("Dust density on a sphere around the Sun", _shell),
+    "extinctions": _RunFigure("Held-out stars: measured and predicted extinctions", _extinctions),
+    "residuals": _RunFigure("Held-out stars: standardised residuals on the sky", _residuals),
+    "calibration": _RunFigure("Held-out stars: calibration of the predictions", _calibration),
+}
+
+
+def draw_figures(
+    material: Material, directory: RunDirectory, progress: Progress
+) -> tuple[Picture, ...]:
+    """Draws those of export.figures that this run has."""
+    pictures, names = [], material.config.export.figures
+    for i, name in enumerate(names):
+        progress("drawing figures", i, len(names))
+        figure = FIGURES[name].draw(material)
         if figure is not None:
             path = f"plots/{name}.png"
             save_figure(figure, directory.path / path)
-            pictures.append(Picture(path, caption))
+            pictures.append(Picture(path, FIGURES[name].caption))
+    if names:
+        progress("drawing figures", len(names), len(names))
     return tuple(pictures)

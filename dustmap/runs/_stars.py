@@ -181,7 +181,7 @@ class StarRun(AbstractRun):
                 directory, self.config, self.field(fit), self.grid, self.provenance(), progress
             )
             material = Material(self.config, density, self.truth, self.stars, held_out)
-            account.pictures += draw_figures(material, directory)
+            account.pictures += draw_figures(material, directory, progress)
         account.sections["outputs"] = outputs
 
 

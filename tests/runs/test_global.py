@@ -26,6 +26,8 @@ std = 0.002
 learn = []
 [fit]
 samples = 64
+[export]
+figures = []
 [compute]
 dtype = "float64"
 """

@@ -28,6 +28,8 @@ learn = []
 engine = "exact"
 [compute]
 dtype = "float64"
+[export]
+figures = []
 """
 
 

@@ -79,6 +79,7 @@ def test_the_run_directory_is_complete(sky: Path) -> None:
         "map.zarr",
         "map.fits",
         "plots/slice.png",
+        "plots/calibration.png",
     }
     assert expected <= names
     assert not [name for name in names if "partial" in name]
@@ -141,7 +142,7 @@ def test_the_fits_map_answers_where_a_coordinate_points(sky: Path, finished: Sta
 
 def test_the_echo_runs_to_the_same_map(sky: Path, tmp_path: Path) -> None:
     """The same seed, the same bits: from the echoed configuration, in another directory."""
-    config = load(sky / "run" / "config.toml")
+    config = load(sky / "run" / "config.toml", ["export.figures=[]"])
     execute_run(prepare(config), tmp_path / "again", config, overwrite=False)
     again, first = (
         DustMap.open(tmp_path / "again" / "map.zarr"),
@@ -244,7 +245,9 @@ def test_plot_draws_a_run(sky: Path) -> None:
 
 
 def test_nothing_to_learn_is_the_prior_as_configured(sky: Path, tmp_path: Path) -> None:
-    config = load(sky / "run.toml", ["model.learn=[]", "model.mean_density=0.003"])
+    config = load(
+        sky / "run.toml", ["model.learn=[]", "model.mean_density=0.003", "export.figures=[]"]
+    )
     report = execute_run(prepare(config), tmp_path / "run", config, overwrite=False)
     assert report.sections["fit"]["learning"] == "none"
     assert report.sections["hyperparameters"] == pytest.approx(
@@ -255,7 +258,9 @@ def test_nothing_to_learn_is_the_prior_as_configured(sky: Path, tmp_path: Path) 
 def test_estimators_of_the_line_integral_agree(sky: Path, tmp_path: Path) -> None:
     means = []
     for name in ("table", "quadrature"):
-        config = load(sky / "run.toml", ["model.learn=[]", f"model.line_integral={name}"])
+        config = load(
+            sky / "run.toml", ["model.learn=[]", f"model.line_integral={name}", "export.figures=[]"]
+        )
         execute_run(prepare(config), tmp_path / name, config, overwrite=False)
         means.append(DustMap.open(tmp_path / name / "map.zarr").mean)
     np.testing.assert_allclose(means[0], means[1], rtol=1e-3, atol=1e-6)
