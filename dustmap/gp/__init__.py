@@ -1,14 +1,17 @@
 """Gaussian processes: what is observed, under which prior, and how the two meet.
 
 `RegularGrid` holds the inducing points, `GridPrior` the prior on them: one torus, one spectrum.
-`Batch` is a data set, `ConstantMean` and `LinearMean` prior means, `ExactGP` the dense oracle. The
-sub-packages are `kernels` (stationary priors), `functionals` (point values, derivatives, line
-integrals), `covariances` (of functionals with grid nodes, with themselves and with each other),
+`Batch` is a data set, `ConstantMean`, `LinearMean`, `DiscMean` and `LogDiscMean` prior means,
+`ExactGP` the dense oracle. The sub-packages are `kernels` (stationary priors), `functionals` (point
+values, derivatives, line integrals), `covariances` (of functionals with grid nodes, with themselves
+and with each other),
 `features` (how data see the whitened field), `families` (structures of its posterior) and
 `likelihoods`.
 """
 
 from dustmap.gp._batch import Batch as Batch
+from dustmap.gp._discs import DiscMean as DiscMean
+from dustmap.gp._discs import LogDiscMean as LogDiscMean
 from dustmap.gp._exact import ExactGP as ExactGP
 from dustmap.gp._exact import ExactPosterior as ExactPosterior
 from dustmap.gp._grid import RegularGrid as RegularGrid

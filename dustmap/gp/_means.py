@@ -29,6 +29,13 @@ class AbstractMean(nn.Module, ABC):
     def assign(self, coefficients: Tensor) -> None:
         """Sets β to (P,) in place."""
 
+    @abstractmethod
+    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
+        """B (P,) of a prior β ~ N(β₀, B²) that lets the mean vary by about `size`.
+
+        basis (M, P): H at the places that matter; float64.
+        """
+
     def values(self, functional: AbstractFunctional) -> Tensor:
         """m_n (N,), float64, differentiable in the coefficients."""
         return self.basis(functional) @ self.coefficients()
@@ -47,6 +54,9 @@ class ConstantMean(AbstractMean):
 
     def coefficients(self) -> Tensor:
         return self.value.reshape(1)
+
+    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
+        return size / _sizes(basis)
 
     @torch.no_grad()
     def assign(self, coefficients: Tensor) -> None:
@@ -76,9 +86,17 @@ class LinearMean(AbstractMean):
     def coefficients(self) -> Tensor:
         return self.intercept_slope
 
+    def prior_stds(self, basis: Tensor, size: float) -> Tensor:
+        return size / _sizes(basis)
+
     @torch.no_grad()
     def assign(self, coefficients: Tensor) -> None:
         self.intercept_slope.copy_(coefficients)
+
+
+def _sizes(basis: Tensor) -> Tensor:
+    """Root mean square (P,) of the columns."""
+    return basis.square().mean(0).sqrt()
 
 
 def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import Batch, GridPrior, LogDiscMean, RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.inference import (
     Interpolation,
@@ -25,7 +25,14 @@ from dustmap.inference import (
 )
 from dustmap.runs._global import whole_bytes
 from dustmap.runs._grid import dtype_of, grid_of
-from dustmap.runs._parts import learned_kernel, likelihood_of, noise_of, start_of
+from dustmap.runs._parts import (
+    learned_kernel,
+    likelihood_of,
+    log_profile_of,
+    noise_of,
+    profile_of,
+    start_of,
+)
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -77,7 +84,7 @@ def _first(config: Config, data: Batch) -> Hyperparameters:
     std = config.model.std or STD
     mean = config.model.mean_density
     if "mean" in config.model.learn:
-        mean = math.exp(typical_log_density(data, std**2))
+        mean = math.exp(typical_log_density(data, std**2, profile_of(config.model, 1.0)))
     return replace(start_of(config.model), std=std, mean=mean)
 
 
@@ -100,7 +107,8 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
     )
-    mean = ConstantMean(math.log(at.mean), learn="mean" in config.model.learn).to(device)
+    mean = log_profile_of(config.model, math.log(at.mean)).to(device)
+    mean.requires_grad_("mean" in config.model.learn)
     return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows(config))
 
 
@@ -120,12 +128,17 @@ def _found(solution: MGVISolution) -> Hyperparameters:
     model = solution.model
     (term,) = model.prior.kernel.terms()
     noise, scatter = noise_of(model.likelihood)
+    height, length = None, None
+    if isinstance(model.mean, LogDiscMean):
+        height, length = model.mean.scales(solution.coefficients)
     return Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
         mean=float(solution.coefficients[0].exp()),
         noise=noise,
         scatter=scatter,
+        disc_height=height,
+        disc_length=length,
     )
 
 

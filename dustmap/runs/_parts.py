@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from dustmap.config import Config, ModelConfig
-from dustmap.gp import AbstractMean, Batch, ConstantMean
+from dustmap.gp import AbstractMean, Batch, ConstantMean, DiscMean, LogDiscMean
 from dustmap.gp.kernels import (
     Matern12,
     Matern32,
@@ -39,7 +39,8 @@ class Parts:
     @staticmethod
     def of(config: Config, at: Hyperparameters, data: Batch) -> "Parts":
         """On the device of the data."""
-        mean = ConstantMean(at.mean, learn="mean" in config.model.learn)
+        mean = profile_of(config.model, at.mean)
+        mean.requires_grad_("mean" in config.model.learn)
         return Parts(
             learned_kernel(config.model, at).to(data.y.device),
             mean.to(data.y.device),
@@ -70,6 +71,20 @@ def start_of(model: ModelConfig) -> Hyperparameters:
     """Where learning starts, and what stays where nothing is learned."""
     std = model.std or model.mean_density
     return Hyperparameters(model.length, std, model.mean_density, noise=1.0, scatter=model.scatter)
+
+
+def profile_of(model: ModelConfig, density: float) -> AbstractMean:
+    """The density that model.mean names, of this value everywhere, or in the plane of a disc."""
+    if model.mean == "disc":
+        return DiscMean(density, model.disc_height, model.disc_length)
+    return ConstantMean(density)
+
+
+def log_profile_of(model: ModelConfig, log_density: float) -> AbstractMean:
+    """The same for the logarithm of a density."""
+    if model.mean == "disc":
+        return LogDiscMean(log_density, model.disc_height, model.disc_length)
+    return ConstantMean(log_density)
 
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:

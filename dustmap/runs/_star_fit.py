@@ -26,7 +26,9 @@ class Hyperparameters:
     """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors.
 
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
-    mean the median density in mag/pc. nu: degrees of freedom of Student-t noise, None for Gaussian.
+    mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows.
+    nu: degrees of freedom of Student-t noise, None for Gaussian.
     """
 
     length: float
@@ -35,6 +37,8 @@ class Hyperparameters:
     noise: float
     nu: float | None = None
     scatter: float = 0.0
+    disc_height: float | None = None
+    disc_length: float | None = None
 
     def noise_variance(self, given: Tensor) -> Tensor:
         """noise² σ² + scatter² (N,) for errors whose squares are `given` (N,).

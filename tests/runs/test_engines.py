@@ -115,6 +115,22 @@ def test_no_scatter_is_found_where_there_is_none(engine: str) -> None:
     assert fit.hyperparameters.noise == pytest.approx(1.0, abs=0.25)
 
 
+def test_a_disc_is_the_mean_of_every_engine() -> None:
+    disc = ("model.mean=disc", "model.disc_height=50pc", 'model.learn=["mean"]', "grid.spacing=20")
+    data = sky(80)
+    for engine in ("exact", "global", "hip"):
+        found = fitted((*ENGINES[engine], *disc), data)
+        assert found.hyperparameters.disc_height is None
+        assert 0.001 < found.hyperparameters.mean < 0.02, engine
+    positive = fitted((*ENGINES["lognormal"], *disc), data)
+    told = positive.hyperparameters.as_dict()
+    assert told["disc_length"] != 3000.0
+    assert abs(1.0 / told["disc_height"]) < 4.0 / 50.0
+    fixed = (*ENGINES["lognormal"], *disc, "model.learn=[]", "model.mean_density=0.004")
+    at = fitted(fixed, data, positive.hyperparameters).hyperparameters
+    assert (at.mean, at.disc_height, at.disc_length) == pytest.approx((0.004, 50.0, 3000.0))
+
+
 def test_student_t_noise_widens_errors_and_scatter_alike() -> None:
     given = torch.tensor([0.01, 0.04], dtype=torch.float64)
     at = Hyperparameters(60.0, 1.0, 1e-3, 2.0, scatter=0.1)

@@ -8,7 +8,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp import AbstractMean, Batch, GridPrior
+from dustmap.gp import AbstractMean, Batch, ConstantMean, GridPrior
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.linalg import AbstractOperator
@@ -29,8 +29,8 @@ class LogNormalModel:
 
     prior: of the log-density; mean: H β of the log-density at the nodes; likelihood: the noise;
     interpolation: L of any functional, on `prior.grid`. A mean that is learned has the prior
-    β ~ N(β₀, B²) around its present value, B_p = mean_std / rms(H_p), and its uncertainty is in
-    every result.
+    β ~ N(β₀, B²) around its present value, with B = `mean.prior_stds` at the nodes for effects of
+    size mean_std, and its uncertainty is in every result.
     """
 
     prior: GridPrior
@@ -83,11 +83,11 @@ class LogNormalModel:
 
     @torch.no_grad()
     def scales(self) -> Tensor:
-        """B (P,) = mean_std / rms(H_p), P = 0 where the mean is not learned; float64."""
+        """B (P,), P = 0 where the mean is not learned; float64."""
         basis = self.mean.basis(self._nodes())
         if not any(p.requires_grad for p in self.mean.parameters()):
             return basis.new_zeros(0)
-        return self.mean_std / basis.square().mean(0).sqrt()
+        return self.mean.prior_stds(basis, self.mean_std)
 
     @torch.no_grad()
     def coefficients(self, xi: Tensor) -> Tensor:
@@ -194,12 +194,16 @@ class GramOperator(AbstractOperator):
         return self.matmul(y)
 
 
-def typical_log_density(data: Batch, variance: float = 0.0) -> float:
-    """ln(Σ y / Σ L1) − variance/2: the constant log-density that explains the data's sum.
+@torch.no_grad()
+def typical_log_density(
+    data: Batch, variance: float = 0.0, profile: AbstractMean | None = None
+) -> float:
+    """ln(Σ y / Σ L p) − variance/2: ln of the factor of p with which it explains the data's sum.
 
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
+    profile p: of the density; 1 everywhere where it is left out.
     """
-    mass = float(data.functional.moments()[:, 0].sum())
+    mass = float((profile or ConstantMean(1.0)).values(data.functional).sum())
     total = float(data.y.double().sum())
     if not (total > 0 and mass > 0):
         raise ValueError(

@@ -1,0 +1,98 @@
+"""Means of a disc against formulas and integrals done elsewhere."""
+
+import math
+
+import pytest
+import scipy.integrate
+import torch
+from torch import Tensor
+
+from dustmap.gp import AbstractMean, ConstantMean, DiscMean, LinearMean, LogDiscMean
+from dustmap.gp.functionals import Derivatives, LineIntegrals, PointValues
+
+HEIGHT, LENGTH = 100.0, 3000.0
+
+
+def places(count: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.rand((count, 3), generator=generator, dtype=torch.float64) - 0.5
+    return unit * torch.tensor([3000.0, 3000.0, 800.0], dtype=torch.float64)
+
+
+def by_hand(point: list[float]) -> float:
+    """The Sun is 20.8 pc above the plane and 8178 pc from the centre, which is at +X."""
+    x, y, z = point
+    radius = math.sqrt((8178.0 - x) ** 2 + y**2)
+    return math.exp(-abs(z + 20.8) / HEIGHT - (radius - 8178.0) / LENGTH)
+
+
+def test_the_disc_at_points() -> None:
+    x = places(20)
+    expected = torch.tensor([by_hand(p) for p in x.tolist()], dtype=torch.float64)
+    mean, log_mean = DiscMean(0.003, HEIGHT, LENGTH), LogDiscMean(-6.0, HEIGHT, LENGTH)
+    torch.testing.assert_close(mean.values(PointValues(x)), 0.003 * expected)
+    torch.testing.assert_close(log_mean.values(PointValues(x)), expected.log() - 6.0)
+    plane = PointValues(torch.tensor([[0.0, 0.0, -20.8]], dtype=torch.float64))
+    assert float(mean.values(plane).detach()) == pytest.approx(0.003)
+
+
+def test_line_integrals_through_the_plane() -> None:
+    """To a thousandth, whatever the kink in the plane does to the quadrature."""
+    ends = places(12, seed=1)
+    found = DiscMean(1.0, HEIGHT, LENGTH).values(LineIntegrals.from_observer(ends)).detach()
+    for end, value in zip(ends, found, strict=True):
+        length, unit = float(end.norm()), (end / end.norm())
+        kink = -20.8 / float(unit[2])
+        expected, _ = scipy.integrate.quad(
+            lambda s, unit=unit: by_hand((s * unit).tolist()),
+            0.0,
+            length,
+            points=[kink] if 0.0 < kink < length else None,
+        )
+        assert float(value) == pytest.approx(expected, rel=1e-3)
+
+
+def test_many_rays_are_those_of_few() -> None:
+    rays = LineIntegrals.from_observer(places(9000))
+    for mean in (DiscMean(1.0, HEIGHT, LENGTH), LogDiscMean(0.0, HEIGHT, LENGTH)):
+        some = mean.basis(rays[slice(8190, 8200)])
+        torch.testing.assert_close(mean.basis(rays)[8190:8200], some)
+
+
+def test_scales_follow_the_coefficients() -> None:
+    mean = LogDiscMean(-6.0, HEIGHT, LENGTH)
+    assert mean.scales(mean.coefficients()) == pytest.approx((HEIGHT, LENGTH))
+    mean.assign(torch.tensor([-5.0, -2.0, 0.5], dtype=torch.float64))
+    assert mean.scales(mean.coefficients()) == pytest.approx((50.0, -6000.0))
+    disc = DiscMean(1.0, HEIGHT, LENGTH, learn=False)
+    disc.assign(torch.tensor([0.2], dtype=torch.float64))
+    assert disc.coefficients().tolist() == [0.2]
+    assert not disc.value.requires_grad
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [ConstantMean(), LinearMean([0.0] * 3), DiscMean(1.0, HEIGHT, LENGTH)],
+    ids=lambda mean: type(mean).__name__,
+)
+def test_priors_let_every_coefficient_have_the_same_effect(mean: AbstractMean) -> None:
+    basis = mean.basis(PointValues(places(50)))
+    effect = (basis * mean.prior_stds(basis, 2.0)).square().mean(0).sqrt()
+    torch.testing.assert_close(effect, torch.full_like(effect, 2.0))
+
+
+def test_priors_of_a_disc_are_those_of_its_scales() -> None:
+    mean = LogDiscMean(-6.0, HEIGHT, LENGTH)
+    basis = mean.basis(PointValues(places(5)))
+    assert mean.prior_stds(basis, 2.0).tolist() == [2.0, 1.0, 1.0]
+
+
+def test_what_a_disc_cannot_be() -> None:
+    mean = DiscMean(1.0, HEIGHT, LENGTH)
+    with pytest.raises(ValueError, match="3 dimensions, got 2"):
+        mean.basis(PointValues(torch.zeros(1, 2, dtype=torch.float64)))
+    up = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
+    with pytest.raises(ValueError, match="no derivatives"):
+        mean.basis(Derivatives(torch.zeros_like(up), up))
+    with pytest.raises(ValueError, match="must be positive"):
+        LogDiscMean(0.0, 0.0, LENGTH)
