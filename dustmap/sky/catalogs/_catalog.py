@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import numpy as np
+from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.sky._atomic import refuse_existing, replacing
@@ -53,14 +54,14 @@ def read_catalog(
     system: ExtinctionSystem | None = None,
     prior: AbstractDistancePrior | None = None,
     invalid: str | None = None,
-    parallax_zero_point: float = 0.0,
+    parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Catalog:
     """The stars of one or more files with one card.
 
     `cuts` is a preset of the card. `system` is what extinctions are converted to, and what they
     are where neither card nor file says so. `prior` goes with parallaxes. `invalid` is "error" or
-    "drop", by default the card's. The zero point, in mas, is subtracted from parallaxes after the
-    cuts, which are on the catalog's own values.
+    "drop", by default the card's. The zero point, an angle or mas, is subtracted
+    from parallaxes after the cuts, which are on the catalog's own values.
     """
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
@@ -86,7 +87,7 @@ def ingest(
     system: ExtinctionSystem | None = None,
     prior: AbstractDistancePrior | None = None,
     invalid: str | None = None,
-    parallax_zero_point: float = 0.0,
+    parallax_zero_point: float | u.Quantity = 0.0,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Counts:
@@ -203,13 +204,17 @@ def _rules(
     system: ExtinctionSystem | None,
     prior: AbstractDistancePrior | None,
     invalid: str | None,
-    zero_point: float,
+    zero_point: float | u.Quantity,
 ) -> Rules:
     found = card if isinstance(card, SchemaCard) else card_named(card)
     policy = next((p for p in InvalidRows if p.value == invalid), found.invalid)
     if invalid not in (None, "", policy.value):
         raise CatalogError(f'invalid = {invalid!r}: expected "error" or "drop"')
-    return Rules(found, cuts, system, prior or DEFAULT_PRIOR, zero_point, policy)
+    return Rules(found, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
+
+
+def milliarcseconds(angle: float | u.Quantity) -> float:
+    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
 
 
 def _listed(paths: Paths) -> list[str | Path]:

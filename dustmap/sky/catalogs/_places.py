@@ -7,6 +7,7 @@ from typing import Any, final
 
 import h5py
 import numpy as np
+from astropy import units as u
 from astropy.io.fits.verify import VerifyWarning
 from astropy.table import Table
 from astropy.units import UnitsWarning
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import bind
 from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR
+from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR, milliarcseconds
 from dustmap.sky.catalogs._selection import ROWS, invalid_row, problems_of_places
 from dustmap.sky.catalogs._shelf import card_named
 from dustmap.sky.catalogs.readers import CatalogError, Hdf5Reader, TextReader, open_reader
@@ -56,7 +57,7 @@ def read_places(
     card: SchemaCard | str | Path = "generic",
     *,
     prior: AbstractDistancePrior | None = None,
-    parallax_zero_point: float = 0.0,
+    parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Places:
     """Every row is a place: none is cut, and one without a direction or distance is an error."""
     path = Path(path)
@@ -72,7 +73,7 @@ def read_places(
             raise invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
     distances = _rows.distances(
-        binding.distance, values, prior or DEFAULT_PRIOR, parallax_zero_point
+        binding.distance, values, prior or DEFAULT_PRIOR, milliarcseconds(parallax_zero_point)
     )
     return Places(_whole_table(path), l, b, distances)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy import units as u
 from astropy.table import Table
 
 from dustmap.sky.catalogs import Counts, ingest, read_catalog, read_places
@@ -171,6 +172,6 @@ def test_places_with_parallaxes(tmp_path: Path) -> None:
     table = Table(star_columns())
     table.remove_columns(["extinction", "extinction_error", "distance_pc"])
     table["parallax"], table["parallax_error"] = -0.1, 0.2
-    places = read_places(write(tmp_path, "csv", table), parallax_zero_point=-0.04)
+    places = read_places(write(tmp_path, "csv", table), parallax_zero_point=-40 * u.uas)
     assert isinstance(places.distances, ParallaxDistances)
     np.testing.assert_allclose(places.distances.parallax, -0.06)

@@ -237,6 +237,8 @@ def test_another_kind_of_file_under_this_name(tmp_path: Path, format_name: str) 
 def test_an_unknown_ending() -> None:
     with pytest.raises(CatalogError, match=r"expected a catalog that ends in \.fits"):
         open_reader("stars.doc")
+    with pytest.raises(CatalogError, match=r"data\.catalog takes it as it is"):
+        open_reader("stars.zarr")
 
 
 def test_comments_delimiters_and_quotes(tmp_path: Path) -> None:

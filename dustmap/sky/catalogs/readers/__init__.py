@@ -35,6 +35,8 @@ def open_reader(path: str | Path) -> AbstractReader:
         if name.endswith(endings):
             _check_file(path)
             return reader(path)  # type: ignore[call-arg]  # every final reader takes a path
+    if name.endswith(".zarr"):
+        raise CatalogError(f"{path}: a star store is no catalog; data.catalog takes it as it is")
     raise CatalogError(f"{path}: expected a catalog that ends in {', '.join(ENDINGS)}")
 
 
