@@ -17,6 +17,9 @@ from dustmap.sky.maps._names import DESCRIPTIONS, sample_extension
 from dustmap.sky.maps._request import Quantity
 from dustmap.sky.systems import system_named
 
+#: Bytes: every FITS file is a multiple of it.
+BLOCK = 2880
+
 
 @final
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class FitsCubes(AbstractCubes):
             return np.asarray(hdus[_extension(cube)].section[box], np.float32)
 
     def _opened(self) -> fits.HDUList:
+        if self.path.stat().st_size % BLOCK:
+            raise ValueError(
+                f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "
+                f"{BLOCK} bytes"
+            )
         try:
             return fits.open(self.path, memmap=True)
         except OSError as error:
