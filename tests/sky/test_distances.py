@@ -124,6 +124,24 @@ def test_a_table_of_many_stars_is_that_of_each() -> None:
     np.testing.assert_array_equal(every.quantile(P)[some], every[some].quantile(P))
 
 
+@pytest.mark.parametrize("distance_max", [300.0, 1e4, 1e6])
+@pytest.mark.parametrize("scale", [None, 50.0, 1350.0, 1e5])
+def test_no_parallax_is_too_strange(distance_max: float, scale: float | None) -> None:
+    """S/N from −10⁴ to 10⁴ and errors from 0.1 µas to 10 mas, at probabilities near 0 and 1."""
+    rng = np.random.default_rng(1)
+    error = 10 ** rng.uniform(-4, 1, 1000)
+    parallax = error * rng.choice([-1, 0, 1], 1000) * 10 ** rng.uniform(-2, 4, 1000)
+    prior = FlatParallax(distance_max) if scale is None else ExponentialDensity(scale, distance_max)
+    distances = ParallaxDistances(parallax, error, prior)
+    p = np.array([1e-12, 1e-6, 0.01, 0.5, 0.99, 1 - 1e-6, 1 - 1e-12])
+    d = distances.quantile(p)
+    assert np.isfinite(d).all()
+    assert (d > 0).all()
+    assert (d <= distance_max).all()
+    assert (np.diff(d, axis=1) >= 0).all()
+    np.testing.assert_allclose(distances.survival(d), np.tile(1 - p, (1000, 1)), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize(("mean", "error"), [(100.0, 1.0), (100.0, 60.0), (10.0, 1000.0)])
 def test_a_normal_distance_is_cut_at_the_sun(mean: float, error: float) -> None:
     distances = GaussianDistances(np.array([mean]), np.array([error]))

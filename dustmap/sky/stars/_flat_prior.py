@@ -37,13 +37,29 @@ class FlatParallax(AbstractDistancePrior):
         start = (least - parallax) / error
         # Q(x) = p Q(start); from the nearer of the two ends, ϖ and a.
         with np.errstate(divide="ignore"):
-            x = -ndtri_exp(np.log(p)[None, :] + log_ndtr(-start))
-        true = np.where(start > 0.0, least + error * (x - start), parallax + error * x)
+            log_p = np.log(p)[None, :]
+            x = -ndtri_exp(log_p + log_ndtr(-start))
+        step = _polished(start, np.maximum(x - start, 0.0), log_p)
+        true = np.where(start > 0.0, least + error * step, parallax + error * x)
         d = MAS_PC / np.maximum(true, least)
         return np.asarray(np.minimum(d, self.distance_max), np.float64)
 
     def attributes(self) -> dict[str, Any]:
         return {"distance_prior": "flat-parallax", "distance_max_pc": self.distance_max}
+
+
+def _polished(start: Array, step: Array, log_p: Array) -> Array:
+    """Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
+
+    Far out in the tail x − start has lost its digits: x is large and step is −ln p / x.
+    """
+    far = np.maximum(start, 0.0)
+    for _ in range(3):
+        hazard = np.sqrt(2.0 / np.pi) / erfcx((far + step) / np.sqrt(2.0))
+        with np.errstate(invalid="ignore"):
+            change = (_log_tail_ratio(far, step) - log_p) / hazard
+        step = np.where(np.isfinite(change), np.maximum(step + change, 0.0), step)
+    return step
 
 
 def _log_tail_ratio(start: Array, step: Array) -> Array:
@@ -54,4 +70,4 @@ def _log_tail_ratio(start: Array, step: Array) -> Array:
         scaled = np.log(erfcx((far + step) / np.sqrt(2.0)) / erfcx(far / np.sqrt(2.0)))
         beyond = np.where(np.isinf(step), -np.inf, scaled - 0.5 * step * (2.0 * far + step))
     near = log_ndtr(-start - step) - log_ndtr(-start)
-    return np.asarray(np.where(start > 0.0, beyond, near), np.float64)
+    return np.asarray(np.where(start >= 0.0, beyond, near), np.float64)
