@@ -4,9 +4,8 @@ import math
 from dataclasses import replace
 
 from dustmap.config import Config
-from dustmap.gp import ConstantMean
 from dustmap.runs._lognormal import STD
-from dustmap.runs._parts import kernel_of, start_of
+from dustmap.runs._parts import kernel_of, log_profile_of, profile_of, start_of
 from dustmap.sky.simulation import AbstractDust, GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
@@ -37,9 +36,7 @@ def prior_sky(config: Config) -> SkyModel:
 
 def _dust(config: Config) -> AbstractDust:
     model, at = config.model, start_of(config.model)
-    if model.mean != "constant":
-        raise ValueError(f'model.mean = "{model.mean}": expected "constant" to draw from a prior')
     if config.density == "gaussian":
-        return GaussianDust(kernel_of(model, at), ConstantMean(at.mean))
+        return GaussianDust(kernel_of(model, at), profile_of(model, at.mean))
     wide = replace(at, std=model.std or STD)
-    return LogNormalDust(kernel_of(model, wide), ConstantMean(math.log(at.mean)))
+    return LogNormalDust(kernel_of(model, wide), log_profile_of(model, math.log(at.mean)))
