@@ -58,21 +58,24 @@ class DistanceSpread:
     def added_variance(
         self, posterior: AbstractPosterior, samples: int = 8, seed: int = 0
     ) -> Tensor:
-        """V_n (N,), the mean over `samples` draws of the posterior density. Float64.
+        """V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
+
+        A posterior that is stored as fewer draws gives those it has.
 
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
         generator = torch.Generator(self.rays.device).manual_seed(seed)
+        stored = _stored_draws(posterior)
+        count = samples if stored is None else min(samples, stored)
         parts = []
-        for chunk in self._chunks(posterior):
-            a = chunk._segment_draws(posterior, samples, generator)
+        for chunk in self._chunks(_DENSE if stored is None else _STORED):
+            a = chunk._segment_draws(posterior, count, generator)
             parts.append(chunk.of_segments(a).mean(0))
         return torch.cat(parts)
 
-    def _chunks(self, posterior: AbstractPosterior) -> "Iterator[DistanceSpread]":
-        stored = isinstance(posterior, LogNormalPosterior | PathwisePosterior)
-        step = max(1, (_STORED if stored else _DENSE) // self.variance.shape[1])
+    def _chunks(self, segments: int) -> "Iterator[DistanceSpread]":
+        step = max(1, segments // self.variance.shape[1])
         for start in range(0, len(self), step):
             yield self[start : start + step]
 
@@ -95,3 +98,12 @@ class DistanceSpread:
         keys = rays.keys[row] * filled.shape[1] + segment
         ones = torch.ones_like(edges[:, :1])
         return LineIntegrals(rays.origin[row], rays.direction[row], edges, ones, keys), filled
+
+
+def _stored_draws(posterior: AbstractPosterior) -> int | None:
+    """How many draws of the field the posterior keeps; None where it makes them anew."""
+    if isinstance(posterior, LogNormalPosterior):
+        return posterior.n_samples
+    if isinstance(posterior, PathwisePosterior):
+        return len(posterior.deviations)
+    return None
