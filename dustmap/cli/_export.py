@@ -1,33 +1,60 @@
-"""dustmap export: the map of a run on any grid."""
+"""dustmap export: the map of a run on any grid, in its own files or a published layout."""
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_output, new
+from dustmap.cli._parser import Commands, add_json, add_output, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
-    from dustmap.runs import RegressionResult
+    from dustmap.gp import RegularGrid
+    from dustmap.runs import RegressionResult, StarMap
+    from dustmap.sky.layouts import LayoutRequest
+    from dustmap.sky.maps import AbstractDensityField, MapRequest
+
+#: Our own cubes, which take --box and --step; the layouts of published maps; of these, those of
+#: shells around the Sun, which take --nside, and --distances where the layout leaves them open.
+CUBES = ("zarr", "fits")
+LAYOUTS = ("healpix", "edenhofer2023", "leike2020", "bayestar", "gtomo")
+BOXED, PIXELS, BINNED = (*CUBES, "gtomo"), LAYOUTS[:2] + LAYOUTS[3:4], LAYOUTS[:2]
+#: Layouts that have no place for quantities of your choice.
+FIXED = ("leike2020",)
 
 
 def add(commands: Commands) -> None:
     command = new(
         commands,
         "export",
-        "write a run's map on any grid",
+        "write a run's map on any grid, or as published maps are laid out",
         "export run1 --format fits --output map.fits",
         "export run1 --format zarr --output part.zarr --box -100 100 -100 100 -50 50 --step 5pc",
+        "export run1 --format zarr --output draws.zarr --quantity mean,std,samples --samples 12",
+        "export run1 --format healpix --output map_hp.fits --nside 64 --distances 20 300 100",
     )
     command.add_argument("run", metavar="RUN")
-    command.add_argument("--format", choices=("zarr", "fits"), required=True)
+    command.add_argument("--format", choices=(*CUBES, *LAYOUTS), required=True)
     add_output(command, "the file")
     command.add_argument(
         "--box", nargs=6, metavar=("X0", "X1", "Y0", "Y1", "Z0", "Z1"), help="the run's by default"
     )
     command.add_argument("--step", metavar="PC", help="between voxels; the run's by default")
+    command.add_argument("--nside", type=int, metavar="N", help="pixels of shells [64]")
+    command.add_argument(
+        "--distances",
+        nargs=3,
+        metavar=("D0", "D1", "N"),
+        help="N bins of distance, equal in the logarithm [516, to the farthest face of the box]",
+    )
+    command.add_argument(
+        "--quantity",
+        metavar="NAME,NAME",
+        help="of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
+    )
+    command.add_argument("--samples", type=int, metavar="N", help="how many samples")
+    add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -38,18 +65,97 @@ def execute(options: argparse.Namespace) -> int:
     with checking_input():
         refuse_existing(output, options.overwrite)
         regression = regression_at(Path(options.run))
+        _refuse_idle_options(options)
     if regression is not None:
         return _export_regression(regression, options)
     with checking_input():
         finished = open_star_map(Path(options.run))
-        box = None if options.box is None else [parsecs(face) for face in options.box]
-        grid = finished.grid(box, None if options.step is None else parsecs(options.step))
-    tell(finished.export(options.format, output, options.overwrite, grid), as_json=False)
+        told = _write(finished, output, options)
+    tell({"output": str(output), "format": options.format, **told}, options.json)
     return DONE
 
 
+def _refuse_idle_options(options: argparse.Namespace) -> None:
+    """An option that the format has no use for would be a wish that is passed over."""
+    for given, name, takers in (
+        (options.box, "--box", BOXED),
+        (options.step, "--step", BOXED),
+        (options.nside, "--nside", PIXELS),
+        (options.distances, "--distances", BINNED),
+    ):
+        if given is not None and options.format not in takers:
+            raise BadInput(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
+    if options.format in FIXED and (options.quantity or options.samples):
+        raise BadInput(f"--quantity, --samples: --format {options.format} is always mean and std")
+
+
+def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
+    from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
+    from dustmap.sky.maps import write_fits, write_zarr
+
+    field, grid = finished.field(), _grid(finished, options)
+    request, provenance = _request(finished, field, options), finished.run.provenance()
+    if options.format in CUBES:
+        write = write_zarr if options.format == "zarr" else write_fits
+        write(output, field, grid, request, provenance, options.overwrite)
+        return {
+            "voxels": list(grid.shape),
+            "quantities": [quantity.value for quantity in request.quantities],
+            "samples": request.samples,
+        }
+    asked = _layout(request, grid, options)
+    counts = LAYOUT_WRITERS[options.format](output, field, asked, provenance, options.overwrite)
+    return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
+
+
+def _grid(finished: "StarMap", options: argparse.Namespace) -> "RegularGrid":
+    if options.box is None and options.step is None:
+        return finished.run.grid
+    box = None if options.box is None else [parsecs(face) for face in options.box]
+    return finished.grid(box, None if options.step is None else parsecs(options.step))
+
+
+def _request(
+    finished: "StarMap", field: "AbstractDensityField", options: argparse.Namespace
+) -> "MapRequest":
+    """What the options ask for, or the [export] section of the run."""
+    from dustmap.sky.maps import MapRequest
+
+    export = finished.run.config.export
+    most = min(export.samples, field.n_samples)
+    samples = most if options.samples is None else options.samples
+    if options.quantity is None:
+        names = (*export.quantities, *(("samples",) if samples else ()))
+    else:
+        names = tuple(name.strip() for name in options.quantity.split(","))
+        if options.samples and "samples" not in names:
+            names = (*names, "samples")
+        if "samples" in names and not samples:
+            raise ValueError(f"--quantity samples: this run keeps {field.n_samples} samples")
+    return MapRequest.named(names, samples)
+
+
+def _layout(
+    request: "MapRequest", grid: "RegularGrid", options: argparse.Namespace
+) -> "LayoutRequest":
+    from dustmap.sky.layouts import LayoutRequest, RadialBins
+
+    if options.distances is None:
+        return LayoutRequest(request, grid, options.nside)
+    nearest, farthest, count = options.distances
+    if not count.isdecimal():
+        raise ValueError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
+    bins = RadialBins(parsecs(nearest), parsecs(farthest), int(count))
+    return LayoutRequest(request, grid, options.nside, bins)
+
+
 def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
-    if options.box is not None or options.step is not None:
-        raise BadInput("--box and --step are for maps of the dust; [grid] says where this one is")
-    tell(finished.export(options.format, Path(options.output), options.overwrite), as_json=False)
+    if options.format not in CUBES:
+        raise BadInput(f"--format {options.format} is for maps of the dust; take zarr or fits")
+    idle = ("box", "step", "quantity", "samples")
+    given = [f"--{name}" for name in idle if getattr(options, name) is not None]
+    if given:
+        raise BadInput(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
+    told = finished.export(options.format, Path(options.output), options.overwrite)
+    tell(told, options.json)
     return DONE

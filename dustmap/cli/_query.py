@@ -1,33 +1,139 @@
-"""dustmap query: the density at a place, and the extinction to it."""
+"""dustmap query: the density at places, and the extinction to them."""
 
 import argparse
+import logging
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_json, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from dustmap.sky.maps import DustMap
+    from dustmap.sky.stars import AbstractDistances
+
+    Columns = dict[str, NDArray[np.float64]]
+
+log = logging.getLogger(__name__)
 
 
 def add(commands: Commands) -> None:
     command = new(
         commands,
         "query",
-        "density at a place, extinction to it",
+        "density at a place and extinction to it, mean and standard deviation",
         "query run1 --l 30 --b 5 --distance 150pc",
+        "query map.zarr --l 30 --b 5 --distance 0.15kpc --json",
+        "query map.fits --file coords.csv > answers.csv",
     )
-    command.add_argument("run", metavar="RUN")
-    command.add_argument("--l", required=True, type=float, metavar="DEG", dest="l")
-    command.add_argument("--b", required=True, type=float, metavar="DEG", dest="b")
-    command.add_argument("--distance", required=True, metavar="PC")
+    command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
+    command.add_argument("--l", type=float, metavar="DEG", dest="l")
+    command.add_argument("--b", type=float, metavar="DEG", dest="b")
+    command.add_argument("--distance", metavar="PC")
+    command.add_argument(
+        "--file", metavar="COORDS.csv", help="many places: l, b (or ra, dec) and distance_pc"
+    )
+    command.add_argument(
+        "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
+    )
     add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
-    from dustmap.runs import open_star_map
+    place = (options.l, options.b, options.distance)
+    missing = sum(value is None for value in place)
+    if missing != (0 if options.file is None else len(place)):
+        raise BadInput("query: expected either --l, --b and --distance, or --file")
+    return _one(options) if options.file is None else _many(options)
+
+
+def _one(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    from dustmap.sky.stars import ExactDistances
 
     with checking_input():
-        finished = open_star_map(Path(options.run))
-        told = finished.query(options.l, options.b, parsecs(options.distance))
-    tell(told, options.json)
+        distance = parsecs(options.distance)
+        l, b, d = (np.array([value], np.float64) for value in (options.l, options.b, distance))
+        found = _answers(Path(options.map), l, b, ExactDistances(d))
+        if np.isnan(found["density_mean"][0]):
+            raise ValueError(
+                f"l = {options.l:g}, b = {options.b:g}, distance = {distance:g} pc is outside "
+                f"the box of {options.map}"
+            )
+    tell({name: float(values[0]) for name, values in found.items()}, options.json)
     return DONE
+
+
+def _many(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    from dustmap.sky.catalogs import card_named, read_places
+
+    with checking_input():
+        places = read_places(Path(options.file), card_named(options.schema))
+        found = _answers(Path(options.map), places.l, places.b, places.distances)
+    outside = int(np.isnan(found["density_mean"]).sum())
+    log.info("%d of %d places are outside the box", outside, len(places.l))
+    if options.json:
+        columns = {name: _json(values) for name, values in found.items()}
+        tell({"rows": len(places.l), "rows_outside_the_box": outside, **columns}, True)
+        return DONE
+    table = places.table
+    for name, values in found.items():
+        table[name] = values
+    table.write(sys.stdout, format="ascii.csv")
+    return DONE
+
+
+def _json(values: "NDArray[np.float64]") -> list[float | None]:
+    """JSON has no NaN."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _answers(
+    path: Path,
+    l: "NDArray[np.float64]",
+    b: "NDArray[np.float64]",
+    distances: "AbstractDistances",
+) -> "Columns":
+    """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
+    knows what uncertain distances mean, or of a map at the median distance."""
+    from dustmap.runs import open_star_map
+    from dustmap.sky.maps import DustMap
+
+    if (path / "config.toml").is_file():
+        return dict(open_star_map(path).at_stars(l, b, distances))
+    # Four questions about the same places would count those outside four times.
+    logging.getLogger("dustmap.sky.maps").setLevel(logging.WARNING)
+    return _of_map(DustMap.open(path), l, b, distances.median)
+
+
+def _of_map(
+    density: "DustMap",
+    l: "NDArray[np.float64]",
+    b: "NDArray[np.float64]",
+    distance: "NDArray[np.float64]",
+) -> "Columns":
+    """What the file can answer: the std of extinctions needs samples."""
+    import astropy.units as u
+
+    from dustmap.sky.maps import Quantity
+
+    place: tuple[Any, ...] = (l * u.deg, b * u.deg, distance * u.pc)
+    sampled = density.n_samples > 1
+    found = {"extinction_mean": density.query_gal(*place, integrated=True)}
+    if sampled:
+        found["extinction_std"] = density.query_gal(*place, mode="std", integrated=True)
+    else:
+        log.info("no extinction_std: the map has no samples, export it with --samples")
+    found["density_mean"] = density.query_gal(*place)
+    if sampled or Quantity.STD in density.available:
+        found["density_std"] = density.query_gal(*place, mode="std")
+    return found

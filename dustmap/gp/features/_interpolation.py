@@ -58,7 +58,7 @@ def interpolation(
     planned = planned_bytes(taps, shape)
     keep = planned <= memory
     how = "stored" if keep else "recomputed in every product"
-    log.info("L of %d data needs %d bytes: %s", shape[0], planned, how)
+    log.debug("L of %d data needs %d bytes: %s", shape[0], planned, how)
     per_row = max(1, taps.column.numel() // max(1, taps.count))
     build = stored if keep else RecomputedOperator
     return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)

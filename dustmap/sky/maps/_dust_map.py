@@ -232,8 +232,9 @@ class DustMap:
         outside: beyond the outermost voxel centres, and for rays that run there, "nan", "error",
         or "truncate": nothing is there, and A(<d) counts what is inside. Their number is logged.
 
-        Density: std, median and percentiles are the interpolated cubes where the map has them,
-        otherwise from the samples. Integrals: the mean is that of the mean cube; std and
+        Density: std, median and percentiles are the interpolated cubes where the map has them
+        (between voxel centres at least the std of the interpolated density), otherwise from the
+        samples. Integrals: the mean is that of the mean cube; std and
         percentiles come from the S stored samples, with a relative error of `monte_carlo_error`.
         """
         asked, policy = Mode.named(mode), Outside.named(outside)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -111,6 +113,22 @@ def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest)
         raise ValueError(
             "coverage: expected places (PointValues), got "
             f"{type(functional).__name__}; leave it out for integrals"
+        )
+
+
+def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
+    """Refuses places (N, 3) outside the box."""
+    lower, upper = (
+        torch.tensor(corner, dtype=torch.float64, device=places.device)
+        for corner in (field.lower, field.upper)
+    )
+    slack = 1e-6 * (upper - lower)
+    outside = ~((places >= lower - slack) & (places <= upper + slack)).all(-1)
+    if bool(outside.any()):
+        first = int(outside.nonzero()[0])
+        raise ValueError(
+            f"{int(outside.sum())} of {len(places)} places lie outside the box {field.lower} to "
+            f"{field.upper} pc, the first at {places[first].tolist()}: leave them out"
         )
 
 

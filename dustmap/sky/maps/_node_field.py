@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps._field import (
     DEPTH,
@@ -20,12 +20,14 @@ from dustmap.sky.maps._field import (
     Planes,
     Point,
     empty_arrays,
+    refuse_beyond,
     refuse_coverage_of_rays,
     slabs,
 )
 from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.maps._separable import Resampler
 from dustmap.sky.maps._statistics import coverage, statistics
+from dustmap.sky.maps._trilinear import Cells, NodeTable
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Functionals answered at once.
@@ -85,6 +87,8 @@ class NodeField(AbstractDensityField):
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
         refuse_coverage_of_rays(functional, request)
+        if isinstance(functional, PointValues):
+            refuse_beyond(self, functional.x)
         parts = [
             self._of_chunk(functional[part], request) for part in chunks(len(functional), _CHUNK)
         ]
@@ -117,17 +121,28 @@ class NodeField(AbstractDensityField):
     def _of_chunk(
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
-        rows = self.posterior.interpolation(functional)
-        found = statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
-        if Quantity.COVERAGE in request:
-            covered = rows.matmul(self._node_coverage.to(rows.dtype)[None])[0]
-            found[Quantity.COVERAGE.value] = covered.clamp_(0.0, 1.0)
+        if isinstance(functional, PointValues):
+            cells = Cells.of(self.nodes, functional.x.cpu())
+            found = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
+            if Quantity.COVERAGE in request:
+                found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
+        else:
+            rows = self.posterior.interpolation(functional)
+            found = statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
         return {name: values.cpu().float().numpy() for name, values in found.items()}
 
     @cached_property
     def _density(self) -> Tensor:
         """ρ_s (S, M) in pc⁻¹."""
         return self.posterior.log_samples.exp()
+
+    @cached_property
+    def _by_node(self) -> NodeTable:
+        return NodeTable.of(self.nodes, self._density.cpu())
+
+    @cached_property
+    def _covered(self) -> NodeTable:
+        return NodeTable.of(self.nodes, self._node_coverage.cpu()[None])
 
     @cached_property
     def _node_coverage(self) -> Tensor:

@@ -50,6 +50,36 @@ class Cells:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class NodeTable:
+    """Many fields on one grid, together at every node: values (M, S), nodes in the C order of
+    (x, y, z)."""
+
+    grid: RegularGrid
+    values: Tensor
+
+    @classmethod
+    def of(cls, grid: RegularGrid, fields: Tensor) -> Self:
+        """From fields (S, M)."""
+        return cls(grid, fields.mT.contiguous())
+
+    def at(self, cells: Cells) -> Tensor:
+        """All fields (N, S) at places."""
+        _, y, z = self.grid.shape
+        corner = (cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2]
+        x_share, y_share, z_share = cells.offset.to(self.values.dtype)[..., None].unbind(1)
+
+        def along_z(shift: int) -> Tensor:
+            low = self.values.index_select(0, corner + shift)
+            return low.lerp_(self.values.index_select(0, corner + shift + 1), z_share)
+
+        def along_y(shift: int) -> Tensor:
+            return along_z(shift).lerp_(along_z(shift + z), y_share)
+
+        return along_y(0).lerp_(along_y(y * z), x_share)
+
+
+@final
 class CubeReader:
     """Interpolates in the cubes of a map. Few places read the blocks they lie in; many read the
     whole cube, which is kept while `memory` bytes hold it."""

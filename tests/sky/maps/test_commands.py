@@ -1,0 +1,147 @@
+"""dustmap export and dustmap query, on a small run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.io import fits
+from astropy.table import Table
+
+from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.cli._export import LAYOUTS
+from dustmap.config import load
+from dustmap.runs import execute_run, prepare
+from dustmap.sky.layouts import LAYOUTS as WRITERS
+from dustmap.sky.maps import DustMap, Quantity
+
+PLACE = ["--l", "30", "--b", "5", "--distance", "0.03kpc"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log-normal density from 60 stars, four samples; its folder."""
+    path = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    l, b, d = rng.uniform(0, 360, 60), rng.uniform(-20, 20, 60), rng.uniform(10, 45, 60)
+    table = Table({"l": l, "b": b, "distance_pc": d, "distance_error_pc": 0.01 * d})
+    table["extinction"] = 0.002 * d * np.exp(0.05 * rng.standard_normal(60))
+    table["extinction_error"] = 0.01
+    table.meta["EXTSYS"] = "A_V"
+    table.write(path / "stars.ecsv")
+    (path / "run.toml").write_text(
+        f'[data]\ncatalog = "{path}/stars.ecsv"\nsystem = "A_V"\n'
+        "[grid]\nsize = [120, 100, 60]\nspacing = 20\n[model]\nlearn = []\nlength = 60\n"
+        '[fit]\nsamples = 4\ndistance_rounds = 0\n[export]\nformats = ["zarr", "fits"]\n'
+    )
+    execute_run(prepare(load(path / "run.toml")), path / "run", load(path / "run.toml"), False)
+    return path / "run"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == DONE
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_formats_are_those_of_the_layouts() -> None:
+    assert set(LAYOUTS) == set(WRITERS)
+
+
+def test_a_run_and_its_maps_answer_alike(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    posterior = told(capsys, "query", str(run), *PLACE)
+    for name in ("map.zarr", "map.fits"):
+        stored = told(capsys, "query", str(run / name), *PLACE)
+        assert set(stored) == {
+            f"{of}_{what}" for of in ("extinction", "density") for what in ("mean", "std")
+        }
+        assert stored["density_mean"] == pytest.approx(posterior["density_mean"], rel=1e-5)
+        # the posterior's own rule along rays is good to a few percent in coarse cells
+        assert stored["extinction_mean"] == pytest.approx(posterior["extinction_mean"], rel=0.03)
+
+
+def test_many_places_are_answered_in_their_order(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table({"name": ["a", "b"], "l": [30, 10], "b": [5, 0], "distance_pc": [30, 500]})
+    table.write(tmp_path / "coords.csv")
+    one = told(capsys, "query", str(run / "map.zarr"), *PLACE)
+    assert main(["query", str(run / "map.zarr"), "--file", str(tmp_path / "coords.csv")]) == DONE
+    out = Table.read(capsys.readouterr().out, format="ascii.csv")
+    assert list(out["name"]) == ["a", "b"]
+    assert out["extinction_std"][0] == pytest.approx(one["extinction_std"])
+    assert np.isnan(out["density_mean"][1])
+    found = told(capsys, "query", str(run), "--file", str(tmp_path / "coords.csv"))
+    assert found["rows_outside_the_box"] == 1
+    assert found["density_mean"] == [pytest.approx(one["density_mean"], rel=1e-5), None]
+
+
+def test_exports_hold_what_was_asked_for(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = ["--box", "-20", "20", "-40", "40pc", "0", "0.02kpc", "--step", "5"]
+    output = ["--output", str(tmp_path / "part.zarr"), "--quantity", "mean,coverage"]
+    found = told(capsys, "export", str(run), "--format", "zarr", *output, *box, "--samples", "2")
+    assert found["voxels"] == [9, 17, 5]
+    part = DustMap.open(tmp_path / "part.zarr")
+    assert part.available == (Quantity.MEAN, Quantity.COVERAGE, Quantity.SAMPLES)
+    assert part.n_samples == 2
+    whole = DustMap.open(run)
+    place = (30 * u.deg, 5 * u.deg, 15 * u.pc)
+    assert part.query_gal(*place) == pytest.approx(whole.query_gal(*place), rel=0.05)
+
+
+def test_shells_take_their_own_options(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shells = ["--nside", "2", "--distances", "5", "50pc", "7", "--quantity", "mean"]
+    output = ["--output", str(tmp_path / "shells.fits")]
+    found = told(capsys, "export", str(run), "--format", "healpix", *output, *shells)
+    assert isinstance(found["values"], int)
+    with fits.open(tmp_path / "shells.fits") as hdus:
+        data = hdus["DENSITY_MEAN"].data
+    assert len(data) == 48
+    assert len(data.names) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--format", "zarr", "--nside", "8"], "--nside: --format zarr has none"),
+        (["--format", "healpix", "--step", "5"], "--step: --format healpix has none"),
+        (["--format", "leike2020", "--samples", "2"], "--format leike2020 is always mean"),
+        (["--format", "zarr", "--quantity", "mean,sd"], "quantity 'sd': expected one of mean"),
+        (["--format", "zarr", "--samples", "40"], "40 samples were asked for"),
+        (["--format", "healpix", "--distances", "5", "50", "x"], "expected a number of bins"),
+        (["--format", "fits", "--box", "0", "900", "0", "9", "0", "9"], "--box along X"),
+    ],
+)
+def test_impossible_exports_write_nothing(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    assert main(["export", str(run), "--output", str(tmp_path / "out"), *arguments]) == BAD_INPUT
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert words in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["map.fits", "--l", "30", "--b", "5"], "either --l, --b and --distance, or --file"),
+        (["map.fits", *PLACE, "--file", "x.csv"], "either --l, --b and --distance, or --file"),
+        (["map.fits", "--l", "30", "--b", "5", "--distance", "400"], "is outside the box"),
+        (["nosuch.fits", *PLACE], "expected a run directory, a map.zarr or a map.fits"),
+    ],
+)
+def test_impossible_queries_say_so(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["query", str(run / arguments[0]), *arguments[1:]]) == BAD_INPUT
+    assert words in capsys.readouterr().err
