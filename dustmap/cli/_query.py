@@ -3,6 +3,8 @@
 import argparse
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +112,19 @@ def _answers(
 
     if (path / "config.toml").is_file():
         return dict(open_star_map(path).at_stars(l, b, distances))
-    # Four questions about the same places would count those outside four times.
-    logging.getLogger("dustmap.sky.maps").setLevel(logging.WARNING)
-    return _of_map(DustMap.open(path), l, b, distances.median)
+    with _quiet(logging.getLogger("dustmap.sky.maps")):
+        return _of_map(DustMap.open(path), l, b, distances.median)
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Four questions about the same places would count those outside four times."""
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _of_map(
