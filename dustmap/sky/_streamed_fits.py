@@ -18,6 +18,12 @@ _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
 
 
+def printable(text: str) -> str:
+    r"""`text` in the printable ASCII that headers are confined to: é becomes \xe9."""
+    escaped = text.encode("ascii", "backslashreplace").decode("ascii")
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
+
+
 @final
 class StreamedImage:
     """Float32 data of `shape` in an open file, of an image or of a table (rows, columns).

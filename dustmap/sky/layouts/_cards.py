@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dustmap import __version__
 from dustmap.sky._provenance import Provenance
+from dustmap.sky._streamed_fits import printable
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Parses as a unit of FITS, VOUnit, CDS and astropy.
@@ -22,12 +23,13 @@ def density_cards(
     cards = fits.Header()
     if unit:
         cards["BUNIT"] = unit
-    cards["EXTSYS"] = (system.name, "band or curve of the extinction")
+    cards["EXTSYS"] = (printable(system.name), "band or curve of the extinction")
     cards["DATE"] = (provenance.date, "UTC")
     cards["CREATOR"] = "dustmap"
     cards["VERSION"] = __version__
+    cards.add_comment(printable(f"{system.name}: {system.meaning}"))
     for line in (*provenance.history(), *notes):
-        cards.add_history(line)
+        cards.add_history(printable(line))
     return cards
 
 

@@ -9,7 +9,7 @@ from dustmap import __version__
 from dustmap.gp import RegularGrid
 from dustmap.sky._atomic import replacing
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
+from dustmap.sky._streamed_fits import ImagePlan, printable, streamed_fits
 from dustmap.sky.maps._cubes import Cube, Layout
 from dustmap.sky.maps._field import AbstractDensityField
 from dustmap.sky.maps._names import DESCRIPTIONS, PERCENTILES_OF, axis_meaning, sample_extension
@@ -75,7 +75,7 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
         header[f"CNAME{i + 1}"] = axis_meaning(axis)
     if described.unit:
         header["BUNIT"] = described.unit
-    header["EXTSYS"] = (layout.system.name, "system of the extinction")
+    header["EXTSYS"] = (printable(layout.system.name), "system of the extinction")
     if cube.quantity is Quantity.SAMPLES:
         header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
     # A long value goes on in the next cards, where no comment may follow.
@@ -85,5 +85,5 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     header["CREATOR"] = "dustmap"
     header["VERSION"] = __version__
     for line in provenance.history():
-        header.add_history(line)
+        header.add_history(printable(line))
     return header
