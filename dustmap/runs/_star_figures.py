@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from dustmap.config import Config
 from dustmap.runs._calibration import Predictions
+from dustmap.runs._comparison import comparison_of
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._progress import Progress
 from dustmap.runs._report import Picture
@@ -80,15 +81,9 @@ def _calibration(material: Material) -> Figure | None:
 
 def _compared(material: Material) -> Comparison | None:
     """Held-out stars beside what is predicted of them, noise included."""
-    held_out = material.held_out
-    if held_out is None:
+    if material.held_out is None:
         return None
-    stars = material.stars[held_out.index]
-    y, mean, std = (
-        values.cpu().double().numpy()
-        for values in (held_out.y, held_out.mean, held_out.variance.sqrt())
-    )
-    return Comparison(stars.l, stars.b, y, mean, std, stars.system)
+    return comparison_of(material.stars, material.held_out)
 
 
 @final

@@ -11,7 +11,6 @@ Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
-from dustmap.sky._plots import plot_slice as plot_slice
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.catalogs import Catalog as Catalog

@@ -1,5 +1,6 @@
 """Mean, truth, uncertainty and difference beside each other, each with its scale."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
@@ -23,8 +24,9 @@ Array: TypeAlias = NDArray[np.float64]
 PER_MILLE = 1e3
 #: Differences are shown up to so many standard deviations.
 _MOST_SIGMA = 3.0
-#: Inches of a bar whose label needs two lines.
-_SHORT = 1.9
+#: Inches of a letter, and what of a formula is no letter.
+_PER_LETTER = 0.066
+_UNSEEN = r"\\mathrm|\\rho|[${}^_]"
 #: Coverage above which the data, and not the prior, say what the density is.
 DATA_DOMINATED = 0.5
 _TRUTH, _MEAN = "truth", "posterior mean"
@@ -46,8 +48,10 @@ class Panel:
 
     def label_for(self, length: float) -> str:
         """Of a bar of so many inches: in two lines where it is short."""
-        parts = [self.quantity, f"[{self.unit}]"] if self.unit else [self.quantity]
-        return ("\n" if length < _SHORT else " ").join(parts)
+        whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
+        if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
+            return whole
+        return f"{self.quantity}\n[{self.unit}]" if self.unit else whole.replace(" / ", "\n/ ")
 
 
 def panels_of(

@@ -126,9 +126,9 @@ def _distances(
     lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
 ) -> Array:
     """Places from the Sun to where the line leaves the box, at most `step` apart."""
-    ahead = cartesian([l], [b], [1.0])[0]
     if not abs(b) <= 90.0:
         raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
+    ahead = cartesian([l], [b], [1.0])[0]
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise ValueError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
