@@ -7,6 +7,7 @@ from pipelines.reproduce import (
     ananke,
     derivatives,
     dust,
+    export_scale,
     growth,
     heaton,
     lognormal,
@@ -73,6 +74,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "growth",
         "how time and memory grow with stars (to 2·10⁶) and grid points (to 4·10⁶)",
         growth.run,
+    ),
+    Experiment(
+        "export_scale",
+        "296 million voxels of 12 samples to zarr and FITS: time, memory, speed of queries",
+        export_scale.run,
     ),
     Experiment(
         "heaton",
