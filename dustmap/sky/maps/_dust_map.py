@@ -1,6 +1,5 @@
 """The map that users load and ask."""
 
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +10,9 @@ import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from dustmap.gp import RegularGrid
+from dustmap.sky.maps._answers import Answers
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes
 from dustmap.sky.maps._field import AbstractDensityField
 from dustmap.sky.maps._modes import Mode, Outside
@@ -24,14 +23,9 @@ from dustmap.sky.maps._places import (
     galactic_coordinates,
     positions_of,
 )
-from dustmap.sky.maps._rays import Rays, integrate, within
 from dustmap.sky.maps._reliable import reliable_range
-from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
-from dustmap.sky.maps._statistics import deviation, percentiles
-from dustmap.sky.maps._trilinear import Cells, CubeReader
+from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
-
-log = logging.getLogger(__name__)
 
 _MEMORY = 4 * 2**30
 #: Coverage beyond which the data, and not the prior, say what the density is.
@@ -50,8 +44,7 @@ class DustMap:
 
     def __init__(self, cubes: AbstractCubes, seed: int | None = None, memory: int = _MEMORY):
         """seed: of random_sample; memory: bytes of whole cubes that are kept."""
-        self._reader = CubeReader(cubes, memory)
-        self._random = np.random.default_rng(seed)
+        self._answers = Answers(cubes, seed, memory)
 
     @classmethod
     def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
@@ -99,12 +92,12 @@ class DustMap:
     @property
     def cubes(self) -> AbstractCubes:
         """The arrays, wherever they are."""
-        return self._reader.cubes
+        return self._answers.reader.cubes
 
     @property
     def layout(self) -> Layout:
         """Voxels, system and quantities."""
-        return self._reader.cubes.layout
+        return self._answers.reader.cubes.layout
 
     @property
     def grid(self) -> RegularGrid:
@@ -167,8 +160,8 @@ class DustMap:
 
     def cube(self, quantity: Quantity, sample: int = 0) -> NDArray[np.float32]:
         """A whole cube (z, y, x)."""
-        self._require(quantity)
-        return self._reader.whole(Cube(quantity, sample)).numpy()
+        self._answers.require(quantity)
+        return self._answers.reader.whole(Cube(quantity, sample)).numpy()
 
     def quantities(self) -> dict[str, NDArray[np.float32]]:
         """Whole cubes (z, y, x) by name, all but the samples."""
@@ -240,7 +233,7 @@ class DustMap:
         asked, policy = Mode.named(mode), Outside.named(outside)
         levels = _levels(asked, pct)
         positions = positions_of(coords)
-        answer = self._integrals if integrated else self._densities
+        answer = self._answers.integrals if integrated else self._answers.densities
         values = answer(positions, asked, levels, policy)
         several = asked is Mode.SAMPLES or (pct is not None and np.ndim(pct) > 0)
         values = values.mT if several else values[0]
@@ -250,7 +243,7 @@ class DustMap:
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
         positions = torch.from_numpy(np.ascontiguousarray(points, np.float64))
-        return self._densities(positions, Mode.MEAN, (), Outside.NAN)[0].numpy()
+        return self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0].numpy()
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
         """Which coordinates lie in the box of voxel centres."""
@@ -258,9 +251,9 @@ class DustMap:
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
         """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside."""
-        self._require(Quantity.COVERAGE)
+        self._answers.require(Quantity.COVERAGE)
         positions = positions_of(coords)
-        found = self._interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
+        found = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
         covered: NDArray[np.float64] = found.numpy().reshape(coords.shape)
         return covered[()]
 
@@ -275,93 +268,9 @@ class DustMap:
         it first falls below again, or the face of the box. NaN where it never is. The distances
         of `coords` do not matter.
         """
-        self._require(Quantity.COVERAGE)
-        found = reliable_range(self._reader, directions_of(coords), least)
+        self._answers.require(Quantity.COVERAGE)
+        found = reliable_range(self._answers.reader, directions_of(coords), least)
         return found.reshape(*coords.shape, 2).numpy() * u.pc
-
-    def _densities(
-        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
-    ) -> Tensor:
-        """(1, S or Q, N) float64."""
-        stored = self._stored(mode, levels)
-        cubes = stored or self._sample_cubes(mode)
-        values = self._interpolated(cubes, positions, outside)
-        return values if stored else _summary(values, mode, levels, self.layout.positive)
-
-    def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
-        """The cubes that are the answer, if the map has them."""
-        plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
-        wanted = [plain[mode]] if mode in plain else []
-        if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-            by_level = {level: quantity for quantity, level in PERCENTILES.items()}
-            found = [by_level.get(level) for level in levels]
-            wanted = [quantity for quantity in found if quantity is not None]
-            if len(wanted) < len(levels):
-                return ()
-        return tuple(map(Cube, wanted)) if set(wanted) <= set(self.available) else ()
-
-    def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
-        if self.n_samples < (2 if mode is Mode.STD else 1):
-            held = ", ".join(quantity.value for quantity in self.available)
-            raise ValueError(
-                f"mode {mode.value!r} needs stored samples and this map holds {held}: export it "
-                "with the quantity samples"
-            )
-        if mode is Mode.RANDOM_SAMPLE:
-            return (Cube(Quantity.SAMPLES, int(self._random.integers(self.n_samples))),)
-        return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.n_samples))
-
-    def _interpolated(self, cubes: tuple[Cube, ...], positions: Tensor, outside: Outside) -> Tensor:
-        """(C, N) float64."""
-        inside = self.grid.contains(positions)
-        self._report(~inside, outside, "places lie")
-        fill = 0.0 if outside is Outside.TRUNCATE else torch.nan
-        found = torch.full((len(cubes), len(positions)), fill, dtype=torch.float64)
-        everything = bool(inside.all())
-        cells = Cells.of(self.grid, positions if everything else positions[inside])
-        for row, cube in zip(found, cubes, strict=True):
-            row[... if everything else inside] = self._reader.at(cube, cells).double()
-        return _unknown_where_not_finite(found, positions)
-
-    def _integrals(
-        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
-    ) -> Tensor:
-        """(1, S or Q, N) float64."""
-        mean = mode is Mode.MEAN and Quantity.MEAN in self.available
-        cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
-        finite = positions.isfinite().all(-1)
-        distance = torch.where(finite, positions.norm(dim=-1), 0.0)
-        along_x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-        ahead = torch.where(
-            (distance > 0)[:, None], positions / distance.clamp_min(1e-300)[:, None], along_x
-        )
-        rays, complete = within(self.grid, ahead, distance)
-        self._report(~(complete & finite), outside, "rays run")
-        values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
-        values = values if mean else _summary(values, mode, levels, self.layout.positive)
-        return _unknown_where_not_finite(values, positions)
-
-    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Tensor) -> Tensor:
-        found = torch.full((len(cubes), len(rays)), torch.nan, dtype=torch.float64)
-        found[:, known] = integrate(self._reader, cubes, rays.part(known))
-        return found
-
-    def _report(self, beyond: Tensor, outside: Outside, what: str) -> None:
-        count = int(beyond.sum())
-        if count == 0:
-            return
-        (a, b, c), (d, e, f) = self.grid.lower, self.grid.upper
-        box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
-        told = f"{count} of {len(beyond)} {what} outside the map ({box})"
-        if outside is Outside.ERROR:
-            first = int(beyond.nonzero()[0])
-            raise ValueError(f"{told}, the first is number {first}; or choose outside='nan'")
-        log.info("%s: %s", told, outside.value)
-
-    def _require(self, quantity: Quantity) -> None:
-        if quantity not in self.available:
-            held = ", ".join(q.value for q in self.available)
-            raise ValueError(f"this map has no {quantity.value}, only {held}: export it with that")
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
@@ -379,23 +288,6 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
     if not all(0.0 < level < 1.0 for level in found):
         raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
     return found
-
-
-def _summary(values: Tensor, mode: Mode, levels: tuple[float, ...], positive: bool) -> Tensor:
-    """From samples (S, N) to what is asked, (1, S or Q, N)."""
-    if mode is Mode.MEAN:
-        return values.mean(0, keepdim=True)
-    if mode is Mode.STD:
-        return deviation(values, values.mean(0), len(values) - 1)[None]
-    if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-        return percentiles(values, levels, positive)
-    return values
-
-
-def _unknown_where_not_finite(values: Tensor, positions: Tensor) -> Tensor:
-    """A place that is NaN is unknown under every policy."""
-    finite = positions.isfinite().all(-1)
-    return values if bool(finite.all()) else torch.where(finite, values, torch.nan)
 
 
 def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:

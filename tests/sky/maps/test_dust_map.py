@@ -252,9 +252,9 @@ def test_few_places_read_blocks_and_many_the_whole(tmp_path: Path, name: str) ->
     many = coordinates(positions(500, grid=grid))
     lazy = DustMap.open(tmp_path / name)
     np.testing.assert_array_equal(lazy.query(few[:2]), at_hand.query(few[:2]))
-    assert not lazy._reader._kept
+    assert not lazy._answers.reader._kept
     np.testing.assert_array_equal(lazy.query(many), at_hand.query(many))
-    assert lazy._reader._kept
+    assert lazy._answers.reader._kept
     np.testing.assert_array_equal(lazy.query(few), at_hand.query(few))
     ray = coordinates(positions(1, grid=grid))
     found = DustMap.open(tmp_path / name).query(ray, integrated=True)
@@ -268,7 +268,7 @@ def test_cubes_that_do_not_fit_are_read_again(tmp_path: Path) -> None:
         lazy = DustMap.open(tmp_path, memory=memory)
         found = lazy.query(where, mode="samples", integrated=True)
         np.testing.assert_array_equal(found, MAP.query(where, mode="samples", integrated=True))
-        assert len(lazy._reader._kept) == max(1, memory // (4 * NODES.size))
+        assert len(lazy._answers.reader._kept) == max(1, memory // (4 * NODES.size))
 
 
 def test_open_maps_may_be_copied(tmp_path: Path) -> None:

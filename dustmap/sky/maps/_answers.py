@@ -1,0 +1,135 @@
+"""Answers of a map for places and rays, as numbers."""
+
+import logging
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
+from dustmap.sky.maps._modes import Mode, Outside
+from dustmap.sky.maps._rays import Rays, integrate, within
+from dustmap.sky.maps._request import PERCENTILES, Quantity
+from dustmap.sky.maps._statistics import deviation, percentiles
+from dustmap.sky.maps._trilinear import Cells, CubeReader
+
+log = logging.getLogger(__name__)
+
+#: What one sample says nothing of.
+_SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
+
+
+@final
+class Answers:
+    """Of the cubes of a map, at heliocentric Galactic X, Y, Z in pc."""
+
+    def __init__(self, cubes: AbstractCubes, seed: int | None, memory: int) -> None:
+        self.reader = CubeReader(cubes, memory)
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def layout(self) -> Layout:
+        """What the map holds."""
+        return self.reader.cubes.layout
+
+    def densities(
+        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Tensor:
+        """(1, S or Q, N) float64."""
+        stored = self._stored(mode, levels)
+        cubes = stored or self._sample_cubes(mode)
+        values = self.interpolated(cubes, positions, outside)
+        return values if stored else _summary(values, mode, levels, self.layout.positive)
+
+    def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
+        """The cubes that are the answer, if the map has them."""
+        plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
+        wanted = [plain[mode]] if mode in plain else []
+        if mode in (Mode.MEDIAN, Mode.PERCENTILE):
+            by_level = {level: quantity for quantity, level in PERCENTILES.items()}
+            found = [by_level.get(level) for level in levels]
+            wanted = [quantity for quantity in found if quantity is not None]
+            if len(wanted) < len(levels):
+                return ()
+        return tuple(map(Cube, wanted)) if set(wanted) <= set(self.layout.quantities) else ()
+
+    def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
+        if self.layout.samples < (2 if mode in _SPREADS else 1):
+            held = ", ".join(quantity.value for quantity in self.layout.quantities)
+            raise ValueError(
+                f"mode {mode.value!r} needs stored samples and this map holds {held}: export it "
+                "with the quantity samples"
+            )
+        if mode is Mode.RANDOM_SAMPLE:
+            return (Cube(Quantity.SAMPLES, int(self._random.integers(self.layout.samples))),)
+        return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.layout.samples))
+
+    def interpolated(self, cubes: tuple[Cube, ...], positions: Tensor, outside: Outside) -> Tensor:
+        """(C, N) float64."""
+        inside = self.layout.grid.contains(positions)
+        self._report(~inside, outside, "places lie")
+        fill = 0.0 if outside is Outside.TRUNCATE else torch.nan
+        found = torch.full((len(cubes), len(positions)), fill, dtype=torch.float64)
+        everything = bool(inside.all())
+        cells = Cells.of(self.layout.grid, positions if everything else positions[inside])
+        for row, cube in zip(found, cubes, strict=True):
+            row[... if everything else inside] = self.reader.at(cube, cells).double()
+        return _unknown_where_not_finite(found, positions)
+
+    def integrals(
+        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Tensor:
+        """(1, S or Q, N) float64."""
+        mean = mode is Mode.MEAN and Quantity.MEAN in self.layout.quantities
+        cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
+        finite = positions.isfinite().all(-1)
+        distance = torch.where(finite, positions.norm(dim=-1), 0.0)
+        along_x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+        ahead = torch.where(
+            (distance > 0)[:, None], positions / distance.clamp_min(1e-300)[:, None], along_x
+        )
+        rays, complete = within(self.layout.grid, ahead, distance)
+        self._report(~(complete & finite), outside, "rays run")
+        values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
+        values = values if mean else _summary(values, mode, levels, self.layout.positive)
+        return _unknown_where_not_finite(values, positions)
+
+    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Tensor) -> Tensor:
+        found = torch.full((len(cubes), len(rays)), torch.nan, dtype=torch.float64)
+        found[:, known] = integrate(self.reader, cubes, rays.part(known))
+        return found
+
+    def _report(self, beyond: Tensor, outside: Outside, what: str) -> None:
+        count = int(beyond.sum())
+        if count == 0:
+            return
+        (a, b, c), (d, e, f) = self.layout.grid.lower, self.layout.grid.upper
+        box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
+        told = f"{count} of {len(beyond)} {what} outside the map ({box})"
+        if outside is Outside.ERROR:
+            first = int(beyond.nonzero()[0])
+            raise ValueError(f"{told}, the first is number {first}; or choose outside='nan'")
+        log.info("%s: %s", told, outside.value)
+
+    def require(self, quantity: Quantity) -> None:
+        if quantity not in self.layout.quantities:
+            held = ", ".join(q.value for q in self.layout.quantities)
+            raise ValueError(f"this map has no {quantity.value}, only {held}: export it with that")
+
+
+def _summary(values: Tensor, mode: Mode, levels: tuple[float, ...], positive: bool) -> Tensor:
+    """From samples (S, N) to what is asked, (1, S or Q, N)."""
+    if mode is Mode.MEAN:
+        return values.mean(0, keepdim=True)
+    if mode is Mode.STD:
+        return deviation(values, values.mean(0), len(values) - 1)[None]
+    if mode in (Mode.MEDIAN, Mode.PERCENTILE):
+        return percentiles(values, levels, positive)
+    return values
+
+
+def _unknown_where_not_finite(values: Tensor, positions: Tensor) -> Tensor:
+    """A place that is NaN is unknown under every policy."""
+    finite = positions.isfinite().all(-1)
+    return values if bool(finite.all()) else torch.where(finite, values, torch.nan)
