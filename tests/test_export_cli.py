@@ -1,0 +1,124 @@
+"""dustmap export in the published layouts: readers of these maps return what the run says."""
+
+import json
+from pathlib import Path
+
+import h5py
+import healpy
+import numpy as np
+import pytest
+import torch
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+
+from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.runs import open_star_map
+from dustmap.sky.layouts import LAYOUTS, read_gtomo
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from tests.skies import plain_sky, write_plain_sky
+from tests.sky.layouts.readers import BayestarQuery, Edenhofer2023Query
+
+NSIDE = 4
+MEAN = MapRequest((Quantity.MEAN,))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a box of 200 x 240 x 160 pc."""
+    folder = tmp_path_factory.mktemp("export")
+    write_plain_sky(folder, plain_sky(60, 3, (200.0, 240.0, 160.0)))
+    (folder / "run.toml").write_text(
+        "data = {catalog = 'sky.fits', holdout = 0.25}\n"
+        "grid = {size = [200, 240, 160], spacing = 40}\n"
+        "model = {length = 60, std = 0.8, learn = []}\n"
+        "fit = {samples = 4}\n"
+        "export = {formats = ['zarr'], figures = []}\n"
+    )
+    assert main(["run", str(folder / "run.toml"), "--output", str(folder / "run")]) == DONE
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def field(finished: Path) -> AbstractDensityField:
+    return open_star_map(finished).field()
+
+
+def export(run: Path, kind: str, output: Path, *options: str) -> int:
+    return main(["export", str(run), "--format", kind, "--output", str(output), *options])
+
+
+def pixel_centres(distance: float) -> tuple[SkyCoord, torch.Tensor]:
+    """Some pixels well within the box, as coordinates and as X, Y, Z."""
+    l, b = healpy.pix2ang(NSIDE, np.arange(40, 150, 7), lonlat=True)
+    where = SkyCoord(l * u.deg, b * u.deg, np.full(len(l), distance) * u.pc, frame="galactic")
+    return where, torch.from_numpy(np.ascontiguousarray(where.cartesian.xyz.to_value(u.pc).T))
+
+
+def test_edenhofer2023(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
+    path = tmp_path / "map.fits"
+    options = ("--nside", str(NSIDE), "--distances", "20", "0.1kpc", "40")
+    assert export(finished, "edenhofer2023", path, *options) == DONE
+    query = Edenhofer2023Query(map_fname=str(path))
+    where, x = pixel_centres(query.distances.value[30])
+    np.testing.assert_allclose(
+        query(where), field.evaluate(PointValues(x), MEAN)["mean"], rtol=1e-4
+    )
+
+
+def test_bayestar(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
+    path = tmp_path / "map.h5"
+    assert export(finished, "bayestar", path, "--nside", str(NSIDE), "--samples", "3") == DONE
+    where, x = pixel_centres(10 ** (4 / 5 + 1) * (1 + 1e-12))
+    found = field.evaluate(LineIntegrals.from_observer(x), MEAN)["mean"] / (3.1 * 0.884)
+    query = BayestarQuery(map_fname=str(path))
+    np.testing.assert_allclose(query(where, mode="best"), found, rtol=1e-4)
+
+
+def test_leike2020(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
+    path = tmp_path / "mean_std.h5"
+    assert export(finished, "leike2020", path) == DONE
+    x = torch.tensor([[60.5, -30.5, 10.5], [-40.5, 100.5, -50.5]], dtype=torch.float64)
+    found = field.evaluate(PointValues(x), MEAN)["mean"] * 2.2732 / 2.8 * 1e3 / 1.0857362
+    with h5py.File(path) as file:
+        assert file["mean"].shape == (740, 740, 540)
+        np.testing.assert_allclose(file["mean"][430, 339, 280], found[0], rtol=1e-4)
+        np.testing.assert_allclose(file["mean"][329, 470, 219], found[1], rtol=1e-4)
+
+
+def test_gtomo(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
+    path = tmp_path / "cube.fits"
+    box = ("--box", "-40", "80", "-40", "0", "-20", "60", "--step", "20pc")
+    assert export(finished, "gtomo", path, *box) == DONE
+    cube = read_gtomo(path)
+    assert cube.grid.shape == (7, 3, 5)
+    found = field.evaluate(PointValues(cube.grid.points()), MEAN)["mean"] * 2.6798 / 2.8
+    np.testing.assert_allclose(cube.mean.transpose().ravel(), found, rtol=1e-4)
+
+
+def test_healpix(
+    finished: Path, field: AbstractDensityField, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "map.fits"
+    options = ("--nside", str(NSIDE), "--distances", "20", "60", "3", "--quantity", "mean,p84")
+    capsys.readouterr()
+    assert export(finished, "healpix", path, *options, "--json") == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["values"] == 4 * 3 * 12 * NSIDE**2
+    assert told["outside_the_box"] == told["raised"] == 0
+    shell = healpy.read_map(path, hdu="DENSITY_MEAN", field=0)
+    where, x = pixel_centres(20 * 3 ** (1 / 6))
+    found = field.evaluate(PointValues(x), MEAN)["mean"]
+    pixels = healpy.ang2pix(NSIDE, where.l.deg, where.b.deg, lonlat=True)
+    np.testing.assert_allclose(shell[pixels], found, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_an_existing_file_is_kept(
+    finished: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "map"
+    path.write_text("mine")
+    assert export(finished, kind, path) == BAD_INPUT
+    assert "exists already" in capsys.readouterr().err
+    assert path.read_text() == "mine"
