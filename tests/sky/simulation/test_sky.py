@@ -1,13 +1,10 @@
-"""Whole skies: seeded, positive, selected by brightness, and the same again from their files."""
+"""Whole skies: seeded, positive, selected by brightness."""
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from astropy import units as u
-from astropy.table import Table
 from scipy.interpolate import RegularGridInterpolator
 
 from dustmap.gp import ConstantMean
@@ -21,7 +18,6 @@ from dustmap.sky.simulation import (
     StructuredDust,
     column_density,
     simulate,
-    write_sky,
 )
 from dustmap.sky.systems import system_named
 
@@ -135,41 +131,6 @@ def test_nothing_is_negative_but_measured_extinctions() -> None:
     assert sky.truth.mean.min() > 0.0
     assert sky.true_extinction.min() > 0.0
     assert sky.stars.extinction.min() < 0.0
-
-
-@pytest.mark.parametrize("ending", ["fits", "ecsv"])
-def test_a_catalog_carries_measurements_truth_units_and_system(tmp_path: Path, ending: str) -> None:
-    sky = simulate(SMALL, 40, seed=1)
-    path = tmp_path / f"sky.{ending}"
-    write_sky(path, sky)
-    table = Table.read(path)
-    assert table.meta["EXTSYS"] == "A_V"
-    assert table["parallax"].unit == u.mas
-    assert table["true_distance_pc"].unit == u.pc
-    assert table["source_id"].dtype.kind == "i"
-    for name, values in columns(sky).items():
-        column = {"magnitude": "g_mag", "true_distance": "true_distance_pc"}.get(name, name)
-        rtol = 1e-6 if name == "magnitude" else 1e-15
-        np.testing.assert_allclose(table[column.removesuffix("_mas")], values, rtol=rtol)
-    np.testing.assert_array_equal(table["outlier"], sky.outlier)
-
-
-def test_a_catalog_may_have_exact_distances(tmp_path: Path) -> None:
-    sky = simulate(SMALL, 40, seed=1)
-    write_sky(tmp_path / "sky.fits", sky, exact_distances=True)
-    table = Table.read(tmp_path / "sky.fits")
-    np.testing.assert_array_equal(table["distance_pc"], sky.true_distance)
-    assert "parallax" not in table.colnames
-
-
-def test_a_catalog_is_not_overwritten_unasked_nor_of_an_unknown_kind(tmp_path: Path) -> None:
-    sky = simulate(SMALL, 5, seed=1)
-    write_sky(tmp_path / "sky.csv", sky)
-    with pytest.raises(FileExistsError, match="exists already"):
-        write_sky(tmp_path / "sky.csv", sky)
-    write_sky(tmp_path / "sky.csv", sky, overwrite=True)
-    with pytest.raises(ValueError, match=r"expected a catalog that ends in .fits, .csv"):
-        write_sky(tmp_path / "sky.txt", sky)
 
 
 def test_impossible_skies_are_refused() -> None:
