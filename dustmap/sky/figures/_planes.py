@@ -8,7 +8,7 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps import Cube, DustMap, Quantity
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -133,7 +133,12 @@ def _extent(density: DustMap, axis: Axis) -> tuple[float, float, float, float]:
 
 
 def _plane(density: DustMap, axis: Axis, index: int, quantity: Quantity) -> Array:
-    return np.asarray(density.cube(quantity).take(index, axis=axis.of_cube), np.float64)
+    """One plane, of which nothing else is read."""
+    parts = [slice(None)] * 3
+    parts[axis.of_cube] = slice(index, index + 1)
+    z, y, x = parts
+    read = density.cubes.read(Cube(quantity), (z, y, x))
+    return np.asarray(read.take(0, axis=axis.of_cube), np.float64)
 
 
 def _truth(density: DustMap, axis: Axis, level: float, truth: DustMap) -> Array:
@@ -159,9 +164,9 @@ def _integral(
     parts = []
     for start in range(0, density.grid.shape[2], _DEPTH):
         chosen = slice(start, start + _DEPTH)
-        slab = np.prod(
-            [np.asarray(density.cube(q, sample)[chosen], np.float64) for q in factors], axis=0
-        )
+        box = chosen, slice(None), slice(None)
+        cubes = [density.cubes.read(Cube(quantity, sample), box) for quantity in factors]
+        slab = np.prod(np.asarray(cubes, np.float64), axis=0)
         along = weights[chosen] if axis is Axis.Z else weights
         parts.append(np.tensordot(along, slab, axes=(0, axis.of_cube)))
     return np.asarray(sum(parts) if axis is Axis.Z else np.concatenate(parts), np.float64)

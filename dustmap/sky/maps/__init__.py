@@ -5,6 +5,7 @@ A field (`NodeField`, `PosteriorField`) answers a `MapRequest` for places, rays 
 any coordinates for densities and integrated extinctions.
 """
 
+from dustmap.sky.maps._cubes import Cube as Cube
 from dustmap.sky.maps._dust_map import DustMap as DustMap
 from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
 from dustmap.sky.maps._field import Planes as Planes
