@@ -6,11 +6,14 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from matplotlib.container import ErrorbarContainer
 
-from dustmap.sky.figures import line_of_sight_figure, profile_of_map
+from dustmap.gp import RegularGrid
+from dustmap.sky.figures import line_of_sight_figure, profile_of_field, profile_of_map
 from dustmap.sky.figures._profiles import in_beam
+from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import cloud, every_text, posterior
+from tests.sky.maps.fields import NODES, node_field
 
 
 def stars(l: list[float], distance: list[float], uncertain: bool = False) -> StarTable:
@@ -88,10 +91,27 @@ def test_axes_have_units_and_the_legend_says_what_is_what() -> None:
     assert truth.get_linestyle() == "--"
 
 
-def test_a_map_without_the_sun_has_no_line_of_sight() -> None:
-    from dustmap.gp import RegularGrid
-    from dustmap.sky.maps import DustMap
+def test_a_posterior_answers_for_itself_as_its_map_does() -> None:
+    """The band of the extinction, too, which of a map needs samples."""
+    field = node_field()
+    own = profile_of_field(field, 5.0, 30.0, 10.0)
+    request = MapRequest(tuple(Quantity), samples=4)
+    mapped = profile_of_map(DustMap.from_field(field, NODES, request), 30.0, 10.0)
+    assert own.distance[-1] == pytest.approx(mapped.distance[-1])
+    assert np.diff(own.distance).max() <= 5.0
+    # The map interpolates the means of the nodes, as the field does; percentiles are not linear.
+    at = np.interp(mapped.distance, own.distance, own.extinction.mean)
+    assert own.extinction.low is not None
+    assert own.extinction.high is not None
+    assert (own.extinction.low < own.extinction.mean).all()
+    assert (own.extinction.mean < own.extinction.high).all()
+    np.testing.assert_allclose(at[5:], mapped.extinction.mean[5:], rtol=0.05)
+    assert own.coverage is not None
+    assert ((own.coverage >= 0.0) & (own.coverage <= 1.0)).all()
+    line_of_sight_figure(own).draw_without_rendering()
 
+
+def test_a_map_without_the_sun_has_no_line_of_sight() -> None:
     grid = RegularGrid((100.0, 0.0, 0.0), (10.0,) * 3, (3, 3, 3))
     density = DustMap.from_nodes(grid, np.ones(27), None, "A_V")
     with pytest.raises(ValueError, match="starts at the Sun, which is outside the map"):
