@@ -55,7 +55,9 @@ def _drawn(
 
 def provenance_of(config: Config, fitted: int) -> Provenance:
     """What the maps of a run say of where they come from."""
-    steps = [f"engine {config.fit.engine}, density {config.density}, seed {config.fit.seed}"]
-    steps.append(f"{fitted} stars fitted")
-    steps += [f"catalog {name}" for name in config.data.catalog]
-    return Provenance(configuration.sha256(config), tuple(steps))
+    return Provenance(
+        configuration.sha256(config),
+        (f"engine {config.fit.engine}, density {config.density}", f"{fitted} stars fitted"),
+        catalog=tuple(str(name) for name in config.data.catalog),
+        seed=config.fit.seed,
+    )
