@@ -20,4 +20,6 @@ def cubes_at(path: Path) -> AbstractCubes:
     for name in ("map.zarr", "map.fits"):
         if (path / name).exists():
             return cubes_at(path / name)
+    if (path / "config.toml").is_file():
+        raise FileNotFoundError(f"{path}: the run has no map; write one with dustmap export")
     raise FileNotFoundError(f"{path}: {_EXPECTED}")

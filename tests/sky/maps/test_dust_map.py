@@ -1,6 +1,7 @@
 """What users ask of a map: places in any frame and shape, rays, samples, coverage."""
 
 import copy
+import inspect
 from pathlib import Path
 
 import astropy.units as u
@@ -130,6 +131,24 @@ def test_any_frame_gives_the_same() -> None:
     fk5 = where.transform_to("fk5")
     found = MAP.query_equ(fk5.ra, fk5.dec, d, frame="fk5", mode="mean")
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_signatures_and_units_are_those_of_dustmaps() -> None:
+    base = pytest.importorskip("dustmaps.map_base")
+
+    class Theirs(base.DustMap):  # type: ignore[misc, name-defined]
+        def query(self, coords: SkyCoord, **options: object) -> object:
+            return MAP(coords, **options)
+
+    for name in ("query_gal", "query_equ"):
+        mine, other = (inspect.signature(getattr(of, name)) for of in (DustMap, base.DustMap))
+        assert list(mine.parameters)[: len(other.parameters) - 1] == list(other.parameters)[:-1]
+    bare = (np.array([30.0, 200.0]), np.array([5.0, -3.0]), np.array([0.02, 0.03]))
+    for options in ({}, {"mode": "samples"}, {"mode": "percentile", "pct": [16, 84]}):
+        for ask in ("query_gal", "query_equ"):
+            wanted = getattr(Theirs(), ask)(*bare, **options)
+            np.testing.assert_array_equal(getattr(MAP, ask)(*bare, **options), wanted)
 
 
 def test_outside_the_map(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,7 +71,7 @@ def test_fields_are_streamed_to_files_and_come_back(
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_memory_of_a_writer_does_not_change_the_numbers(tmp_path: Path, name: str) -> None:
     write = WRITERS[name]
-    for folder, memory in (("a", 10_000), ("b", 2**30)):
+    for folder, memory in (("a", 200_000), ("b", 2**30)):
         write(tmp_path / folder / name, node_field(), WIDE, ALL, PROVENANCE, memory=memory)
     assert_same(*(DustMap.open(tmp_path / folder / name) for folder in "ab"))
 
@@ -235,6 +235,10 @@ def test_a_failed_write_leaves_the_old_map(
 def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a run directory"):
         DustMap.open(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    with pytest.raises(FileNotFoundError, match="write one with dustmap export"):
+        DustMap.open(tmp_path / "run")
     (tmp_path / "map.txt").write_text("l,b\n")
     with pytest.raises(ValueError, match=r"expected a run directory, a map\.zarr or a map.fits"):
         DustMap.open(tmp_path / "map.txt")
