@@ -171,7 +171,7 @@ class ModelConfig:
         Key(
             choice("auto", "lognormal", "gaussian"),
             "distribution of the density; lognormal is positive everywhere and takes stars, the "
-            "global engine and gaussian noise; auto is lognormal there, else gaussian",
+            "global engine; auto is lognormal there, else gaussian",
         ),
     ] = "auto"
     kernel: Annotated[

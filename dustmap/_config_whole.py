@@ -31,8 +31,7 @@ class Config:
         """The distribution of the density: model.density, or what "auto" stands for."""
         if self.model.density != "auto":
             return self.model.density
-        positive = self._solves_for_all_stars and self.model.noise == "gaussian"
-        return "lognormal" if positive else "gaussian"
+        return "lognormal" if self._solves_for_all_stars else "gaussian"
 
     @property
     def _solves_for_all_stars(self) -> bool:
@@ -67,11 +66,6 @@ def _check_model(config: Config, whole: bool) -> None:
                 f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
                 f'everything else takes "gaussian"'
             )
-    if (model.noise, config.density) == ("student-t", "lognormal"):
-        raise ConfigError(
-            'model.noise = "student-t" goes with model.density = "gaussian"; a log-normal density '
-            "takes gaussian errors"
-        )
     if config.density == "lognormal" and model.mean_density <= 0:
         raise ConfigError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "

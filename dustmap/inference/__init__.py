@@ -51,6 +51,7 @@ from dustmap.inference.lognormal._mgvi_report import MGVIRound as MGVIRound
 from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISettings
 from dustmap.inference.lognormal._mgvi_report import MGVISolution as MGVISolution
 from dustmap.inference.lognormal._mgvi_report import MGVIStatus as MGVIStatus
+from dustmap.inference.lognormal._mgvi_weights import Weighing as Weighing
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import GlobalSolution as GlobalSolution

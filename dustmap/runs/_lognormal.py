@@ -23,7 +23,7 @@ from dustmap.inference import (
     nugget_for,
     typical_log_density,
 )
-from dustmap.runs._global import whole_bytes
+from dustmap.runs._global import robust_settings, whole_bytes
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._parts import (
     learned_kernel,
@@ -52,7 +52,7 @@ def fit_lognormal(config: Config, data: Batch, start: Hyperparameters | None) ->
     origin = model.log_parameters()
     if start is not None:
         model = _model(config, replace(start, mean=first.mean), data)
-    solution = fit_mgvi(model, data, _settings(config), _tell, origin=origin)
+    solution = fit_mgvi(model, data, _settings(config, start), _tell, origin=origin)
     at = _found(solution)
     return StarFit(
         posterior=solution.posterior,
@@ -112,7 +112,7 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
     return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows(config))
 
 
-def _settings(config: Config) -> MGVISettings:
+def _settings(config: Config, start: Hyperparameters | None) -> MGVISettings:
     samples = config.fit.samples
     if samples % 2:
         log.info("fit.samples = %d: %d are drawn, in pairs", samples, samples + 1)
@@ -120,6 +120,7 @@ def _settings(config: Config) -> MGVISettings:
         samples=samples + samples % 2,
         cg_steps=config.fit.max_steps,
         seed=config.fit.seed,
+        robust=robust_settings(config, start),
     )
 
 
@@ -131,7 +132,7 @@ def _found(solution: MGVISolution) -> Hyperparameters:
     height, length = None, None
     if isinstance(model.mean, LogDiscMean):
         height, length = model.mean.scales(solution.coefficients)
-    return Hyperparameters(
+    found = Hyperparameters(
         length=float(term.lengthscale[0]),
         std=float(term.variance.sqrt()),
         mean=float(solution.coefficients[0].exp()),
@@ -140,12 +141,16 @@ def _found(solution: MGVISolution) -> Hyperparameters:
         disc_height=height,
         disc_length=length,
     )
+    weighing = solution.weighing
+    return found if weighing is None else found.with_student_t(weighing.noise)
 
 
 def _summary(solution: MGVISolution) -> dict[str, object]:
     last = solution.history[-1]
     prior = solution.model.prior.report
-    return {
+    weighing = solution.weighing
+    robust = {} if weighing is None else {"outliers": weighing.outliers}
+    return robust | {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.wrap_error,
         "samples": solution.posterior.n_samples,

@@ -104,7 +104,7 @@ def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gauss
     """Noise of variance noise² σ² + scatter², on the device of the data.
 
     A scatter that is learned and starts at nothing starts at a tenth of the median error: its
-    logarithm is what is learned.
+    logarithm is what is learned. The factor of Student-t noise is learned with its ν, elsewhere.
     """
     scatter = at.scatter
     if scatter == 0.0 and "scatter" in model.learn:
@@ -112,7 +112,7 @@ def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gauss
         scatter = _SCATTER * float(data.noise_variance.median().sqrt())
     likelihood = GaussianLikelihood(scale=at.noise, jitter=scatter or None)
     assert likelihood.log_scale is not None
-    likelihood.log_scale.requires_grad_("noise" in model.learn)
+    likelihood.log_scale.requires_grad_("noise" in model.learn and model.noise == "gaussian")
     if likelihood.log_jitter is not None:
         likelihood.log_jitter.requires_grad_("scatter" in model.learn)
     return likelihood.to(data.y.device)

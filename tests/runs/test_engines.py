@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dustmap.config import Config, from_mapping
 from dustmap.gp import Batch
-from dustmap.gp.functionals import GaussLegendre, LineIntegrals
-from dustmap.inference import StudentTNoise
+from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointValues
+from dustmap.inference import LogNormalPosterior, StudentTNoise
 from dustmap.runs._engines import engine_of
 from dustmap.runs._star_fit import Hyperparameters, StarFit
 
@@ -113,6 +113,33 @@ def test_no_scatter_is_found_where_there_is_none(engine: str) -> None:
     assert fit.learning.converged
     assert fit.hyperparameters.scatter < 0.5 * SIGMA
     assert fit.hyperparameters.noise == pytest.approx(1.0, abs=0.25)
+
+
+def test_student_t_noise_of_a_positive_density() -> None:
+    """Twenty gross outliers of 400 stars: found, and the density is that of clean data."""
+    plain = (*ENGINES["lognormal"], "fit.samples=32")
+    clean, settings = sky(400), (*plain, "model.noise=student-t")
+    y = clean.y.clone()
+    y[::20] += 2.0
+    dirty = Batch(clean.functional, y, clean.noise_variance)
+    reference, found = fitted(plain, clean), fitted(settings, dirty)
+    generator = torch.Generator().manual_seed(1)
+    unit = torch.rand((300, 3), generator=generator, dtype=torch.float64) - 0.5
+    places = unit * torch.tensor(SIZE, dtype=torch.float64)
+    errors = []
+    for fit in (found, reference):
+        assert isinstance(fit.posterior, LogNormalPosterior)
+        log_density, _ = fit.posterior.log_moments(PointValues(places))
+        errors.append(float((log_density - wave(places).log()).square().mean().sqrt()))
+    assert errors[0] < 1.1 * errors[1]
+    assert found.learning is not None
+    assert found.learning.converged
+    assert 20 <= found.summary["outliers"] <= 24
+    assert found.hyperparameters.nu is not None
+    assert found.hyperparameters.nu < 8.0
+    again = fitted(settings, dirty, found.hyperparameters)
+    assert again.hyperparameters.nu == pytest.approx(found.hyperparameters.nu, rel=0.3)
+    assert again.hyperparameters.noise == pytest.approx(found.hyperparameters.noise, rel=0.2)
 
 
 def test_a_disc_is_the_mean_of_every_engine() -> None:

@@ -17,7 +17,8 @@ class LogNormalProblem:
     """A model with its data at the present hyperparameters, ready for products.
 
     rows L (N, M); root T (M, n), n = M_w + P; log_mean H β₀ (M,); covariance K (M, M); y (N,);
-    noise Σ (N,). All in the prior's dtype, without a graph.
+    noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
+    graph.
     """
 
     model: LogNormalModel
@@ -28,6 +29,7 @@ class LogNormalProblem:
     covariance: AbstractOperator
     y: Tensor
     noise: Tensor
+    weights: Tensor
 
     @staticmethod
     @torch.no_grad()
@@ -50,6 +52,7 @@ class LogNormalProblem:
             model.prior.covariance(),
             data.y.to(dtype),
             model.likelihood.noise_variance(data).to(dtype),
+            torch.ones_like(data.y, dtype=dtype),
         )
 
     @torch.no_grad()
@@ -68,7 +71,11 @@ class LogNormalProblem:
     def with_present_noise(self) -> "LogNormalProblem":
         """At the likelihood's present parameters."""
         noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
-        return replace(self, noise=noise)
+        return replace(self, noise=noise / self.weights)
+
+    def weighted(self, weights: Tensor) -> "LogNormalProblem":
+        """With the noise variances divided by weights (N,)."""
+        return replace(self, weights=weights.to(self.y.dtype)).with_present_noise()
 
     @property
     def n_latent(self) -> int:

@@ -1,7 +1,6 @@
 """Variational inference for a positive field: mode, hyperparameters, metric samples, mean."""
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import final
@@ -9,7 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, GridPrior
+from dustmap.gp import Batch
+from dustmap.inference.evidence._robust import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
@@ -22,7 +22,9 @@ from dustmap.inference.lognormal._mgvi_report import (
     MGVISolution,
     MGVIStatus,
 )
-from dustmap.linalg import NystromPreconditioner, SolveResult, fast_length, nystrom
+from dustmap.inference.lognormal._mgvi_torus import on_its_torus
+from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.linalg import NystromPreconditioner, SolveResult, nystrom
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +34,10 @@ _STRIDE = 3
 _STRAY = 1.75
 #: CG steps below which a preconditioner need not be renewed.
 _QUICK = 30
-#: Prior correlation of opposite faces beyond which the torus is enlarged.
-_LARGEST_WRAP = 0.15
-#: A torus with this many times the points that the present length scale asks for is replaced.
-_WASTE = 1.5
+#: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
+_BARE = 3
+#: Change of the weights beyond which the preconditioner is renewed.
+_MUCH = 0.1
 #: Bounds |Δθ| of one evidence step.
 _LARGEST_STEP = 0.5
 #: Gain in nats of an evidence step below which θ is as good as it need be.
@@ -67,6 +69,9 @@ def fit_mgvi(
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖²; repeated with the
        same random numbers. With `curved` each sample follows the curvature of ρ instead.
 
+    With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
+    ν and the scale, from residuals and spread of the linearised model.
+
     origin (Q,): centre of the priors of the log-parameters, in the order of
     `LogNormalModel.log_parameters`; None: where they start.
 
@@ -77,7 +82,14 @@ def fit_mgvi(
     """
     if len(data) == 0:
         raise ValueError("data is empty: fit_mgvi needs at least one datum")
-    fit = _Fit(LogNormalProblem.of(model, data), settings or MGVISettings(), progress, origin)
+    settings = settings or MGVISettings()
+    scale = model.likelihood.log_scale
+    if settings.robust is not None and scale is not None and scale.requires_grad:
+        raise ValueError(
+            "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
+            "is fixed (log_scale.requires_grad_(False))"
+        )
+    fit = _Fit(LogNormalProblem.of(model, data), settings, progress, origin)
     fit.find_mode()
     fit.learn()
     fit.sample()
@@ -110,6 +122,7 @@ class _Fit:
         self.slowest = _QUICK
         self.moved, self.unsolved, self.strayed = False, False, False
         self.curved = bool(settings.curved)
+        self.weighing: Weighing | None = None
 
     @property
     def problem(self) -> LogNormalProblem:
@@ -119,6 +132,8 @@ class _Fit:
     def find_mode(self) -> None:
         """From ξ = 0 to where Gauss-Newton gains little, the preconditioner kept up to date."""
         accuracy = replace(self._accuracy(), decrease=0.01 * len(self.z))
+        if self.settings.robust is not None:
+            self._find_weights(self.settings.robust, accuracy)
         for _ in range(10):
             before = self.centre
             self._precondition()
@@ -126,6 +141,37 @@ class _Fit:
             gained = before.energy - found.iterate.energy
             if found.decrease < accuracy.decrease and gained < 0.05 * before.energy:
                 return
+
+    def _find_weights(self, robust: RobustSettings, accuracy: Accuracy) -> None:
+        """Mode and weights by turns, from a noise that explains all data to what is left."""
+        self._weigh(Weighing.first(robust, self._ratios(None)[0]))
+        for turn in range(robust.max_rounds):
+            self._precondition()
+            found = self._descend(replace(accuracy, steps=_STRIDE), "weights")
+            spread = None
+            if turn >= _BARE:
+                self._precondition()
+                spread = self._probe()[1]
+            assert self.weighing is not None
+            self._weigh(self.weighing.updated(*self._ratios(spread), turn > _BARE))
+            if turn > _BARE and self.weighing.settled and found.decrease < accuracy.decrease:
+                return
+
+    def _ratios(self, spread: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Squared residual of the mode, and spread (N,), each over σ_n² as given."""
+        problem = self.problem
+        given = problem.model.likelihood.noise_variance(problem.data).detach().double()
+        left = self.centre.residuals[0].double().square() / given
+        return left, torch.zeros_like(left) if spread is None else spread.double() / given
+
+    def _weigh(self, weighing: Weighing) -> None:
+        """Other weights, the mode where it is, and its multipliers where the residuals are."""
+        before, self.weighing = self.centre, weighing
+        problem = before.problem.weighted(weighing.precision_weights)
+        self.z = self.z * (before.problem.noise / problem.noise).sqrt()
+        self.centre = Iterate.at(problem, before.tether, before.xi)
+        if weighing.change > _MUCH:
+            self.slowest = _QUICK
 
     def learn(self) -> None:
         """Evidence steps until θ rests."""
@@ -143,17 +189,7 @@ class _Fit:
     def _evidence_round(self) -> bool:
         """One step in θ; whether θ rests: a small step, or one that promises next to nothing."""
         before, settings = self.centre, self.settings
-        perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
-        _, draws = metric_draws(
-            before,
-            perturbations,
-            settings.residual,
-            settings.cg_steps,
-            self.preconditioner,
-            self.evidence_draws,
-        )
-        self.evidence_draws = draws.x
-        self.slowest = max(self.slowest, int(draws.steps.max()))
+        draws, spread = self._probe()
         step = evidence_step(
             before,
             self.z,
@@ -173,14 +209,39 @@ class _Fit:
             gradient_error=tuple(step.error.tolist()),
         )
         promised = 0.5 * float(step.gradient @ step.delta)
-        return float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
+        rests = float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
+        if self.weighing is not None:
+            self._weigh(self.weighing.updated(*self._ratios(spread)))
+            rests = rests and self.weighing.settled
+        return rests
+
+    def _probe(self) -> tuple[SolveResult, Tensor]:
+        """z_s of the gradient's draws, and the variance (N,) of the mean response that they tell.
+
+        W^½ J δ_s = η_s − z_s, for δ = ξ₀ + Jᵀ W^½ z.
+        """
+        settings = self.settings
+        perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
+        _, draws = metric_draws(
+            self.centre,
+            perturbations,
+            settings.residual,
+            settings.cg_steps,
+            self.preconditioner,
+            self.evidence_draws,
+        )
+        self.evidence_draws = draws.x
+        self.slowest = max(self.slowest, int(draws.steps.max()))
+        return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
 
     def _move(self, delta: Tensor) -> None:
         """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
         before, theta = self.centre, read(self.problem)
         for length in (1.0, 0.5, 0.25, 0.125):
             write(before.problem, theta + length * delta)
-            changed = self._on_its_torus(before.problem.rebuilt().with_present_noise())
+            changed = on_its_torus(
+                before.problem.rebuilt().with_present_noise(), self.settings.padding
+            )
             self.centre, self.z = carry(
                 before, changed, self.z, self._accuracy(), self.preconditioner
             )
@@ -268,26 +329,6 @@ class _Fit:
         gram = self.problem.gram(self.centre.density)
         self.preconditioner = nystrom(gram, rank, seed=0) if old is None else old.refreshed(gram)
 
-    def _on_its_torus(self, problem: LogNormalProblem) -> LogNormalProblem:
-        """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted."""
-        prior = problem.model.prior
-        if prior.wrapping is None:
-            return problem
-        wanted = math.prod(_torus_shape(prior, self.settings.padding))
-        outgrown = prior.report.wrap_error > _LARGEST_WRAP
-        if not (outgrown or prior.n_white > _WASTE * wanted):
-            return problem
-        other = GridPrior.padded(
-            prior.kernel,
-            prior.grid,
-            padding=self.settings.padding,
-            nugget=prior.nugget,
-            dtype=prior.dtype,
-            memory=prior.memory,
-        )
-        _log.info("torus %s -> %s for the present length", prior.torus_shape, other.torus_shape)
-        return problem.on(other)
-
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
 
@@ -316,14 +357,6 @@ class _Fit:
             cg_steps,
         )
         self.history.append(entry)
-        _log.debug(
-            "%s: energy %.1f, misfit %.3f, moved %.3f, θ %s",
-            stage,
-            entry.energy,
-            entry.misfit,
-            moved,
-            theta,
-        )
         if self.progress is not None:
             self.progress(entry)
 
@@ -343,6 +376,7 @@ class _Fit:
             self.deviations,
             tuple(self.history),
             self._status(),
+            self.weighing,
         )
 
     def _status(self) -> MGVIStatus:
@@ -357,17 +391,3 @@ class _Fit:
 
 def _start(problem: LogNormalProblem, xi: Tensor) -> Iterate:
     return Iterate.at(problem, Tether(problem.y, torch.zeros_like(xi)), xi)
-
-
-def _torus_shape(prior: GridPrior, padding: float) -> tuple[int, ...]:
-    """Points per axis of a torus with this padding, in length scales."""
-    scales = torch.stack([t.lengthscale.detach() for t in prior.kernel.terms()]).amax(0)
-    return tuple(
-        fast_length(m + math.ceil(padding * scale / h))
-        for m, scale, h in zip(
-            prior.grid.shape,
-            scales.expand(prior.grid.dim).tolist(),
-            prior.grid.spacing,
-            strict=True,
-        )
-    )

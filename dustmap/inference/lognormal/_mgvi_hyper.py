@@ -197,7 +197,7 @@ def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _
             slope = _difference(
                 p, place, given, lambda: problem.model.likelihood.noise_variance(problem.data)
             )
-            found.append(_NoiseSlope((slope / problem.noise).to(problem.y.dtype)))
+            found.append(_NoiseSlope((slope / given).to(problem.y.dtype)))
     return found
 
 

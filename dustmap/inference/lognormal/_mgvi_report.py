@@ -6,8 +6,10 @@ from typing import final
 
 from torch import Tensor
 
+from dustmap.inference.evidence._robust import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
+from dustmap.inference.lognormal._mgvi_weights import Weighing
 
 
 @final
@@ -29,7 +31,8 @@ class MGVIStatus(enum.Enum):
 _REMEDIES = {
     MGVIStatus.CONVERGED: "nothing to do",
     MGVIStatus.MAX_ROUNDS: (
-        "the hyperparameters or the mean were still moving: raise rounds or refinements"
+        "the hyperparameters, the mean or the weights of the data were still moving: raise rounds "
+        "or refinements"
     ),
     MGVIStatus.STRAYED: (
         "the samples leave the data at second order of their deviations: set curved=True, or raise "
@@ -55,7 +58,8 @@ class MGVISettings:
     evidence; rank: of the preconditioner (None: an eighth of the data, at most 128, 0: none);
     tolerance: |Δθ| at which hyperparameters count as converged; prior_std: of the log-normal
     priors around their start; residual: of CG per datum, in units of the noise; padding: of a
-    torus that replaces the prior's own, in length scales."""
+    torus that replaces the prior's own, in length scales; robust: Student-t noise (None: normal),
+    its ν and scale, and the rounds of weights at most before anything else is learned."""
 
     samples: int = 32
     curved: bool | None = None
@@ -69,6 +73,7 @@ class MGVISettings:
     cg_steps: int = 300
     padding: float = 3.0
     seed: int = 0
+    robust: RobustSettings | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 4 or self.samples % 2:
@@ -82,10 +87,10 @@ class MGVISettings:
 class MGVIRound:
     """One line of the report.
 
-    stage: "mode", "evidence", "mean"; energy E in nats; misfit: rms residual of the mean response
-    in units of the noise; moved: rms change of the mean response over the round, same units;
+    stage: "weights", "mode", "evidence", "mean"; energy E in nats; misfit: rms residual of the mean
+    response in units of the noise; moved: rms change of the mean response, same units;
     parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
-    cg_steps; residual: worst of the solves, per datum in units of the noise.
+    cg_steps.
     """
 
     stage: str
@@ -96,7 +101,6 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
-    residual: float = 0.0
 
 
 @final
@@ -104,7 +108,8 @@ class MGVIRound:
 class MGVISolution:
     """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
 
-    coefficients β (P,) of the mean, posterior means where they are learned; float64.
+    coefficients β (P,) of the mean, posterior means where they are learned; float64. weighing: of
+    the data under Student-t noise, None for normal noise.
     """
 
     model: LogNormalModel
@@ -114,11 +119,13 @@ class MGVISolution:
     deviations: Tensor
     history: tuple[MGVIRound, ...]
     status: MGVIStatus
+    weighing: Weighing | None = None
 
     def message(self) -> str:
         """One sentence for the report."""
         last = self.history[-1]
+        noise = "" if self.weighing is None else f"{self.weighing.message()}, "
         return (
-            f"log-normal fit {self.status.value} after {len(self.history)} rounds, rms residual "
-            f"{last.misfit:.2f} of the noise: {self.status.remedy}"
+            f"log-normal fit {self.status.value} after {len(self.history)} rounds, {noise}"
+            f"rms residual {last.misfit:.2f} of the noise: {self.status.remedy}"
         )

@@ -1,0 +1,55 @@
+"""The torus of a log-normal field while its length scale changes."""
+
+import logging
+import math
+
+import torch
+
+from dustmap.gp import GridPrior
+from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
+from dustmap.linalg import fast_length
+
+_log = logging.getLogger(__name__)
+
+#: Prior correlation of opposite faces beyond which the torus is enlarged.
+_LARGEST_WRAP = 0.15
+#: A torus with this many times the points that the present length scale asks for is replaced.
+_WASTE = 1.5
+
+
+def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
+    """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted.
+
+    padding: of a new torus, in length scales.
+    """
+    prior = problem.model.prior
+    if prior.wrapping is None:
+        return problem
+    wanted = math.prod(_torus_shape(prior, padding))
+    outgrown = prior.report.wrap_error > _LARGEST_WRAP
+    if not (outgrown or prior.n_white > _WASTE * wanted):
+        return problem
+    other = GridPrior.padded(
+        prior.kernel,
+        prior.grid,
+        padding=padding,
+        nugget=prior.nugget,
+        dtype=prior.dtype,
+        memory=prior.memory,
+    )
+    _log.info("torus %s -> %s for the present length", prior.torus_shape, other.torus_shape)
+    return problem.on(other)
+
+
+def _torus_shape(prior: GridPrior, padding: float) -> tuple[int, ...]:
+    """Points per axis of a torus with this padding, in length scales."""
+    scales = torch.stack([t.lengthscale.detach() for t in prior.kernel.terms()]).amax(0)
+    return tuple(
+        fast_length(m + math.ceil(padding * scale / h))
+        for m, scale, h in zip(
+            prior.grid.shape,
+            scales.expand(prior.grid.dim).tolist(),
+            prior.grid.spacing,
+            strict=True,
+        )
+    )

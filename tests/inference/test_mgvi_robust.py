@@ -1,0 +1,106 @@
+"""Student-t noise of positive fields: outliers lose their say, clean data keep theirs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean
+from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    LogNormalModel,
+    MGVISettings,
+    MGVISolution,
+    MGVIStatus,
+    RobustSettings,
+    fit_mgvi,
+    typical_log_density,
+)
+from tests.inference.test_mgvi import box, draw_truth, model_of, positions
+
+STARS, NOISE = 500, 0.05
+
+
+def sky(seed: int = 2) -> tuple[Tensor, Batch]:
+    """A log-density drawn from the prior, and rays with errors over a factor of four."""
+    truth_model = model_of(box(2, 16), length=0.3)
+    truth = draw_truth(truth_model, seed)
+    rays = LineIntegrals.from_observer(positions(STARS, 2, seed))
+    f = truth_model.interpolation(rays).matmul(truth.exp())
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.rand(STARS, generator=generator, dtype=torch.float64)
+    sigma = NOISE * float(f.median()) * (1.4 * u - 0.7).exp()
+    y = f + sigma * torch.randn(STARS, generator=generator, dtype=torch.float64)
+    return truth, Batch(rays, y, sigma.square())
+
+
+def with_outliers(batch: Batch) -> tuple[Batch, Tensor]:
+    """5 % of the data moved by 20 to 60 standard deviations, mostly upwards."""
+    generator = torch.Generator().manual_seed(3)
+    hit = torch.randperm(STARS, generator=generator)[: STARS // 20]
+    assert batch.noise_variance is not None
+    size = 20.0 + 40.0 * torch.rand(len(hit), generator=generator, dtype=torch.float64)
+    sign = torch.where(torch.rand(len(hit), generator=generator) < 0.8, 1.0, -1.0).double()
+    y = batch.y.clone()
+    y[hit] += sign * size * batch.noise_variance[hit].sqrt()
+    return Batch(batch.functional, y, batch.noise_variance), hit
+
+
+def fitted(data: Batch, robust: RobustSettings | None, samples: int = 16) -> MGVISolution:
+    likelihood = GaussianLikelihood(scale=1.0, learn=robust is None)
+    mean = ConstantMean(typical_log_density(data))
+    model = model_of(box(2, 16), length=0.2, mean=mean, likelihood=likelihood)
+    return fit_mgvi(model, data, MGVISettings(samples=samples, robust=robust))
+
+
+def error(solution: MGVISolution, truth: Tensor) -> float:
+    """Root mean square of the log-density's error at the nodes."""
+    return float((solution.posterior.node_log_moments()[0] - truth).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("learn_scale", [True, False])
+def test_gross_outliers_do_not_move_the_map(learn_scale: bool) -> None:
+    truth, clean = sky()
+    dirty, hit = with_outliers(clean)
+    reference = fitted(clean, None)
+    found = fitted(dirty, RobustSettings(learn_scale=learn_scale))
+
+    assert found.status is MGVIStatus.CONVERGED
+    assert found.weighing is not None
+    assert error(found, truth) < 1.1 * error(reference, truth)
+    assert bool((found.weighing.weights[hit] < 0.1).all())
+    assert len(hit) <= found.weighing.outliers <= len(hit) + 5
+    assert found.weighing.noise.nu < 6.0
+    assert 0.6 < found.weighing.noise.scale < 1.2
+    assert f"{found.weighing.outliers} of {STARS} data" in found.message()
+
+
+def test_gross_outliers_bend_what_takes_them_for_normal() -> None:
+    truth, clean = sky()
+    bent = fitted(with_outliers(clean)[0], None)
+    assert error(bent, truth) > 1.5 * error(fitted(clean, None), truth)
+
+
+def test_clean_data_give_the_same_as_normal_noise() -> None:
+    truth, clean = sky()
+    reference, found = (fitted(clean, robust, 64) for robust in (None, RobustSettings()))
+
+    assert found.status is MGVIStatus.CONVERGED
+    assert found.weighing is not None
+    assert found.weighing.noise.nu > 15.0
+    assert found.weighing.noise.scale == pytest.approx(1.0, abs=0.12)
+    assert found.weighing.outliers == 0
+    assert error(found, truth) == pytest.approx(error(reference, truth), rel=0.06)
+    means, stds = zip(
+        *(fit.posterior.node_log_moments() for fit in (found, reference)), strict=True
+    )
+    # Two seeds of the same fit are 0.3 apart.
+    assert float(((means[0] - means[1]) / stds[1]).square().mean().sqrt()) < 0.4
+    assert float((stds[0] / stds[1]).median()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_scale_learned_twice_is_refused() -> None:
+    _, clean = sky()
+    model: LogNormalModel = model_of(box(2, 16), likelihood=GaussianLikelihood(scale=1.0))
+    with pytest.raises(ValueError, match="learned with ν"):
+        fit_mgvi(model, clean, MGVISettings(robust=RobustSettings()))
