@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from dustmap.inference import (
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, learn_exact
 from dustmap.runs._grid import dtype_of
+from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
@@ -40,10 +42,21 @@ NUGGET = 1e-6
 def fit_hip(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
     """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
     # All estimators have the same covariances in mind, and the table is the quickest.
-    _, parts, learning = learn_exact(config, data, start, ClosedForm())
-    at = parts.hyperparameters()
+    _, parts, learning = learn_exact(config, at_mean_distances(data), start, ClosedForm())
+    at, told = _within_the_box(config, parts.hyperparameters())
     fit = _conditioned(config, data, at)
-    return StarFit(fit.posterior, at, fit.summary, Learning.of_evidence(learning))
+    return StarFit(fit.posterior, at, fit.summary | told, Learning.of_evidence(learning))
+
+
+def _within_the_box(
+    config: Config, at: Hyperparameters
+) -> tuple[Hyperparameters, dict[str, float]]:
+    """A length scale beyond the longest side is as good as that side, which a torus can hold."""
+    longest = max(config.grid.size)
+    if at.length <= longest:
+        return at, {}
+    log.info("length scale %.4g pc, beyond the box: %.4g pc taken", at.length, longest)
+    return replace(at, length=longest), {"length_learned_beyond_the_box": at.length}
 
 
 def reopen_hip(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dustmap.cli import BAD_INPUT, main
+from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
 from dustmap.config import Config, load
 from dustmap.runs import execute_run, open_run, prepare
 from dustmap.sky import DustMap
@@ -112,3 +112,30 @@ def test_what_does_not_fit_in_memory_leaves_no_directory(
     assert main(["run", str(sky / "run.toml"), "--output", str(output), *overrides]) == BAD_INPUT
     assert "needs" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_the_papers_pipeline_maps_a_simulated_sky(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the command line: parallaxes, hyperparameters learned, integrals by Monte Carlo."""
+    catalog, truth = str(tmp_path / "sky.fits"), str(tmp_path / "truth.zarr")
+    box = ["--size", "200pc", "160pc", "120pc", "--error", "0.005"]
+    made = ["simulate", "--stars", "150", "--seed", "1", "--output", catalog, "--truth", truth]
+    assert main([*made, *box]) == DONE
+    (tmp_path / "run.toml").write_text(
+        "data = {catalog = 'sky.fits', truth = 'truth.zarr', holdout = 0.2}\n"
+        "grid = {size = [200, 160, 120], spacing = 20}\n"
+        "model = {length = 40, mean_density = 0.002, learn = ['std', 'mean']}\n"
+        "fit = {learn_rows = 40, max_steps = 15}\n"
+        "export = {figures = []}\n"
+    )
+    settings = ["--set", "fit.engine=hip", "--set", "model.line_integral=monte-carlo", "--json"]
+    capsys.readouterr()
+    code = main(["run", str(tmp_path / "run.toml"), "--output", str(tmp_path / "run"), *settings])
+    assert code in (DONE, CHECK_FAILED)
+    report = json.loads(capsys.readouterr().out)
+    assert report["held_out_stars"]["n"] == 30
+    assert 0.3 < report["held_out_stars"]["chi2"] < 3.0
+    assert report["truth"]["correlation"] > 0.1
+    assert report["hyperparameters"]["length"] > 0.0
+    assert DustMap.open(tmp_path / "run").n_samples == 0
