@@ -75,6 +75,7 @@ def test_bayestar(finished: Path, field: AbstractDensityField, tmp_path: Path) -
     np.testing.assert_allclose(query(where, mode="best"), found, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_leike2020(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
     path = tmp_path / "mean_std.h5"
     assert export(finished, "leike2020", path) == DONE
