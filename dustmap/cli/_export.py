@@ -90,6 +90,8 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
 
 
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
+    from dustmap.cli._progress import progress
+    from dustmap.runs import WatchedField
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
     from dustmap.sky.maps import write_fits, write_zarr
 
@@ -97,7 +99,9 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     request, provenance = _request(finished, field, options), finished.run.provenance()
     if options.format in CUBES:
         write = write_zarr if options.format == "zarr" else write_fits
-        write(output, field, grid, request, provenance, options.overwrite)
+        with progress() as shown:
+            watched = WatchedField(field, f"writing {output.name}", shown)
+            write(output, watched, grid, request, provenance, options.overwrite)
         return {
             "voxels": list(grid.shape),
             "quantities": [quantity.value for quantity in request.quantities],

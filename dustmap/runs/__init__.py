@@ -15,6 +15,7 @@ from dustmap.runs._dispatch import regression_at as regression_at
 from dustmap.runs._prior_sky import prior_sky as prior_sky
 from dustmap.runs._progress import LogProgress as LogProgress
 from dustmap.runs._progress import Progress as Progress
+from dustmap.runs._progress import WatchedField as WatchedField
 from dustmap.runs._regression_result import RegressionResult as RegressionResult
 from dustmap.runs._report import Check as Check
 from dustmap.runs._report import Report as Report

@@ -250,7 +250,10 @@ class DustMap:
         return self.grid.contains(positions_of(coords)).numpy().reshape(coords.shape)
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
-        """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside."""
+        """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside.
+
+        Variances of ln ρ where the density is positive.
+        """
         self._answers.require(Quantity.COVERAGE)
         positions = positions_of(coords)
         found = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
@@ -266,7 +269,9 @@ class DustMap:
 
         `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
         it first falls below again, or the face of the box. NaN where it never is. The distances
-        of `coords` do not matter.
+        of `coords` do not matter. Coverage c from S samples has a standard error of (1 − c) √(2/S)
+        (√(4/S) where they come in pairs): few samples make `to` uncertain by a part of a length
+        scale.
         """
         self._answers.require(Quantity.COVERAGE)
         found = reliable_range(self._answers.reader, directions_of(coords), least)

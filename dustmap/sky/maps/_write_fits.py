@@ -50,7 +50,7 @@ def fits_of_slabs(
     depth = min(slabs.depth(memory // 2), layout.shape[0])
     with replacing(path, overwrite) as partial, streamed_fits(partial, plans) as images:
         for slab in slabs.walk(depth):
-            log.info("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for cube, name in names.items():
                 values = slab.arrays[cube.quantity.value]
                 sample = cube.quantity is Quantity.SAMPLES

@@ -61,7 +61,7 @@ def zarr_of_slabs(
         _write_axes(group, layout)
         arrays = {q: _create(group, layout, q, depth, thickness) for q in layout.quantities}
         for slab in slabs.walk(depth):
-            log.info("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for quantity, array in arrays.items():
                 _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
         if Quantity.MEAN in arrays:
