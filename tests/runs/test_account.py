@@ -1,0 +1,144 @@
+"""What a run says of itself: calibration, truth by distance, stages, progress, report."""
+
+import logging
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dustmap.cli import COMMANDS, parser
+from dustmap.runs import Check, LogProgress, Report, Stage
+from dustmap.runs._calibration import (
+    PIT_BINS,
+    Predictions,
+    by_distance,
+    calibration,
+    quality_proxies,
+)
+from dustmap.runs._estimate import rounded
+from dustmap.runs._report import Picture
+from dustmap.runs._stages import Stopwatch, peak_memory
+
+
+def predictions(n: int, scale: float) -> Predictions:
+    """Normal errors of `scale` promised standard deviations, around means from 0 to 10 mag."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.linspace(0.0, 10.0, n, dtype=torch.float64)
+    noise = scale * torch.randn(n, dtype=torch.float64, generator=generator)
+    return Predictions(mean + noise, mean, torch.ones_like(mean), np.arange(n))
+
+
+def test_calibrated_predictions_have_flat_histograms_and_nominal_coverage() -> None:
+    found = calibration(predictions(20_000, 1.0))
+    assert found["coverage68"] == pytest.approx(0.683, abs=0.01)
+    assert found["coverage95"] == pytest.approx(0.95, abs=0.006)
+    counts = np.array(found["pit_histogram"])
+    assert counts.sum() == 20_000
+    assert np.abs(counts / 2000 - 1).max() < 5 / math.sqrt(2000)
+
+
+def test_overconfident_predictions_pile_up_at_the_ends() -> None:
+    counts = np.array(calibration(predictions(5000, 2.0))["pit_histogram"])
+    assert len(counts) == PIT_BINS
+    assert counts[[0, -1]].min() > 2 * counts[1:-1].max()
+
+
+def test_proxies_are_of_a_v_and_none_is_of_a_custom_system() -> None:
+    found = quality_proxies(predictions(1000, 1.0), 1.0)["bins"]
+    assert [row["n"] for row in found] == [5, 600]
+    assert found[1]["chi2"] == pytest.approx(1.0, abs=0.2)
+    assert abs(found[1]["mean_residual"]) < 0.2
+    doubled = quality_proxies(predictions(1000, 1.0), 2.0)["bins"]
+    assert [row["n"] for row in doubled] == [10, 200]
+    assert quality_proxies(predictions(10, 1.0), None) == {}
+
+
+def test_bins_of_distance_hold_equally_many_places() -> None:
+    rng = np.random.default_rng(0)
+    distance = rng.uniform(0.0, 100.0, 4000)
+    true = rng.standard_normal(4000)
+    mean = true + 0.5 * (1 + (distance > 50)) * rng.standard_normal(4000)
+    inside = np.abs(true - mean) < 0.5
+    rows = by_distance(distance, true, mean, np.full(4000, 0.5), inside)
+    assert [row["n"] for row in rows] == [1000] * 4
+    assert rows[0]["to_pc"] == rows[1]["from_pc"] == pytest.approx(25.0, abs=2.0)
+    assert rows[0]["coverage68"] == pytest.approx(0.683, abs=0.05)
+    assert rows[3]["coverage68"] == pytest.approx(0.383, abs=0.05)
+    assert rows[0]["correlation"] > rows[3]["correlation"]
+
+
+def test_stages_come_in_order_with_time_and_memory() -> None:
+    assert Stage.FIT.reached_by(Stage.EVALUATE)
+    assert not Stage.EXPORT.reached_by(Stage.EVALUATE)
+    watch = Stopwatch()
+    with watch.stage("first"):
+        kept = np.ones(2**20)
+    with pytest.raises(RuntimeError, match="stop"), watch.stage("second"):
+        raise RuntimeError("stop")
+    lines = watch.as_dict()["stages"]
+    assert [line["stage"] for line in lines] == ["first", "second"]
+    assert kept.nbytes < peak_memory() < 2**36
+
+
+def test_lines_of_progress_are_few(caplog: pytest.LogCaptureFixture) -> None:
+    told = LogProgress()
+    with caplog.at_level(logging.INFO):
+        for i in range(1001):
+            told("writing", i, 1000)
+    assert len(caplog.records) < 3
+    told("writing", 0, 2)
+
+
+def test_estimates_have_one_figure() -> None:
+    assert rounded(0.0) == 0.0
+    assert rounded(347.0) == 300.0
+    assert rounded(0.0162) == pytest.approx(0.02)
+
+
+def test_a_report_is_readable() -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "hyperparameters": {"length": 60.0},
+        "units": {"length": "pc"},
+        "truth": {"n": 3, "by_distance": [{"from_pc": 0.0, "n": 1}, {"from_pc": 9.5, "rmse": 2.0}]},
+        "empty": {},
+    }
+    check = Check("wrap_error", 0.5, 0.0, 0.15, "take a larger box")
+    report = Report("abc", sections, (check,), (Picture("plots/slice.png", "A slice"),))
+    text = report.as_markdown()
+    for line in (
+        "**A check failed.**",
+        "**failed**: take a larger box",
+        "![A slice](plots/slice.png)",
+        "| length | 60 | pc |",
+        "| From pc | N | Rmse |",
+        "| 9.5 |  | 2 |",
+        "sha256 `abc`",
+    ):
+        assert line in text
+    assert "Empty" not in text
+    assert "## Units" not in text
+    assert report.as_dict()["figures"] == {"plots/slice.png": "A slice"}
+    assert not report.passed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parser().parse_args([command, "--help"])
+    assert exited.value.code == 0
+    *_, last = capsys.readouterr().out.strip().splitlines()
+    assert last.startswith(f"  dustmap {command} ")
+
+
+def test_help_and_configurations_wait_for_no_library() -> None:
+    code = (
+        "import sys; from dustmap.cli import main; main(['config', '--example'])\n"
+        "slow = {'torch', 'astropy', 'matplotlib', 'zarr'} & set(sys.modules)\n"
+        "sys.exit(str(slow) if slow else 0)"
+    )
+    called = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert called.returncode == 0, called.stderr
