@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dustmap.gp.features import chunks
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._modes import Mode, Outside
 from dustmap.sky.maps._rays import Rays, integrate, within
@@ -16,6 +17,8 @@ from dustmap.sky.maps._trilinear import Cells, CubeReader
 
 log = logging.getLogger(__name__)
 
+#: Places whose cells and weights are held at once.
+_PLACES = 2**21
 #: What one sample says nothing of.
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 
@@ -71,10 +74,11 @@ class Answers:
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else torch.nan
         found = torch.full((len(cubes), len(positions)), fill, dtype=torch.float64)
-        everything = bool(inside.all())
-        cells = Cells.of(self.layout.grid, positions if everything else positions[inside])
-        for row, cube in zip(found, cubes, strict=True):
-            row[... if everything else inside] = self.reader.at(cube, cells).double()
+        for part in chunks(len(positions), _PLACES):
+            here = inside[part]
+            cells = Cells.of(self.layout.grid, positions[part][here])
+            for row, cube in zip(found, cubes, strict=True):
+                row[part][here] = self.reader.at(cube, cells).double()
         return _unknown_where_not_finite(found, positions)
 
     def integrals(

@@ -150,6 +150,9 @@ def _described(layout: Layout, quantity: Quantity) -> dict[str, Any]:
 def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
     seed = {} if provenance.seed is None else {"seed": provenance.seed}
     return {
+        "Conventions": "CF-1.11",
+        # Strict checkers object to any unit of astronomy.
+        "comment": "units as astropy reads them: UDUNITS knows neither mag nor pc",
         "title": TITLE,
         "source": provenance.creator,
         "date_created": provenance.date,

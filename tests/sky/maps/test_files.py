@@ -151,6 +151,7 @@ def test_zarr_opens_in_one_line_without_warnings(tmp_path: Path) -> None:
     assert dataset.x.attrs["units"] == "pc"
     assert dataset.attrs["config_sha256"] == "0" * 64
     assert dataset.attrs["seed"] == 7
+    assert dataset.attrs["Conventions"].startswith("CF-")
     assert dataset.attrs["catalog"] == ["stars.fits"]
     assert "400 stars" in dataset.attrs["history"]
 
