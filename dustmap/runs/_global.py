@@ -20,7 +20,7 @@ from dustmap.inference import (
 )
 from dustmap.runs._exact import estimator_of
 from dustmap.runs._grid import dtype_of, grid_of
-from dustmap.runs._parts import Parts, kernel_of, start_of
+from dustmap.runs._parts import Parts, kernel_of, learned_names, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ def fit_whole(config: Config, data: Batch, start: Hyperparameters | None) -> Sta
     at = parts.hyperparameters()
     if fit.robust is not None:
         at = at.with_student_t(fit.robust.noise)
-    learning, posterior = _learning(fit, len(data)), fit.posterior
+    names = learned_names(parts.kernel, parts.likelihood)
+    learning, posterior = _learning(fit, len(data), names), fit.posterior
     return StarFit(posterior, at, fit.report, learning, _arrays(fit), posterior.at_nodes)
 
 
@@ -116,7 +117,7 @@ def _arrays(fit: GlobalFit) -> Arrays:
     }
 
 
-def _learning(fit: GlobalFit, n: int) -> Learning | None:
+def _learning(fit: GlobalFit, n: int, names: tuple[str, ...]) -> Learning | None:
     learned = fit.learned
     if learned is None:
         return None
@@ -125,17 +126,17 @@ def _learning(fit: GlobalFit, n: int) -> Learning | None:
         converged=learned.status is FitStatus.CONVERGED,
         remedy=learned.message(),
         n_data=min(n, LEARN_ROWS),
-        trace=tuple(_line(step) for step in learned.history),
+        trace=tuple(_line(step, names) for step in learned.history),
         summary={"learning_median_residual_variance_over_noise": learned.grid_error},
     )
 
 
-def _line(step: LearnStep) -> dict[str, float]:
+def _line(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:
     """Numbers of one step, for metrics.jsonl."""
     values = {"solver_steps": float(step.solver_steps), "accepted": float(step.accepted)}
-    for i, (parameter, slope) in enumerate(zip(step.parameters, step.gradient, strict=True)):
-        values[f"log_parameter_{i}"] = parameter
-        values[f"gradient_{i}"] = slope
+    for name, parameter, slope in zip(names, step.parameters, step.gradient, strict=True):
+        values[f"log_{name}"] = parameter
+        values[f"gradient_{name}"] = slope
     return values
 
 

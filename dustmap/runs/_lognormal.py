@@ -11,6 +11,7 @@ import torch
 from dustmap.config import Config
 from dustmap.gp import Batch, GridPrior, LogDiscMean, RegularGrid
 from dustmap.gp.features import interpolation
+from dustmap.gp.kernels import StationaryKernel
 from dustmap.inference import (
     Interpolation,
     LogNormalModel,
@@ -27,6 +28,7 @@ from dustmap.runs._global import robust_settings, whole_bytes
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._parts import (
     learned_kernel,
+    learned_names,
     likelihood_of,
     log_profile_of,
     noise_of,
@@ -163,19 +165,21 @@ def _summary(solution: MGVISolution) -> dict[str, object]:
 
 
 def _learning(solution: MGVISolution, n: int) -> Learning:
-    status = solution.status
+    status, model = solution.status, solution.model
+    assert isinstance(model.prior.kernel, StationaryKernel)
+    names = learned_names(model.prior.kernel, model.likelihood)
     return Learning(
         status=status.value,
         converged=status is MGVIStatus.CONVERGED,
         remedy=status.remedy,
         n_data=n,
-        trace=tuple(_line(line) for line in solution.history),
+        trace=tuple(_line(line, names) for line in solution.history),
     )
 
 
-def _line(line: MGVIRound) -> dict[str, float]:
+def _line(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
     """Numbers of one round, for metrics.jsonl."""
-    parameters = {f"log_parameter_{i}": value for i, value in enumerate(line.parameters)}
+    parameters = {f"log_{n}": value for n, value in zip(names, line.parameters, strict=True)}
     return {
         "energy": line.energy,
         "misfit": line.misfit,

@@ -23,6 +23,13 @@ KERNELS = {
     "matern52": Matern52,
     "squared-exponential": SquaredExponential,
 }
+#: What the parameters of kernel and likelihood are in reports.
+_NAMES = {
+    "log_lengthscale": "length",
+    "log_variance": "variance",
+    "log_scale": "noise",
+    "log_jitter": "scatter",
+}
 #: Where a scatter that is learned starts, of the median error of the data.
 _SCATTER = 0.1
 
@@ -116,6 +123,12 @@ def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gauss
     if likelihood.log_jitter is not None:
         likelihood.log_jitter.requires_grad_("scatter" in model.learn)
     return likelihood.to(data.y.device)
+
+
+def learned_names(kernel: StationaryKernel, likelihood: GaussianLikelihood) -> tuple[str, ...]:
+    """Of the log-parameters that are learned, in the order in which engines have them."""
+    named = [*kernel.named_parameters(), *likelihood.named_parameters()]
+    return tuple(_NAMES[name.split(".")[-1]] for name, p in named if p.requires_grad)
 
 
 @torch.no_grad()

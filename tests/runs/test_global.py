@@ -160,5 +160,5 @@ def test_learning_is_told_step_by_step(sky: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["stage"] == "learn"]
     assert len(steps) >= 1
-    assert {"log_parameter_0", "gradient_0", "solver_steps"} <= set(steps[0])
+    assert {"log_length", "log_variance", "gradient_length", "solver_steps"} <= set(steps[0])
     assert told(folder)["fit"]["learning_stars"] == 120

@@ -1,22 +1,15 @@
 """The field held fixed instead of its whitened form: derivatives of λ taken out of the products."""
 
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import GridPrior
 from dustmap.gp.features import AbstractFeatureMap
+from dustmap.inference.solve._on_grid import prior_of
 from dustmap.linalg import CirculantOperator
-
-
-@runtime_checkable
-class OnTorus(Protocol):
-    """Features whose whitened variables live on the torus of a grid's prior."""
-
-    @property
-    def prior(self) -> GridPrior: ...
 
 
 @final
@@ -70,9 +63,4 @@ class Recolouring:
 
 
 def _prior_of(features: AbstractFeatureMap) -> GridPrior:
-    if not isinstance(features, OnTorus):
-        raise TypeError(
-            f"prior_draws need features of a GridPrior, got {type(features).__name__}: leave "
-            "prior_draws out"
-        )
-    return features.prior
+    return prior_of(features, "recolouring of prior_draws", "leave prior_draws out")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._on_grid import prior_of
 
 
 @final
@@ -107,7 +108,7 @@ class PathwisePosterior(AbstractPosterior):
 
         There f_i = H_i β + (R ε)_i: the grid explains its nodes, Var r = 0 but for a nugget.
         """
-        prior = _prior_of(self.model)
+        prior = prior_of(self.model.features, "at_nodes", "predict PointValues instead")
         size = max(1, self.memory // (4 * prior.n_white * prior.dtype.itemsize))
         total = prior.lags.new_zeros(prior.grid.size, dtype=prior.dtype)
         for part in chunks(len(self.independent), size):
@@ -144,20 +145,3 @@ class PathwisePosterior(AbstractPosterior):
 def field_at_nodes(prior: GridPrior, eps: Tensor) -> Tensor:
     """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field."""
     return prior.root().matmul(eps)
-
-
-@runtime_checkable
-class _OnGrid(Protocol):
-    """Features of a prior on a grid, at whose nodes u = R ε."""
-
-    @property
-    def prior(self) -> GridPrior: ...
-
-
-def _prior_of(model: GridModel) -> GridPrior:
-    if not isinstance(model.features, _OnGrid):
-        raise TypeError(
-            f"at_nodes needs features of a GridPrior, got {type(model.features).__name__}: predict "
-            "PointValues instead"
-        )
-    return model.features.prior
