@@ -93,15 +93,16 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     from dustmap.cli._progress import progress
     from dustmap.runs import WatchedField
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
-    from dustmap.sky.maps import write_fits, write_zarr
+    from dustmap.sky.maps import slab_memory, write_fits, write_zarr
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.run.provenance()
     if options.format in CUBES:
+        memory = slab_memory(finished.run.config.compute.memory_bytes)
         write = write_zarr if options.format == "zarr" else write_fits
         with progress() as shown:
             watched = WatchedField(field, f"writing {output.name}", shown)
-            write(output, watched, grid, request, provenance, options.overwrite)
+            write(output, watched, grid, request, provenance, options.overwrite, memory)
         return {
             "voxels": list(grid.shape),
             "quantities": [quantity.value for quantity in request.quantities],

@@ -14,6 +14,7 @@ from dustmap.sky.maps import (
     DustMap,
     MapRequest,
     Quantity,
+    slab_memory,
     write_fits,
     write_zarr,
 )
@@ -35,7 +36,8 @@ def export_run(
     for name in config.export.formats:
         path = directory.path / f"map.{name}"
         watched = WatchedField(field, f"writing map.{name}", progress)
-        WRITERS[name](path, watched, grid, request, provenance, False)
+        memory = slab_memory(config.compute.memory_bytes)
+        WRITERS[name](path, watched, grid, request, provenance, False, memory)
         outputs[name] = path.name
     outputs["samples_in_the_map"] = request.samples
     return outputs, _drawn(directory, config, field, grid)

@@ -54,3 +54,8 @@ def _planes(cubes: AbstractCubes, depth: int) -> Iterator[Planes]:
         if layout.samples:
             arrays[SAMPLES.value] = np.stack([v for c, v in read.items() if c.quantity is SAMPLES])
         yield Planes(start, stop, arrays)
+
+
+def slab_memory(available: int) -> int:
+    """Bytes for the slabs of a writer in a program that may take `available`."""
+    return min(MEMORY, available // 2)
