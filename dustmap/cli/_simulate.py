@@ -40,7 +40,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--step", metavar="PC", help="between nodes of the true density [10pc]")
     command.add_argument("--error", type=float, metavar="MAG", help="of an extinction [0.03]")
     command.add_argument(
-        "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.002]"
+        "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.01]"
     )
     command.add_argument("--limit", type=float, metavar="G", help="faintest magnitude [17.5]")
     command.add_argument("--system", metavar="NAME", help="of the extinctions [A_V]")

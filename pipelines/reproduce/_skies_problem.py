@@ -18,6 +18,7 @@ from dustmap.inference import (
     LogNormalModel,
     MGVISettings,
     MGVISolution,
+    RobustSettings,
     fit_mgvi,
     typical_log_density,
 )
@@ -51,7 +52,8 @@ class Fitted:
     """One sky and its posterior.
 
     held: the observations of stars that took no part, their noise with the spread of distances;
-    true_rays (K,) end at their true distances; noise: the factor on all errors that was learned.
+    true_rays (K,) end at their true distances; noise: the factor on all errors that was learned;
+    nu: degrees of freedom of the errors, infinite where they are normal.
     """
 
     sky: SimulatedSky
@@ -60,6 +62,7 @@ class Fitted:
     held_rows: Tensor
     true_rays: LineIntegrals
     noise: float
+    nu: float
 
     @property
     def hyperparameters(self) -> tuple[float, float]:
@@ -103,22 +106,23 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
     held = torch.from_numpy(np.flatnonzero(observed.rows >= size.stars))
     density = float(sky.stars.extinction.sum() / sky.stars.distance.sum())
     noisy = observed.with_added(spread.uniform(density))
-    straight = MGVISettings(samples=8)
+    robust = RobustSettings() if kind == STRUCTURED else None
+    straight = MGVISettings(samples=8, robust=robust)
     first = _fit(kind, noisy.batch[train], sky, (START_LENGTH, START_STD), straight)
     (term,) = first.model.prior.kernel.terms()
     found = float(term.lengthscale.detach()[0]), float(term.variance.detach().sqrt())
     noisy = observed.with_added(spread.added_variance(first.posterior))
-    curved = MGVISettings(samples=size.samples, curved=True)
+    curved = MGVISettings(samples=size.samples, curved=True, robust=robust)
     solution = _fit(kind, noisy.batch[train], sky, found, curved)
-    scale = solution.model.likelihood.log_scale
-    assert scale is not None
+    noise, nu = _noise(solution)
     return Fitted(
         sky=sky,
         solution=solution,
         held=_with_spread(noisy.batch[held], spread[held], solution, observed.error_variance[held]),
         held_rows=torch.from_numpy(observed.rows)[held],
         true_rays=_true_rays(sky, observed.rows[held.numpy()]),
-        noise=float(scale.detach().exp()),
+        noise=noise,
+        nu=nu,
     )
 
 
@@ -132,10 +136,19 @@ def _fit(
     model = LogNormalModel(
         GridPrior.padded(kernel, grid, padding=3.0, dtype=torch.float32),
         ConstantMean(typical_log_density(data, start[1] ** 2)),
-        GaussianLikelihood(scale=1.0),
+        GaussianLikelihood(scale=1.0, learn=settings.robust is None),
         functools.partial(interpolation, grid=grid),
     )
     return fit_mgvi(model, single, settings)
+
+
+def _noise(solution: MGVISolution) -> tuple[float, float]:
+    """Factor on the errors and degrees of freedom."""
+    if solution.weighing is not None:
+        return solution.weighing.noise.scale, solution.weighing.noise.nu
+    scale = solution.model.likelihood.log_scale
+    assert scale is not None
+    return float(scale.detach().exp()), math.inf
 
 
 def _with_spread(

@@ -1,12 +1,14 @@
 """How well the posteriors of simulated skies are calibrated."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import ndtr
+from scipy.stats import t
 from torch import Tensor
 
 from pipelines.reproduce._experiment import Value
@@ -43,6 +45,7 @@ def scores(fitted: Fitted, edges: Sequence[float]) -> dict[str, Value]:
         "length": length,
         "std": deviation,
         "noise_scale": fitted.noise,
+        "nu": fitted.nu if math.isfinite(fitted.nu) else None,
         "status": fitted.solution.status.value,
     }
 
@@ -55,7 +58,8 @@ def probabilities(fitted: Fitted) -> NDArray[np.float64]:
 def _noisy(fitted: Fitted) -> NDArray[np.float64]:
     draws = fitted.draws(fitted.held.functional)
     above = (fitted.held.y - draws) / _sigma(fitted)
-    return np.asarray(torch.special.ndtr(above).mean(0).numpy())
+    # Of ν degrees of freedom, a normal distribution for an infinite ν.
+    return np.asarray(t.cdf(above.numpy(), fitted.nu).mean(0))
 
 
 def _noise_free(fitted: Fitted) -> NDArray[np.float64]:
@@ -73,7 +77,9 @@ def _sigma(fitted: Fitted) -> Tensor:
 
 def _chi2(fitted: Fitted) -> float:
     draws = fitted.draws(fitted.held.functional)
-    variance = draws.var(0) + _sigma(fitted).square()
+    # That of a normal distribution whose ±1σ holds as much: for ν ≤ 2 there is no other.
+    width = float(t.ppf(0.5 + _HALF, fitted.nu))
+    variance = draws.var(0) + (width * _sigma(fitted)).square()
     return float(((fitted.held.y - draws.mean(0)).square() / variance).mean())
 
 

@@ -65,7 +65,7 @@ def _settings(size: Size, edges: list[float]) -> Row:
         "held_out": size.held,
         "samples": size.samples,
         "prior_sky": {"kernel": "Matérn-3/2", "length_pc": LENGTH, "std": STD, "median": MEDIAN},
-        "structured_sky": "the defaults of StructuredDust; fitted with Matérn-1/2",
+        "structured_sky": "the defaults of SkyModel; fitted with Matérn-1/2 and Student-t noise",
         "start": {"length_pc": START_LENGTH, "std": START_STD, "noise_scale": 1.0},
         "distances": "parallaxes, flat in parallax; their spread refreshed once",
         "edges_pc": list(edges),

@@ -45,8 +45,8 @@ class Measurements:
     error: float = 0.03
     scatter: float = 0.3
     parallax_scale: float = 1.0
-    outliers: float = 0.002
-    outlier_size: float = 5.0
+    outliers: float = 0.01
+    outlier_size: float = 10.0
 
     def __post_init__(self) -> None:
         check_positive(self, "error", "parallax_scale", "outlier_size")
