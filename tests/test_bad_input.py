@@ -29,6 +29,7 @@ samples = 4
 figures = []
 samples = 0
 """
+STORED = "data.catalog=made/stars.zarr"
 COLUMNS = "source_id,l,b,distance_pc,extinction,extinction_error"
 
 
@@ -93,6 +94,8 @@ def run(folder: Path, *settings: str, output: str = "new") -> list[str]:
         ("grid.outside=error", "rays leave the box"),
         ("data.truth=none.zarr", "none.zarr"),
         ("data.truth=note.txt", "note.txt"),
+        ("data.truth=other.fits", "truth is in A_V and the stars are in A_G"),
+        ("data.cuts=strict", "comes too late for the star store"),
     ],
 )
 def test_configurations(
@@ -103,8 +106,12 @@ def test_configurations(
     words: str,
 ) -> None:
     monkeypatch.chdir(folder)
-    small = ("grid.size=[20, 20, 20]",) if "outside" in setting else ()
-    assert words in refused(capsys, *run(folder, setting, *small))
+    more = {
+        "grid.outside=error": ("grid.size=[20, 20, 20]",),
+        "data.truth=other.fits": ("data.truth=made/map.fits", "data.system=A_G", STORED),
+        "data.cuts=strict": (STORED,),
+    }
+    assert words in refused(capsys, *run(folder, setting, *more.get(setting, ())))
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,13 @@ def test_several_tables_are_one(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["plan"]["rows"] == 180
 
 
+def test_a_regression_has_one_stage(curve: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", str(curve / "run.toml"), "--output", str(curve / "part")]
+    assert main([*arguments, "--until", "fit"]) == BAD_INPUT
+    assert "--until fit: a run with data.kind" in error(capsys)
+    assert not (curve / "part").exists()
+
+
 def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(curve) == BAD_INPUT
     assert "holds a run already" in error(capsys)

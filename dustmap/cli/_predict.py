@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("run", metavar="RUN")
     add_catalog(command)
-    add_output(command, ".fits, .csv or .ecsv")
+    add_output(command, "ends in .fits, .csv, .ecsv, .parquet or .vot")
 
 
 def execute(options: argparse.Namespace) -> int:

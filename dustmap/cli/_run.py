@@ -46,13 +46,14 @@ def execute(options: argparse.Namespace) -> int:
         check_free(output, options.overwrite)
         if config.compute.threads:
             torch.set_num_threads(config.compute.threads)
-        prepared = prepare(config)
+        prepared, until = prepare(config), Stage(options.until)
+        prepared.check_until(until)
     if options.dry_run:
         tell(prepared.plan().as_dict() | {"seconds_about": prepared.seconds()}, options.json)
         return DONE
     with checking_output(), progress() as shown:
         report = execute_run(
-            prepared, output, config, options.overwrite, Stage(options.until), shown
+            prepared, output, config, options.overwrite, until, shown
         )
     tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED

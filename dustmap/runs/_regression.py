@@ -76,18 +76,20 @@ class RegressionRun(AbstractRun):
             "rows_dropped_outside_the_box": self.dropped,
         }
 
+    def check_until(self, until: Stage) -> None:
+        if until is not Stage.EXPORT:
+            raise ValueError(
+                f'--until {until.value}: a run with data.kind = "regression" has no such stage; '
+                "leave it out"
+            )
+
     def seconds(self) -> float:
         """Of the fit, dense in the rows that learn: an order of magnitude."""
         n = len(self.train) if self.config.fit.engine == "exact" else self.config.fit.learn_rows
         return rounded(dense_seconds(min(n, len(self.train))))
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        if until is not Stage.EXPORT:
-            raise ValueError(
-                f'--until {until.value}: a run with data.kind = "regression" has no such stage; '
-                "leave it out"
-            )
-        del progress  # the estimator takes seconds
+        del until, progress  # it has one stage, of seconds
         watch = Stopwatch()
         model = estimator_of(self.config, self.train, self.grid)
         log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)

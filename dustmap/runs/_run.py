@@ -49,6 +49,10 @@ class AbstractRun(ABC):
         """What `execute` would do."""
 
     @abstractmethod
+    def check_until(self, until: Stage) -> None:
+        """Refuses a stage that a run of this kind cannot end with."""
+
+    @abstractmethod
     def seconds(self) -> float:
         """A rough estimate of how long `execute` takes."""
 

@@ -47,10 +47,22 @@ def read_input(data: DataConfig) -> StarInput:
     paths = tuple(Path(path) for path in data.catalog)
     system = system_named(data.system) if data.system else None
     if len(paths) == 1 and paths[0].suffix == ".zarr":
+        _refuse_late_wishes(data)
         store = open_star_store(paths[0])
         given = from_store(store)
         return StarInput(in_system(given.stars, system or store.system), given.provenance)
     return read_stars(data, paths, card_named(data.schema), system, data.cuts)
+
+
+def _refuse_late_wishes(data: DataConfig) -> None:
+    """What happens to rows has happened when they were ingested."""
+    usual = DataConfig()
+    for key in ("cuts", "invalid", "parallax_zero_point"):
+        if getattr(data, key) != getattr(usual, key):
+            raise ValueError(
+                f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
+                f"{data.catalog[0]}: say it to `dustmap ingest`"
+            )
 
 
 def from_store(store: StarStore) -> StarInput:

@@ -32,6 +32,7 @@ from dustmap.runs._stars import (
     predictions,
 )
 from dustmap.sky import cartesian, galactic, write_table
+from dustmap.sky._tables import table_format
 from dustmap.sky.catalogs import card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
@@ -116,6 +117,7 @@ class StarMap(AbstractFinishedRun):
     def predict(
         self, catalog: Path, schema: str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
+        table_format(output)  # before anything is computed
         places = places_of(self.run.config.data, catalog, schema)
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances)

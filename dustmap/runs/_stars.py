@@ -86,6 +86,9 @@ class StarRun(AbstractRun):
         needed = engine_of(self.config).bytes_needed(self.config, len(self.train), self.grid)
         return Plan(counts, needed, self.config.compute.memory_bytes)
 
+    def check_until(self, until: Stage) -> None:
+        """Any will do."""
+
     def seconds(self) -> float:
         """Rough, of the fit."""
         rays = self.observed.batch.functional
@@ -213,6 +216,11 @@ def prepare_stars(config: Config) -> StarRun:
     given = read_input(config.data)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
+    if truth is not None and truth.system != given.stars.system:
+        raise ValueError(
+            f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
+            f"{given.stars.system}; set data.system to the truth's, or leave data.truth out"
+        )
     run = assemble(config, given, truth, seconds)
     if len(run.train) > engine.most_rows:
         raise ValueError(
