@@ -80,15 +80,36 @@ def panels_of(
     if std is not None:
         panels.append(_spread(factor, unit, mean, std))
         if truth is not None:
-            off = np.divide(mean - truth, std, out=np.full_like(mean, np.nan), where=std > 0)
-            title = f"{_MEAN} \N{MINUS SIGN} {_TRUTH}"
-            scale = signed_scale(_MOST_SIGMA, off)
-            panels.append(Panel(title, off, scale, "difference / std. deviation"))
+            panels.append(_difference(mean, std, truth))
     return tuple(panels)
 
 
+def _difference(mean: Array, std: Array, truth: Array) -> Panel:
+    """Standard normal where all is well.
+
+    Of positive values it is that of their logarithms, whose law with this mean and std is normal:
+    ln x ~ N(ln μ − s²/2, s²) with s² = ln(1 + σ²/μ²). The values themselves are skewed, and a truth
+    many σ above a small mean would be no surprise.
+    """
+    title = f"posterior \N{MINUS SIGN} {_TRUTH}"
+    none = np.full_like(mean, np.nan)
+    if _positive(mean) and _positive(truth):
+        variance = np.log1p((std / mean) ** 2)
+        ahead = np.log(mean / truth) - 0.5 * variance
+        off = np.divide(ahead, np.sqrt(variance), out=none, where=variance > 0)
+        words = "difference of ln / std. deviation"
+    else:
+        off = np.divide(mean - truth, std, out=none, where=std > 0)
+        words = "difference / std. deviation"
+    return Panel(title, off, signed_scale(_MOST_SIGMA, off), words)
+
+
+def _positive(values: Array) -> bool:
+    return bool(np.all(values[np.isfinite(values)] > 0))
+
+
 def _spread(factor: float, unit: str, mean: Array, std: Array) -> Panel:
-    if np.all(mean[np.isfinite(mean)] > 0):
+    if _positive(mean):
         ratio = std / mean
         return Panel("relative uncertainty", ratio, spread_scale(ratio), "std. deviation / mean")
     scaled = factor * std

@@ -9,7 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import AsinhNorm, Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from dustmap.sky.figures._style import (
@@ -27,6 +27,8 @@ Extend: TypeAlias = Literal["neither", "min", "max", "both"]
 PERCENTILES = (0.5, 99.5)
 #: A logarithmic scale spans no more than this factor, nor less than the other one.
 MOST_SPAN, LEAST_SPAN = 300.0, 3.0
+#: Part of a bar between ticks, at least.
+_APART = 0.1
 #: Below so many decades, the ticks within each.
 _SUBDIVISIONS = (
     (1.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
@@ -68,7 +70,9 @@ class Scale:
             decades = np.log10(self.norm.vmax / self.norm.vmin)
             subs = next(subs for most, subs in _SUBDIVISIONS if decades < most)
             bar.locator = LogLocator(subs=subs, numticks=50)
-        elif not isinstance(self.norm, AsinhNorm):
+        elif isinstance(self.norm, AsinhNorm):
+            bar.locator = FixedLocator(_asinh_ticks(self.norm))
+        else:
             bar.locator = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
         bar.formatter = FuncFormatter(_plain)
         bar.minorlocator = NullLocator()
@@ -89,8 +93,9 @@ def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
             middle = np.sqrt(low * high)
             low, high = middle / np.sqrt(LEAST_SPAN), middle * np.sqrt(LEAST_SPAN)
         return Scale(LogNorm(low, high), colours, _extend(shown, low, high))
+    low, high = min(low, 0.0), max(high, 0.0)
     if high <= low:
-        low, high = low - 0.5 * abs(low) - 1e-9, high + 0.5 * abs(high) + 1e-9
+        high = 1.0
     width = max(abs(low), abs(high)) / 10.0
     return Scale(AsinhNorm(width, low, high), colours, _extend(shown, low, high))
 
@@ -109,6 +114,20 @@ def spread_scale(*values: Array) -> Scale:
 def signed_scale(limit: float, *values: Array) -> Scale:
     """Linear from −limit to limit, white at zero."""
     return Scale(Normalize(-limit, limit), SIGNED_COLOURS, _extend(_finite(values), -limit, limit))
+
+
+def _asinh_ticks(norm: AsinhNorm) -> list[float]:
+    """Zero, the ends' round numbers, and towards zero those that stay apart on the bar."""
+    assert norm.vmin is not None
+    assert norm.vmax is not None
+    decade = np.floor(np.log10(max(-norm.vmin, norm.vmax)))
+    sizes = np.outer(10.0 ** np.arange(decade - 2, decade + 1), (1.0, 2.0, 5.0)).ravel()[::-1]
+    ticks = [0.0] if norm.vmin <= 0.0 <= norm.vmax else []
+    for value in (sign * size for size in sizes for sign in (1.0, -1.0)):
+        far = all(abs(float(norm(value)) - float(norm(tick))) > _APART for tick in ticks)
+        if norm.vmin <= value <= norm.vmax and far:
+            ticks.append(float(value))
+    return sorted(ticks)
 
 
 def count_scale(counts: Array) -> Scale:

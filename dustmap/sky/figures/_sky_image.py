@@ -93,11 +93,13 @@ def shell_of(
     _check(density, distance)
     coords = pixels.at(distance)
     known = density.available
+    mean = density.query(coords)
+    _check_known(mean, f"no place at {distance:g} pc")
     return SkyImage(
         pixels=pixels,
         distance=distance,
         integrated=False,
-        mean=density.query(coords),
+        mean=mean,
         std=density.query(coords, mode="std") if Quantity.STD in known else None,
         coverage=density.coverage(coords) if Quantity.COVERAGE in known else None,
         truth=None if truth is None else truth.query(coords),
@@ -114,11 +116,13 @@ def extinction_of(
     _check(density, distance)
     coords = pixels.at(distance)
     several = density.n_samples > 1
+    mean = density.query(coords, integrated=True)
+    _check_known(mean, f"no line from the Sun to {distance:g} pc")
     return SkyImage(
         pixels=pixels,
         distance=distance,
         integrated=True,
-        mean=density.query(coords, integrated=True),
+        mean=mean,
         std=density.query(coords, mode="std", integrated=True) if several else None,
         coverage=None,
         truth=None if truth is None else truth.query(coords, integrated=True),
@@ -132,3 +136,9 @@ def _check(density: DustMap, distance: float) -> None:
             f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
             "where the map is"
         )
+
+
+def _check_known(mean: Array, what: str) -> None:
+    """A picture of nothing is an error."""
+    if not np.isfinite(mean).any():
+        raise ValueError(f"{what} in this direction is inside the map: choose another")

@@ -28,6 +28,8 @@ from dustmap.sky.figures._words import plain, signed, symbol_of
 from dustmap.sky.maps import DustMap
 from dustmap.sky.systems import ExtinctionSystem
 
+#: Inches of an image that is higher than wide, at most.
+_TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
 _TITLE, _LEGEND = 0.3, 0.25
@@ -63,6 +65,7 @@ def _drawn(plane: Plane, system: ExtinctionSystem, title: str) -> Figure:
     left, right, bottom, top = plane.extent
     width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
     image_height = (width / columns - _BESIDE) * (top - bottom) / (right - left)
+    image_height = min(image_height, _TALLEST)
     legend = _LEGEND if plane.coverage is not None else 0.0
     figure = new_figure(width, rows * (image_height + _ABOVE) + _TITLE + legend)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -140,33 +143,23 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:
     """An arrow to the Galactic centre, which is to the right wherever X is; else at the viewer."""
-    if plane.axis is Axis.X:
-        _corner(axis, 0.97, "GC \N{CIRCLED DOT OPERATOR}")
-        return
-    _corner(axis, 0.835, "GC")
+    towards_viewer = plane.axis is Axis.X
+    arrow = {
+        "arrowstyle": "-|>",
+        "color": "white",
+        "linewidth": 1.0,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": 7,
+        "path_effects": outlined(),
+    }
     axis.annotate(
-        "",
+        "GC \N{CIRCLED DOT OPERATOR}" if towards_viewer else "GC",
         (0.97, 0.06),
-        xytext=(0.85, 0.06),
+        xytext=(0, 0) if towards_viewer else (-20, 0),
         xycoords="axes fraction",
-        arrowprops={
-            "arrowstyle": "-|>",
-            "color": "white",
-            "linewidth": 1.0,
-            "shrinkA": 0,
-            "shrinkB": 0,
-            "mutation_scale": 7,
-            "path_effects": outlined(),
-        },
-    )
-
-
-def _corner(axis: Axes, right: float, text: str) -> None:
-    axis.text(
-        right,
-        0.06,
-        text,
-        transform=axis.transAxes,
+        textcoords="offset points",
+        arrowprops=None if towards_viewer else arrow,
         ha="right",
         va="center",
         color="white",

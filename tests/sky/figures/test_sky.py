@@ -116,6 +116,15 @@ def test_a_distance_without_a_map_is_refused(distance: float, words: str) -> Non
         shell_figure(posterior(), distance)
 
 
+def test_a_sky_of_nothing_is_refused() -> None:
+    grid = RegularGrid((100.0, 0.0, 0.0), (10.0,) * 3, (3, 3, 3))
+    density = DustMap.from_nodes(grid, np.ones(27), None, "A_V")
+    with pytest.raises(ValueError, match="no line from the Sun to 110 pc in this direction is"):
+        extinction_sky_figure(density, 110.0, COARSE)
+    with pytest.raises(ValueError, match="no place at 110 pc in this direction is inside the map"):
+        shell_figure(density, 110.0, Pixels.around(180.0, 0.0, 10.0, rows=5))
+
+
 @pytest.mark.parametrize(("b", "radius"), [(80.0, 10.0), (0.0, 0.0), (0.0, 60.0), (95.0, 1.0)])
 def test_windows_at_the_poles_are_refused(b: float, radius: float) -> None:
     with pytest.raises(ValueError, match="near the poles take the whole sky"):

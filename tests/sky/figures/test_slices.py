@@ -17,12 +17,12 @@ def test_truth_mean_uncertainty_and_difference_have_panels() -> None:
         "truth",
         "posterior mean",
         "relative uncertainty",
-        "posterior mean − truth",
+        "posterior − truth",
     ]
     assert axes["truth"].images[0].norm is axes["posterior mean"].images[0].norm
     labels = bar_labels(figure)
     assert sum("mag pc$^{-1}$" in label for label in labels) == 2
-    assert labels[2:] == ["std. deviation / mean", "difference / std. deviation"]
+    assert labels[2:] == ["std. deviation / mean", "difference of ln / std. deviation"]
     figure.draw_without_rendering()
 
 
@@ -34,6 +34,29 @@ def test_images_are_the_numbers_of_the_map_in_thousandths() -> None:
     np.testing.assert_allclose(image, 1e3 * density.mean[3], rtol=1e-6)
     ratio = shown(axes["relative uncertainty"].images[0])
     np.testing.assert_allclose(ratio, density.std[3] / density.mean[3], rtol=1e-6)
+
+
+def test_differences_of_log_normal_densities_are_standard_normal() -> None:
+    """Every voxel with its own law, and a truth that is drawn from it."""
+    grid = RegularGrid((-50.0, -50.0, 0.0), (1.0, 1.0, 1.0), (101, 101, 2))
+    rng = np.random.default_rng(0)
+    middle, spread = rng.normal(-6.0, 1.0, grid.size), rng.uniform(0.5, 1.5, grid.size)
+    mean = np.exp(middle + 0.5 * spread**2)
+    std = mean * np.sqrt(np.expm1(spread**2))
+    drawn = np.exp(middle + spread * rng.standard_normal(grid.size))
+    density = DustMap.from_nodes(grid, mean, std, "A_V")
+    truth = DustMap.from_nodes(grid, drawn, None, "A_V")
+    off = shown(titled(slice_figure(density, truth=truth))["posterior − truth"].images[0])
+    assert abs(off.mean()) < 0.05
+    assert off.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_differences_of_densities_of_any_sign_are_plain() -> None:
+    density, truth = posterior(positive=False), posterior(seed=1, positive=False)
+    off = titled(slice_figure(density, truth=truth))["posterior − truth"].images[0]
+    assert density.std is not None
+    expected = (density.mean[2] - truth.mean[2]) / density.std[2]
+    np.testing.assert_allclose(shown(off), expected, rtol=1e-4)
 
 
 def test_a_cloud_at_l_90_is_above_the_sun_and_one_at_l_0_to_the_right() -> None:
@@ -66,6 +89,12 @@ def test_a_picture_is_to_scale_and_frames_the_voxels() -> None:
     assert axis.get_aspect() == 1.0
     assert axis.get_xlim() == (-45.0, 45.0)
     assert axis.get_ylim() == (-70.0, 70.0)
+
+
+def test_a_column_of_voxels_does_not_fill_pages() -> None:
+    grid = RegularGrid((-10.0, -10.0, -400.0), (10.0,) * 3, (3, 3, 81))
+    density = DustMap.from_nodes(grid, np.ones(grid.size), None, "A_V")
+    assert slice_figure(density, Axis.Y).get_size_inches()[1] < 6.0
 
 
 def test_the_prior_is_hatched_where_coverage_is_low_and_only_there() -> None:

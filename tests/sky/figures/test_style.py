@@ -10,7 +10,7 @@ from matplotlib.colors import AsinhNorm, LogNorm
 
 from dustmap.sky import figures
 from dustmap.sky.figures import check_picture, projection_figure, save_figure, slice_figure
-from dustmap.sky.figures._scales import density_scale, signed_scale, spread_scale
+from dustmap.sky.figures._scales import _asinh_ticks, density_scale, signed_scale, spread_scale
 from dustmap.sky.figures._words import signed, symbol_of, unit_of
 from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import cloud, posterior
@@ -89,8 +89,14 @@ def test_scales_of_odd_values_are_sound(values: np.ndarray) -> None:
         assert scale.norm.vmin < scale.norm.vmax
 
 
-def test_densities_that_may_be_negative_are_linear_about_zero() -> None:
-    assert isinstance(density_scale(np.linspace(-1.0, 5.0, 100)).norm, AsinhNorm)
+@pytest.mark.parametrize("low", [-1.0, -0.001, -40.0, 0.0])
+def test_densities_that_may_be_negative_are_linear_about_zero(low: float) -> None:
+    norm = density_scale(np.linspace(low, 5.0, 100)).norm
+    assert isinstance(norm, AsinhNorm)
+    ticks = _asinh_ticks(norm)
+    assert 0.0 in ticks
+    assert 3 <= len(ticks) <= 10
+    assert np.diff(np.asarray(norm(ticks))).min() > 0.09
 
 
 @pytest.mark.parametrize(
