@@ -22,6 +22,9 @@ from dustmap._config_values import (
     texts,
 )
 
+#: Pictures of a run on stars, in the order of its report.
+STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "calibration")
+
 
 def _never(text: str) -> bool:
     return False
@@ -360,7 +363,7 @@ class ExportConfig:
     figures: Annotated[
         tuple[str, ...],
         Key(
-            choices("slice", "above", "shell", "extinctions", "residuals", "calibration"),
+            choices(*STAR_FIGURES),
             "stars: pictures in plots/, which report.md shows",
         ),
-    ] = ("slice", "above", "shell", "extinctions", "residuals", "calibration")
+    ] = STAR_FIGURES

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from dustmap.config import Config
@@ -20,8 +21,11 @@ from dustmap.runs._report import Picture
 from dustmap.sky.figures import (
     Axis,
     Comparison,
+    busiest_direction,
     calibration_figure,
     extinction_figure,
+    line_of_sight_figure,
+    profile_of_map,
     projection_figure,
     residual_figure,
     save_figure,
@@ -64,6 +68,16 @@ def _shell(material: Material) -> Figure | None:
     return shell_figure(material.density, 0.5 * float(min(faces)), None, material.truth)
 
 
+def _line(material: Material) -> Figure | None:
+    """Towards the most stars; none if the Sun is not in the map."""
+    density = material.density
+    if not density.grid.contains(torch.zeros(1, 3, dtype=torch.float64)).item():
+        return None
+    l, b = busiest_direction(material.stars)
+    profile = profile_of_map(density, l, b, material.truth)
+    return line_of_sight_figure(profile, material.stars)
+
+
 def _extinctions(material: Material) -> Figure | None:
     compared = _compared(material)
     return None if compared is None else extinction_figure(compared)
@@ -100,6 +114,7 @@ FIGURES = {
     "slice": _RunFigure("Dust density and its uncertainty in the middle of the box", _slice),
     "above": _RunFigure("Extinction through the whole height of the map, from above", _above),
     "shell": _RunFigure("Dust density on a sphere around the Sun", _shell),
+    "line": _RunFigure("Density and extinction towards the most stars", _line),
     "extinctions": _RunFigure("Held-out stars: measured and predicted extinctions", _extinctions),
     "residuals": _RunFigure("Held-out stars: standardised residuals on the sky", _residuals),
     "calibration": _RunFigure("Held-out stars: calibration of the predictions", _calibration),

@@ -28,6 +28,7 @@ from dustmap.sky.figures import Axis as Axis
 from dustmap.sky.figures import Comparison as Comparison
 from dustmap.sky.figures import Pixels as Pixels
 from dustmap.sky.figures import Profile as Profile
+from dustmap.sky.figures import busiest_direction as busiest_direction
 from dustmap.sky.figures import calibration_figure as calibration_figure
 from dustmap.sky.figures import check_picture as check_picture
 from dustmap.sky.figures import extinction_figure as extinction_figure

@@ -14,6 +14,7 @@ from dustmap.sky.figures._lines_of_sight import BEAM as BEAM
 from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
 from dustmap.sky.figures._planes import Axis as Axis
 from dustmap.sky.figures._profiles import Profile as Profile
+from dustmap.sky.figures._profiles import busiest_direction as busiest_direction
 from dustmap.sky.figures._profiles import profile_of_field as profile_of_field
 from dustmap.sky.figures._profiles import profile_of_map as profile_of_map
 from dustmap.sky.figures._residuals import residual_figure as residual_figure

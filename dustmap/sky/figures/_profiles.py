@@ -10,7 +10,8 @@ from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.gp.functionals import LineIntegrals, PointValues
-from dustmap.sky._coordinates import cartesian
+from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky.figures._cells import Cells
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
@@ -19,6 +20,8 @@ Array: TypeAlias = NDArray[np.float64]
 
 #: Percentiles between which 68 % lie.
 _LOW, _HIGH = 16.0, 84.0
+#: Rows of cells among which the busiest is looked for.
+_ROWS = 40
 #: Places along a line at most.
 _MOST = 600
 
@@ -120,6 +123,16 @@ def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | Non
     near = cartesian(stars.l, stars.b, np.ones(len(stars))) @ ahead >= np.cos(np.radians(angle))
     near &= stars.distance <= profile.distance[-1]
     return stars[near] if near.any() else None
+
+
+def busiest_direction(stars: StarTable) -> tuple[float, float]:
+    """(l, b) of the middle of the stars in that cell of the sky, 4.5° wide, which has the most."""
+    cells = Cells(_ROWS)
+    of_star = cells.of(stars.l, stars.b)
+    chosen = of_star == np.bincount(of_star, minlength=len(cells)).argmax()
+    middle = cartesian(stars.l[chosen], stars.b[chosen], np.ones(int(chosen.sum()))).mean(0)
+    l, b, _ = galactic(middle)
+    return round(float(l), 1), round(float(b), 1)
 
 
 def _distances(

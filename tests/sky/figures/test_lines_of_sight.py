@@ -7,7 +7,12 @@ from astropy.coordinates import SkyCoord
 from matplotlib.container import ErrorbarContainer
 
 from dustmap.gp import RegularGrid
-from dustmap.sky.figures import line_of_sight_figure, profile_of_field, profile_of_map
+from dustmap.sky.figures import (
+    busiest_direction,
+    line_of_sight_figure,
+    profile_of_field,
+    profile_of_map,
+)
 from dustmap.sky.figures._profiles import in_beam
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
@@ -59,6 +64,12 @@ def test_stars_of_the_beam_are_those_near_the_line_and_no_farther_than_it_goes()
     assert in_beam(stars([180.0], [10.0]), profile, 2.0) is None
     with pytest.raises(ValueError, match="beam: expected a radius of more than 0 degrees"):
         in_beam(stars([0.0], [10.0]), profile, 0.0)
+
+
+def test_the_busiest_direction_is_amid_the_most_stars() -> None:
+    l, b = busiest_direction(stars([10.0, 200.5, 201.5, 202.0, 300.0], [10.0] * 5))
+    assert l == pytest.approx(201.3)
+    assert b == 0.0
 
 
 @pytest.mark.parametrize("uncertain", [False, True])
