@@ -151,7 +151,7 @@ def fit_global(
 
     Learning climbs the evidence of the gridded model. The final solve takes all data. With
     Student-t noise, weights of the data and learning take turns; the scale of the noise is then
-    learned with ν, and not by the evidence.
+    learned with ν, and not by the evidence (unless robust.learn_scale is False).
     """
     if len(data) == 0:
         raise ValueError("data is empty: fit_global needs at least one datum")
@@ -236,7 +236,7 @@ class _Fit:
         The factor of the noise is that of the Student-t, and the likelihood's own stays as it is.
         """
         scale = self.maker.likelihood.log_scale
-        if scale is None or not scale.requires_grad:
+        if scale is None or not (scale.requires_grad and robust.learn_scale):
             self._turns(robust)
             return
         scale.requires_grad_(False)

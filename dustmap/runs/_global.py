@@ -20,7 +20,7 @@ from dustmap.inference import (
 )
 from dustmap.runs._exact import estimator_of
 from dustmap.runs._grid import dtype_of, grid_of
-from dustmap.runs._parts import Parts, kernel_of, learned_names, start_of
+from dustmap.runs._parts import Parts, kernel_of, learned_names, scale_with_nu, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def robust_settings(config: Config, start: Hyperparameters | None) -> RobustSett
     if config.model.noise == "gaussian":
         return None
     nu = RobustSettings().nu if start is None or start.nu is None else start.nu
-    return RobustSettings(nu=nu, learn_scale="noise" in config.model.learn)
+    return RobustSettings(nu=nu, learn_scale=scale_with_nu(config.model))
 
 
 def _arrays(fit: GlobalFit) -> Arrays:

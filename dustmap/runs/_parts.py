@@ -110,19 +110,28 @@ def learned_kernel(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
 def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
     """Noise of variance noise² σ² + scatter², on the device of the data.
 
-    A scatter that is learned and starts at nothing starts at a tenth of the median error: its
-    logarithm is what is learned. The factor of Student-t noise is learned with its ν, elsewhere.
+    A scatter that is learned and starts at nothing starts at a tenth of the median error, for its
+    logarithm is what is learned; with Student-t noise at the whole of it, lest heavy tails take its
+    place. The factor of Student-t noise is learned with its ν, elsewhere, but with the scatter
+    where both are learned: taken in turns they would stop on the ridge of equal total noise.
     """
     scatter = at.scatter
     if scatter == 0.0 and "scatter" in model.learn:
         assert data.noise_variance is not None
-        scatter = _SCATTER * float(data.noise_variance.median().sqrt())
+        part = _SCATTER if model.noise == "gaussian" else 1.0
+        scatter = part * float(data.noise_variance.median().sqrt())
     likelihood = GaussianLikelihood(scale=at.noise, jitter=scatter or None)
     assert likelihood.log_scale is not None
-    likelihood.log_scale.requires_grad_("noise" in model.learn and model.noise == "gaussian")
+    likelihood.log_scale.requires_grad_("noise" in model.learn and not scale_with_nu(model))
     if likelihood.log_jitter is not None:
         likelihood.log_jitter.requires_grad_("scatter" in model.learn)
     return likelihood.to(data.y.device)
+
+
+def scale_with_nu(model: ModelConfig) -> bool:
+    """Whether the factor on the errors is learned with the ν of Student-t noise."""
+    learned = "noise" in model.learn and "scatter" not in model.learn
+    return model.noise == "student-t" and learned
 
 
 def learned_names(kernel: StationaryKernel, likelihood: GaussianLikelihood) -> tuple[str, ...]:

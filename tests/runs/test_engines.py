@@ -149,6 +149,21 @@ def test_student_t_noise_of_a_positive_density() -> None:
     assert again.hyperparameters.noise == pytest.approx(found.hyperparameters.noise, rel=0.2)
 
 
+def test_scatter_beside_outliers() -> None:
+    """Learned together with the factor on the errors, not in turns with it."""
+    scatter = 0.05
+    clean = sky(400, scatter=scatter, seed=1)
+    y = clean.y.clone()
+    y[::20] += 3.0
+    dirty = Batch(clean.functional, y, clean.noise_variance)
+    fit = fitted((*ENGINES["lognormal"], "model.noise=student-t", LEARN), dirty)
+    assert fit.learning is not None
+    assert fit.learning.converged
+    # Of stars without errors of their own, the central 68 %.
+    alone = fit.hyperparameters.noise_variance(torch.zeros(1, dtype=torch.float64)).sqrt()
+    assert float(alone) == pytest.approx(scatter, rel=0.25)
+
+
 def test_a_disc_is_the_mean_of_every_engine() -> None:
     disc = ("model.mean=disc", "model.disc_height=50pc", 'model.learn=["mean"]', "grid.spacing=20")
     data = sky(80)

@@ -84,10 +84,11 @@ def fit_mgvi(
         raise ValueError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
     scale = model.likelihood.log_scale
-    if settings.robust is not None and scale is not None and scale.requires_grad:
+    twice = settings.robust is not None and settings.robust.learn_scale
+    if twice and scale is not None and scale.requires_grad:
         raise ValueError(
             "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
-            "is fixed (log_scale.requires_grad_(False))"
+            "is fixed (log_scale.requires_grad_(False)), or RobustSettings(learn_scale=False)"
         )
     fit = _Fit(LogNormalProblem.of(model, data), settings, progress, origin)
     fit.find_mode()
