@@ -152,7 +152,7 @@ def test_a_failed_check_ends_with_3(sky: Path, capsys: pytest.CaptureFixture[str
     """One step of learning cannot converge; the outputs are there all the same."""
     hard = ["fit.engine=exact", "fit.max_steps=1", "fit.tolerance=1e-9"]
     assert run(sky, *(word for key in hard for word in ("--set", key))) == CHECK_FAILED
-    assert "failed: ['learning converged'" in capsys.readouterr().out
+    assert "learning converged" in capsys.readouterr().out
     report = json.loads((sky / "run" / "report.json").read_text())
     assert report["status"] == "checks failed"
     assert (sky / "run" / "map.fits").is_file()
