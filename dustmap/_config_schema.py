@@ -219,8 +219,9 @@ class ModelConfig:
     noise: Annotated[
         str,
         Key(
-            choice("gaussian", "student-t"),
-            "distribution of the errors; student-t forgives outliers (stars, engine global)",
+            choice("auto", "gaussian", "student-t"),
+            "distribution of the errors; student-t forgives outliers (stars, engine global); auto "
+            "is student-t there, else gaussian",
         ),
     ] = "gaussian"
     scatter: Annotated[

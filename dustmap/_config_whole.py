@@ -1,6 +1,6 @@
 """A whole configuration, and what its sections must agree on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from dustmap._config_schema import (
@@ -32,6 +32,13 @@ class Config:
         if self.model.density != "auto":
             return self.model.density
         return "lognormal" if self._solves_for_all_stars else "gaussian"
+
+    def resolved(self) -> "Config":
+        """The same with the noise that model.noise = "auto" stands for."""
+        if self.model.noise != "auto":
+            return self
+        noise = "student-t" if self._solves_for_all_stars else "gaussian"
+        return replace(self, model=replace(self.model, noise=noise))
 
     @property
     def _solves_for_all_stars(self) -> bool:

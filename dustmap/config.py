@@ -53,7 +53,8 @@ def from_mapping(
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
         tables.setdefault(section, {}).update(values)
-    return Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
+    found = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
+    return found.resolved()
 
 
 def echo(config: Config) -> str:

@@ -92,7 +92,7 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("fit", {"distance_rounds": 4}, "expected a whole number >= 0 and <= 3"),
         ("export", {"quantities": ["mode"]}, '"mean", "std", "median", "p16", "p84", "coverage"'),
         ("export", {"samples": -1}, "expected a whole number >= 0"),
-        ("model", {"noise": "cauchy"}, '"gaussian", "student-t"'),
+        ("model", {"noise": "cauchy"}, '"auto", "gaussian", "student-t"'),
         ("model", {"std": -1}, "model.std = -1: expected a number >= 0"),
         ("model", {"learn": ["length", "length"]}, "distinct"),
         ("model", {"learn": "length"}, "model.learn = 'length': expected a list"),
@@ -144,6 +144,12 @@ def test_the_density_is_positive_where_an_engine_has_it() -> None:
     assert read("fit.engine=hip").density == "gaussian"
     assert read("model.noise=student-t").density == "lognormal"
     assert read("model.density=gaussian").density == "gaussian"
+
+
+def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
+    assert read().model.noise == "gaussian"
+    assert read("model.noise=auto").model.noise == "student-t"
+    assert read("model.noise=auto", "fit.engine=hip").model.noise == "gaussian"
 
 
 def test_unknown_sections_suggest_the_nearest() -> None:
