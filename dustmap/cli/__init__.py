@@ -44,7 +44,7 @@ Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, b
 Example:
   dustmap simulate --stars 2000 --seed 1 --output sky.fits
   dustmap config --example > run.toml
-  dustmap run run.toml --output run1 --set data.catalog=sky.fits
+  dustmap run run.toml --output run1 --set data.catalog=sky.fits --set 'grid.size=[400, 400, 240]'
   dustmap query run1 --l 30 --b 5 --distance 150pc"""
 
 

@@ -85,6 +85,9 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     ):
         if given is not None and options.format not in takers:
             raise BadInput(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
+    other = {"zarr": ".fits", "fits": ".zarr"}.get(options.format)
+    if other is not None and Path(options.output).suffix.lower() == other:
+        raise BadInput(f"--output {options.output}: --format {options.format} is no {other}")
     if options.format in FIXED and (options.quantity or options.samples):
         raise BadInput(f"--quantity, --samples: --format {options.format} is always mean and std")
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_json, add_output, new
 from dustmap.cli._tell import tell
 
@@ -89,6 +89,8 @@ def execute(options: argparse.Namespace) -> int:
     from dustmap.sky.systems import system_named
 
     output = Path(options.output)
+    if output.suffix != ".zarr":
+        raise BadInput(f"--output {output}: expected a name that ends in .zarr")
     with checking_input(), _counter() as progress:
         counts = ingest(
             options.catalogs,

@@ -35,9 +35,9 @@ def add(commands: Commands) -> None:
         "query map.fits --file coords.csv > answers.csv",
     )
     command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
-    command.add_argument("--l", type=float, metavar="DEG", dest="l")
-    command.add_argument("--b", type=float, metavar="DEG", dest="b")
-    command.add_argument("--distance", metavar="PC")
+    command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
+    command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
+    command.add_argument("--distance", metavar="PC", help="from the Sun, such as 120 or 0.3kpc")
     command.add_argument(
         "--file", metavar="COORDS.csv", help="many places: l, b (or ra, dec) and distance_pc"
     )
@@ -62,6 +62,10 @@ def _one(options: argparse.Namespace) -> int:
 
     with checking_input():
         distance = parsecs(options.distance)
+        if not abs(options.b) <= 90.0:
+            raise ValueError(f"--b {options.b:g}: expected -90 to 90 degrees")
+        if not distance > 0.0:
+            raise ValueError(f"--distance {options.distance}: expected more than 0 pc")
         l, b, d = (np.array([value], np.float64) for value in (options.l, options.b, distance))
         found = _answers(Path(options.map), l, b, ExactDistances(d))
         if np.isnan(found["density_mean"][0]):

@@ -52,6 +52,7 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.sky import Provenance, refuse_existing, write_map
+    from dustmap.sky.maps import check_map_name
     from dustmap.sky.simulation import format_of, simulate, write_sky
 
     with checking_input():
@@ -59,6 +60,8 @@ def execute(options: argparse.Namespace) -> int:
         for path in filter(None, (output, truth)):
             refuse_existing(path, options.overwrite)
         format_of(output)
+        if truth:
+            check_map_name(truth)
         sky = simulate(_model(options), options.stars, options.seed)
     with checking_output():
         write_sky(output, sky, options.exact_distances, options.overwrite)

@@ -12,5 +12,14 @@ def tell(values: Mapping[str, Any], as_json: bool) -> None:
         sys.stdout.write(json.dumps(dict(values)) + "\n")
         return
     for name, value in values.items():
-        shown = f"{value:.6g}" if isinstance(value, float) else value
-        sys.stdout.write(f"{name}: {shown}\n")
+        sys.stdout.write(f"{name}: {_shown(value)}\n")
+
+
+def _shown(value: object) -> str:
+    """For people: `a 1, b 2` of a mapping and `1, 2` of a list, `none` of an empty one."""
+    if isinstance(value, Mapping):
+        parts = (f"{name} {_shown(held)}" for name, held in value.items())
+        return ", ".join(parts) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_shown, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

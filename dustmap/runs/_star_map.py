@@ -180,6 +180,8 @@ class StarMap(AbstractFinishedRun):
         """Voxel centres from X0 to X1, Y0 to Y1, Z0 to Z1, `step` apart; the run's by default."""
         mine = self.run.grid
         step = mine.spacing[0] if step is None else step
+        if not step > 0.0:
+            raise ValueError(f"--step {step:g}: expected more than 0 pc")
         faces = list(zip(mine.lower, mine.upper, strict=True))
         if box is not None:
             faces = [(box[0], box[1]), (box[2], box[3]), (box[4], box[5])]

@@ -16,6 +16,7 @@ from dustmap.sky.maps._request import MapRequest as MapRequest
 from dustmap.sky.maps._request import Quantity as Quantity
 from dustmap.sky.maps._slabs import slab_memory as slab_memory
 from dustmap.sky.maps._write_fits import write_fits as write_fits
+from dustmap.sky.maps._write_map import check_map_name as check_map_name
 from dustmap.sky.maps._write_map import write_map as write_map
 from dustmap.sky.maps._write_map import write_map_fits as write_map_fits
 from dustmap.sky.maps._write_map import write_map_zarr as write_map_zarr

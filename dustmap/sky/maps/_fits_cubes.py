@@ -49,7 +49,11 @@ class FitsCubes(AbstractCubes):
             }
             quantities = tuple(q for q, there in found.items() if there)
             if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
-                raise ValueError(f"{self.path}: expected an image MEAN, got {sorted(held)}")
+                names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
+                raise ValueError(
+                    f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
+                    f"`dustmap export --format fits` write it, got {names}"
+                )
             return self._layout(hdus, quantities, samples)
 
     def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:

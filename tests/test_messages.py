@@ -1,0 +1,44 @@
+"""What a newcomer reads: results on the terminal, and errors before anything is computed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy.io import fits
+
+from dustmap.cli import BAD_INPUT, main
+from dustmap.cli._tell import tell
+
+
+def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    tell({"n": 3, "rows": {"read": 3, "cuts": {}}, "axes": ["x", 0.1234567], "to": "a.csv"}, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["n: 3", "rows: read 3, cuts none", "axes: x, 0.123457", "to: a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("query map.zarr --l 30 --b 95 --distance 100", "--b 95: expected -90 to 90 degrees"),
+        ("query map.zarr --l 30 --b 5 --distance -1", "--distance -1: expected more than 0"),
+        ("query sky.fits --l 30 --b 5 --distance 100", "a map with an image MEAN"),
+        ("simulate --stars 9 --seed 1 --output s.fits --truth t.txt", "t.txt: expected a name"),
+        ("ingest sky.fits --output stars.fits", "stars.fits: expected a name that ends in .zarr"),
+        ("export run --format fits --output map.zarr", "map.zarr: --format fits is no .zarr"),
+    ],
+)
+def test_errors_name_what_was_given(
+    arguments: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stars = np.zeros(2, [("l", "f8"), ("b", "f8")])
+    fits.HDUList([fits.PrimaryHDU(), fits.BinTableHDU(stars)]).writeto("sky.fits")
+    assert main(arguments.split()) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["sky.fits"]
