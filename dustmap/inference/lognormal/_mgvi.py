@@ -13,7 +13,7 @@ from dustmap.inference.evidence._robust import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference.lognormal._mgvi_draws import Perturbations, curved_draw, metric_draws
+from dustmap.inference.lognormal._mgvi_draws import Perturbations, bends, curved_draw, metric_draws
 from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, carry, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
 from dustmap.inference.lognormal._mgvi_report import (
@@ -293,6 +293,8 @@ class _Fit:
         self._check(solve)
         self.sample_draws, self.slowest = solve.x, max(self.slowest, int(solve.steps.max()))
         self.deviations = torch.cat([straight, -straight])
+        if self.settings.curved is None and not self.curved:
+            self.curved = bends(mode, straight)
         if self.curved:
             multipliers = torch.cat([solve.x, -solve.x])
             self._curve(mode, perturbations, self.deviations, multipliers)

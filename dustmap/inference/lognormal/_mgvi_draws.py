@@ -12,6 +12,8 @@ from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
 
 #: Streams of the random numbers: the prior's draw and the noise.
 _WHITE, _NOISE = 101, 102
+#: Straight deviations that spread the responses by this much more than the linear model are curved.
+_LARGEST_EXCESS = 0.03
 
 
 @final
@@ -62,6 +64,27 @@ def metric_draws(
     )
     moved = problem.jacobian_transpose(density, root_weights * solve.x)
     return perturbations.white + moved, solve
+
+
+def bends(mean: Iterate, straight: Tensor) -> bool:
+    """Whether straight deviations leave the data at second order."""
+    return excess_spread(mean, straight) > _LARGEST_EXCESS
+
+
+@torch.no_grad()
+def excess_spread(mean: Iterate, straight: Tensor) -> float:
+    """By how much ±δ_s (K, n) spread the responses further than the linear model does.
+
+        [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
+
+    The metric is that of the linear model: what second order adds is not in the posterior.
+    """
+    problem, both = mean.problem, torch.cat([straight, -straight])
+    bent = Iterate.at(problem, mean.tether, mean.xi, both).responses
+    linear = problem.jacobian(mean.log_density.exp(), straight)
+    squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
+    spread, expected = ((square / problem.noise).mean() for square in squares)
+    return float((spread / expected).sqrt()) - 1.0
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ _REMEDIES = {
 @dataclass(frozen=True)
 class MGVISettings:
     """samples S, in S/2 antithetic pairs; curved: whether they
-    follow the curvature of ρ (None: where straight ones stray from the data); rounds: of
+    follow the curvature of ρ (None: where straight ones spread the data too far); rounds: of
     hyperparameters at most; refinements: of mean and samples at most; draws: per gradient of the
     evidence; rank: of the preconditioner (None: an eighth of the data, at most 128, 0: none);
     tolerance: |Δθ| at which hyperparameters count as converged; prior_std: of the log-normal

@@ -1,0 +1,38 @@
+"""When straight deviations of a log-normal field leave the data."""
+
+import math
+
+import pytest
+import torch
+
+from dustmap.gp import Batch, ConstantMean
+from dustmap.gp.functionals import PointValues
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_draws import bends, excess_spread
+from tests.inference.test_mgvi import box, model_of
+
+
+def at_the_prior(variance: float) -> Iterate:
+    """One value at a node that says nothing: the deviations are those of the prior."""
+    model = model_of(box(1, 9), variance=variance, mean=ConstantMean(0.0, learn=False))
+    node = PointValues(torch.zeros(1, 1, dtype=torch.float64))
+    problem = LogNormalProblem.of(
+        model, Batch(node, torch.ones(1).double(), torch.ones(1).double())
+    )
+    xi = torch.zeros(problem.n_latent, dtype=torch.float64)
+    return Iterate.at(problem, Tether(problem.y, xi), xi)
+
+
+@pytest.mark.parametrize("variance", [0.05, 0.25])
+def test_the_excess_of_a_log_normal_value_is_known(variance: float) -> None:
+    """exp(δ) with δ ~ N(0, v) has the variance eᵛ (eᵛ − 1), the linear model v."""
+    iterate = at_the_prior(variance)
+    generator = torch.Generator().manual_seed(0)
+    shape = (40_000, len(iterate.xi))
+    white = torch.randn(shape, generator=generator, dtype=torch.float64)
+    expected = math.sqrt(math.exp(variance) * math.expm1(variance) / variance) - 1.0
+    assert excess_spread(iterate, white) == pytest.approx(expected, abs=0.02)
+    # δ is scaled by 1/100, v by 1e-4: the response is linear.
+    assert excess_spread(iterate, 0.01 * white) == pytest.approx(0.0, abs=1e-3)
+    assert bends(iterate, white)
+    assert not bends(iterate, 0.01 * white)
