@@ -8,6 +8,7 @@ from astropy.io import fits
 
 from dustmap.cli import BAD_INPUT, main
 from dustmap.cli._tell import tell
+from dustmap.runs import RunDirectory
 
 
 def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,3 +43,16 @@ def test_errors_name_what_was_given(
     assert message in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["sky.fits"]
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_damaged_checkpoints_are_named(size: int, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_arrays("posterior.npz", {"mean": np.zeros(1000)})
+    whole = (tmp_path / "posterior.npz").read_bytes()
+    (tmp_path / "posterior.npz").write_bytes(whole[:size])
+    (tmp_path / "found.json").write_text('{"length": ')
+    with pytest.raises(ValueError, match=r"posterior\.npz is damaged .*run it again"):
+        directory.read_arrays("posterior.npz")
+    with pytest.raises(ValueError, match=r"found\.json is damaged .*run it again"):
+        directory.read_json("found.json")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,10 @@ class RunDirectory:
         path = self.path / name
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the run did not finish; run it again")
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}); run it again") from error
         return content
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -90,8 +94,11 @@ class RunDirectory:
         path = self.path / name
         if not path.is_file():
             return {}
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return {key: stored[key] for key in stored.files}
+        except (ValueError, EOFError, BadZipFile) as error:
+            raise ValueError(f"{path} is damaged ({error}); run it again") from error
 
     def write_text(self, name: str, content: str) -> None:
         path = self.path / name
