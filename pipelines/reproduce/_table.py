@@ -5,6 +5,7 @@ from typing import final
 from pipelines.reproduce import (
     accuracy_per_second,
     ananke,
+    clusters,
     derivatives,
     dust,
     export_scale,
@@ -59,6 +60,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "lognormal",
         "positive densities beside NIFTy.re on simulated skies of 32³ nodes",
         lognormal.run,
+    ),
+    Experiment(
+        "clusters",
+        "a real map: dust from open clusters, judged by held-out ones and by Dias et al. (2021)",
+        clusters.run,
     ),
     Experiment(
         "skies",
