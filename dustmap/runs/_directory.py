@@ -95,7 +95,7 @@ class RunDirectory:
         if not path.is_file():
             return {}
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {key: stored[key] for key in stored.files}
         except (ValueError, EOFError, BadZipFile) as error:
             raise ValueError(f"{path} is damaged ({error}); run it again") from error
