@@ -1,14 +1,17 @@
 """What a newcomer reads: results on the terminal, and errors before anything is computed."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from astropy.io import fits
 
-from dustmap.cli import BAD_INPUT, main
+from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.cli._tell import tell
+from dustmap.gp import RegularGrid
 from dustmap.runs import RunDirectory
+from dustmap.sky import DustMap, Provenance, write_map
 
 
 def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +59,17 @@ def test_damaged_checkpoints_are_named(size: int, tmp_path: Path) -> None:
         directory.read_arrays("posterior.npz")
     with pytest.raises(ValueError, match=r"found\.json is damaged .*run it again"):
         directory.read_json("found.json")
+
+
+def test_maps_of_which_a_part_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """zarr takes a chunk that is not there for one of NaN."""
+    grid, path = RegularGrid.from_bounds((-9.0,) * 3, (9.0,) * 3, (4, 4, 4)), tmp_path / "map.zarr"
+    density = DustMap.from_nodes(grid, np.ones(64), None, "A_V")
+    write_map(path, density, Provenance("", ()))
+    place = ["query", str(path), "--l", "30", "--b", "5", "--distance", "3"]
+    assert main(place) == DONE
+    shutil.rmtree(path / "density_mean" / "c")
+    assert main(place) == BAD_INPUT
+    assert "a part of it is missing" in capsys.readouterr().err

@@ -139,6 +139,8 @@ def _of_map(
 ) -> "Columns":
     """What the file can answer: the std of extinctions needs samples."""
     import astropy.units as u
+    import numpy as np
+    from astropy.coordinates import SkyCoord
 
     from dustmap.sky.maps import Quantity
 
@@ -150,6 +152,9 @@ def _of_map(
     else:
         log.info("no extinction_std: the map has no samples, export it with --samples")
     found["density_mean"] = density.query_gal(*place)
+    inside = density.contains(SkyCoord(*place, frame="galactic"))
+    if np.isnan(found["density_mean"][inside]).any():
+        raise ValueError("the map has no density at places inside its box: a part of it is missing")
     if sampled or Quantity.STD in density.available:
         found["density_std"] = density.query_gal(*place, mode="std")
     return found
