@@ -78,7 +78,7 @@ class LinearForm(AbstractQuantity):
         return tuple(name for _, name in self.terms)
 
     def values(self, columns: Columns) -> NDArray[Any]:
-        return np.asarray(sum(factor * columns[name] for factor, name in self.terms))
+        return np.asarray(sum(factor * _numbers(columns[name]) for factor, name in self.terms))
 
     def __str__(self) -> str:
         words = [f"{_factor(factor)}{name}" for factor, name in self.terms]
@@ -98,8 +98,7 @@ class Ratio(AbstractQuantity):
         return (self.over, self.under)
 
     def values(self, columns: Columns) -> NDArray[Any]:
-        under = np.asarray(columns[self.under], np.float64)
-        over = np.asarray(columns[self.over], np.float64)
+        over, under = _numbers(columns[self.over]), _numbers(columns[self.under])
         nothing = np.full(len(under), np.nan)
         return np.asarray(np.divide(over, under, out=nothing, where=under != 0.0))
 
@@ -245,6 +244,11 @@ def _bit(entry: str | float, flags: FlagBits | None) -> int:
     if entry != int(entry) or not 0 <= entry < 63:
         raise CatalogError(f"{entry}: expected a bit from 0 to 62")
     return int(entry)
+
+
+def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Float64, NaN where a whole number is missing."""
+    return np.asarray(np.ma.filled(values.astype(np.float64), np.nan))
 
 
 def _filled(test: Any) -> NDArray[np.bool_]:

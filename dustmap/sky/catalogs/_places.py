@@ -1,5 +1,6 @@
 """Places to predict at: any table with directions and distances."""
 
+import gzip
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,6 @@ _FORMATS = {
     ".vot": "votable",
     ".votable": "votable",
     ".xml": "votable",
-    ".ecsv": "ascii.ecsv",
-    ".csv": "ascii.csv",
-    ".tsv": "ascii.tab",
-    ".txt": "ascii.basic",
-    ".dat": "ascii.basic",
 }
 
 
@@ -75,7 +71,10 @@ def read_places(
     distances = _rows.distances(
         binding.distance, values, prior or DEFAULT_PRIOR, milliarcseconds(parallax_zero_point)
     )
-    return Places(_whole_table(path), l, b, distances)
+    table = _whole_table(path)
+    if len(table) != len(l):
+        raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
+    return Places(table, l, b, distances)
 
 
 def _whole_table(path: Path) -> Table:
@@ -83,17 +82,34 @@ def _whole_table(path: Path) -> Table:
     reader = open_reader(path)
     if isinstance(reader, Hdf5Reader):
         return _hdf5_table(path)
-    kind = _FORMATS[f".{path.name.lower().removesuffix('.gz').rpartition('.')[2]}"]
-    options: dict[str, Any] = {}
-    if isinstance(reader, TextReader):
-        # Gaia's files are ECSV whatever their names say, and write null for nothing.
-        kind = "ascii.ecsv" if reader.is_ecsv else kind
-        options["fill_values"] = [("", "0"), ("null", "0")]
     with warnings.catch_warnings():
         # Foreign units and keywords are kept as they are.
         warnings.simplefilter("ignore", UnitsWarning)
         warnings.simplefilter("ignore", VerifyWarning)
-        return Table.read(path, format=kind, **options)
+        if isinstance(reader, TextReader):
+            return _text_table(path, reader)
+        ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
+        return Table.read(path, format=_FORMATS[f".{ending}"])
+
+
+def _text_table(path: Path, reader: TextReader) -> Table:
+    kind, options = _text_format(reader)
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig") as stream:
+        return Table.read(stream.read(), format=kind, **options)
+
+
+def _text_format(reader: TextReader) -> tuple[str, dict[str, Any]]:
+    """As the reader has it, whatever the file's name says: Gaia's .csv are ECSV, with null."""
+    empty = {"fill_values": [("", "0"), ("null", "0")]}
+    if reader.is_ecsv:
+        return "ascii.ecsv", empty
+    options: dict[str, Any] = {"delimiter": reader.separator, "comment": "#", "guess": False}
+    if reader.separator != " ":
+        return "ascii.csv", empty | options
+    # The numbers of the rows may have no name in the first line.
+    names = [column.name for column in reader.columns]
+    return "ascii.no_header", empty | options | {"names": names, "data_start": 1}
 
 
 def _hdf5_table(path: Path) -> Table:

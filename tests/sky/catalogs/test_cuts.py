@@ -98,3 +98,14 @@ def test_flags_of_zgr23() -> None:
     assert decoded["teff_confidence"].tolist() == [False, False, True]
     with pytest.raises(ValueError, match="whole numbers"):
         flags.decode(np.array([1.0]))
+
+
+@pytest.mark.parametrize(
+    "raw", [{"sum": {"n": 1}, "at_most": 5}, {"ratio": ["n", "m"], "below": 5}]
+)
+def test_missing_whole_numbers_pass_no_test(raw: dict[str, object]) -> None:
+    columns = {
+        "n": np.ma.MaskedArray(np.array([1, 1]), mask=[True, False]),
+        "m": np.ma.MaskedArray(np.array([1, 1]), mask=[False, False]),
+    }
+    assert parse_cut(CardTable(raw, "here"), {}).keeps(columns).tolist() == [False, True]

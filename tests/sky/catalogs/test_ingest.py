@@ -168,6 +168,24 @@ def test_gaias_own_files_are_ecsv_under_another_name(tmp_path: Path) -> None:
     assert places.table["ag_gspphot"].mask.tolist() == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "# a remark\nl,b,distance_pc,note\n10,1,50,x\n20,2,100,\n"),
+        ("a.csv", "l;b;distance_pc;note\n10;1;50;x\n20;2;100;\n"),
+        ("a.tsv", "l\tb\tdistance_pc\tnote\n10\t1\t50\tx\n20\t2\t100\t\n"),
+        ("a.txt", "l,b,distance_pc,note\n10,1,50,x\n20,2,100,\n"),
+        ("a.txt", " l b distance_pc note\n0 10 1 50 x\n1  20   2 100 null \n"),
+    ],
+)
+def test_places_in_text_keep_all_their_columns(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    places = read_places(tmp_path / name)
+    assert places.table.colnames[-4:] == ["l", "b", "distance_pc", "note"]
+    np.testing.assert_array_equal(places.table["distance_pc"], [50, 100])
+    assert places.table["note"].tolist() == ["x", None]
+
+
 def test_places_with_parallaxes(tmp_path: Path) -> None:
     table = Table(star_columns())
     table.remove_columns(["extinction", "extinction_error", "distance_pc"])

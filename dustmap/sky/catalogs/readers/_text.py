@@ -77,6 +77,11 @@ class TextReader(AbstractReader):
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
 
     @property
+    def separator(self) -> str:
+        """Between columns; a blank stands for any number of them."""
+        return self._separator
+
+    @property
     def is_ecsv(self) -> bool:
         return self._description is not NO_DESCRIPTION
 
