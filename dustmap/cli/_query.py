@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dustmap import config as configuration
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_json, new
 from dustmap.cli._tell import tell
-from dustmap.config import parsecs
+from dustmap.config import DataConfig, parsecs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,11 +81,14 @@ def _one(options: argparse.Namespace) -> int:
 def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.sky.catalogs import card_named, read_places
+    from dustmap.runs import places_of
 
     with checking_input():
-        places = read_places(Path(options.file), card_named(options.schema))
-        found = _answers(Path(options.map), places.l, places.b, places.distances)
+        where = Path(options.map)
+        own = where / "config.toml"  # what a run says of distances holds for these, too
+        data = configuration.load(own).data if own.is_file() else DataConfig()
+        places = places_of(data, Path(options.file), options.schema)
+        found = _answers(where, places.l, places.b, places.distances)
     outside = int(np.isnan(found["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places.l))
     if options.json:

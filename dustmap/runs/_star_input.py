@@ -95,7 +95,9 @@ def read_truth(
 ) -> NDArray[np.float64]:
     """Noise-free extinctions (N,) of these stars, which `path` has in `column`."""
     aliases = (Alias(ColumnRef.parse(column), u.mag),)
-    columns = {name: c for name, c in card.columns.items() if not name.startswith("extinction")}
+    # The errors stay: a cut may ask for them.
+    measured = ("extinction", "extinction_p16", "extinction_p50", "extinction_p84")
+    columns = {name: c for name, c in card.columns.items() if name not in measured}
     columns["extinction"] = CardColumn("extinction", aliases, ColumnType.NUMBER, u.mag)
     noise_free = dataclasses.replace(
         card,

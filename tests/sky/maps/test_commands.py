@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.meta["EXTSYS"] = "A_V"
     table.write(path / "stars.ecsv")
     (path / "run.toml").write_text(
-        f'[data]\ncatalog = "{path}/stars.ecsv"\nsystem = "A_V"\n'
+        f'[data]\ncatalog = "{path}/stars.ecsv"\nsystem = "A_V"\ndistance_max = 55\n'
         "[grid]\nsize = [120, 100, 60]\nspacing = 20\n[model]\nlearn = []\nlength = 60\n"
         '[fit]\nsamples = 4\ndistance_rounds = 0\n[export]\nformats = ["zarr", "fits"]\n'
     )
@@ -76,6 +76,18 @@ def test_many_places_are_answered_in_their_order(
     found = told(capsys, "query", str(run), "--file", str(tmp_path / "coords.csv"))
     assert found["rows_outside_the_box"] == 1
     assert found["density_mean"] == [pytest.approx(one["density_mean"], rel=1e-5), None]
+
+
+def test_parallaxes_are_taken_as_the_run_takes_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places, predicted = tmp_path / "coords.csv", tmp_path / "predicted.csv"
+    places.write_text("l,b,parallax,parallax_error\n10,0,0.1,3\n")
+    found = told(capsys, "query", str(run), "--file", str(places))
+    command = ["predict", str(run), "--catalog", str(places), "--output", str(predicted)]
+    assert main(command) == DONE
+    table = Table.read(predicted)
+    assert found["extinction_mean"] == [pytest.approx(table["extinction_mean"][0])]
 
 
 def test_exports_hold_what_was_asked_for(
