@@ -74,7 +74,8 @@ def _one(options: argparse.Namespace) -> int:
                 f"l = {options.l:g}, b = {options.b:g}, distance = {distance:g} pc is outside "
                 f"the box of {options.map}"
             )
-    tell({name: float(values[0]) for name, values in found.items()}, options.json)
+    told = {name: _json(values)[0] for name, values in found.items()}
+    tell(told if options.json else {name: float(v[0]) for name, v in found.items()}, options.json)
     return DONE
 
 

@@ -147,24 +147,24 @@ class StarMap(AbstractFinishedRun):
     def at_stars(
         self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
     ) -> dict[str, NDArray[np.float64]]:
-        """Extinctions to N stars, over the distribution of each distance, and densities at the
-        median distance; NaN where the star may be outside the box."""
+        """Densities at the median distance of N stars, NaN outside the box; extinctions over the
+        distribution of each distance, NaN where the ray from the Sun may be outside the box."""
         columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
+        places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
+        inside = self.run.grid.contains(places)
+        if not bool(inside.any()):
+            return columns
+        density = self.fit.posterior.predict(PointValues(places[inside]))
+        at = inside.cpu().numpy()
+        columns["density_mean"][at] = density.mean.cpu().double().numpy()
+        columns["density_std"][at] = density.std.cpu().double().numpy()
         try:
             lines = sight_lines(l, b, distances, self.run.grid, OutsidePolicy.DROP, self.device)
         except ValueError:
-            return columns  # none is inside
-        rows = lines.rows
-        where = cartesian(l[rows], b[rows], distances.median[rows])
-        places = torch.from_numpy(where).to(self.device)
-        inside = self.run.grid.contains(places)
+            return columns  # no ray is inside
         extinction = predict_extinction(self.fit.posterior, lines)
-        density = self.fit.posterior.predict(PointValues(places[inside]))
-        columns["extinction_mean"][rows] = extinction.mean.cpu().double().numpy()
-        columns["extinction_std"][rows] = extinction.std.cpu().double().numpy()
-        at = rows[inside.cpu().numpy()]
-        columns["density_mean"][at] = density.mean.cpu().double().numpy()
-        columns["density_std"][at] = density.std.cpu().double().numpy()
+        columns["extinction_mean"][lines.rows] = extinction.mean.cpu().double().numpy()
+        columns["extinction_std"][lines.rows] = extinction.std.cpu().double().numpy()
         return columns
 
     def export(
