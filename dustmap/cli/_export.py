@@ -22,6 +22,12 @@ LAYOUTS = ("healpix", "edenhofer2023", "leike2020", "bayestar", "gtomo")
 BOXED, PIXELS, BINNED = (*CUBES, "gtomo"), LAYOUTS[:2] + LAYOUTS[3:4], LAYOUTS[:2]
 #: Layouts that have no place for quantities of your choice.
 FIXED = ("leike2020",)
+#: What others have a place for, together in one file.
+PLACES = {
+    "edenhofer2023": ("mean,std", "samples"),
+    "bayestar": ("mean,samples", "samples"),
+    "gtomo": ("mean", "std", "median", "p16", "p84"),
+}
 
 
 def add(commands: Commands) -> None:
@@ -90,6 +96,18 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         raise BadInput(f"--output {options.output}: --format {options.format} is no {other}")
     if options.format in FIXED and (options.quantity or options.samples):
         raise BadInput(f"--quantity, --samples: --format {options.format} is always mean and std")
+    _refuse_other_quantities(options)
+
+
+def _refuse_other_quantities(options: argparse.Namespace) -> None:
+    """What is asked for is what the file has, no more and no less."""
+    if options.format not in PLACES or not (options.quantity or options.samples):
+        return
+    names = {name.strip() for name in (options.quantity or "samples").split(",")}
+    names |= {"samples"} if options.samples else set()
+    places = PLACES[options.format]
+    if names not in [set(place.split(",")) for place in places]:
+        raise BadInput(f"--quantity: a file of --format {options.format} has {' or '.join(places)}")
 
 
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
