@@ -52,9 +52,7 @@ def execute(options: argparse.Namespace) -> int:
         tell(prepared.plan().as_dict() | {"seconds_about": prepared.seconds()}, options.json)
         return DONE
     with checking_output(), progress() as shown:
-        report = execute_run(
-            prepared, output, config, options.overwrite, until, shown
-        )
+        report = execute_run(prepared, output, config, options.overwrite, until, shown)
     tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED
 

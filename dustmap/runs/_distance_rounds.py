@@ -54,7 +54,7 @@ def fit_distances(
     fit = engine.fit(config, noisy.batch[train], None)
     rounds: list[Mapping[str, Any]] = []
     while len(rounds) < config.fit.distance_rounds:
-        fresh = observed.spread.added_variance(fit.posterior)
+        fresh = observed.spread.added_variance(fit.for_many_rays())
         change = _change(fit.hyperparameters, observed, added, fresh, train)
         settled = change < SETTLED
         rounds.append(_line(len(rounds) + 1, change, fresh[train], refitted=not settled))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
+    GriddedDraws,
     RowSource,
     SVISettings,
     SVIState,
@@ -35,6 +37,8 @@ MOST_ROWS = 10_000_000
 #: Inducing points per length scale. More explain little more of an integral along a ray; the map
 #: itself is read off at the nodes of the configuration, however many they are.
 POINTS_PER_LENGTH = 2.5
+#: Of the field, from which the variance that distances add is computed.
+DRAWS = 8
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 NUGGET = 1e-6
 
@@ -45,7 +49,8 @@ def fit_hip(config: Config, data: Batch, start: Hyperparameters | None) -> StarF
     _, parts, learning = learn_exact(config, at_mean_distances(data), start, ClosedForm())
     at, told = _within_the_box(config, parts.hyperparameters())
     fit = _conditioned(config, data, at)
-    return StarFit(fit.posterior, at, fit.summary | told, Learning.of_evidence(learning))
+    learned = Learning.of_evidence(learning)
+    return replace(fit, summary=fit.summary | told, learning=learned)
 
 
 def _within_the_box(
@@ -82,7 +87,9 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
         "whitened_variables": plan.n_features,
         **found,
     }
-    return StarFit(VariationalPosterior(model, state), at, summary, None)
+    posterior = VariationalPosterior(model, state)
+    on_grid = partial(GriddedDraws.of, posterior, grid, DRAWS, config.fit.seed)
+    return StarFit(posterior, at, summary, None, on_grid=on_grid)
 
 
 def _direct(

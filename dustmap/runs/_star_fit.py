@@ -101,7 +101,8 @@ class StarFit:
     summary: what the engine says of its solution, for the report; a residual of iterations is
     `cg_residual`. learning: how the hyperparameters were found, if they were. arrays: what brings
     the posterior back beside hyperparameters and data; empty where it is quickly computed again.
-    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand.
+    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
+    a posterior that draws rays by the thousand, of engines whose own does not.
     """
 
     posterior: AbstractPosterior
@@ -110,3 +111,8 @@ class StarFit:
     learning: Learning | None
     arrays: Arrays = field(default_factory=dict)
     at_nodes: Callable[[], Prediction] | None = None
+    on_grid: Callable[[], AbstractPosterior] | None = None
+
+    def for_many_rays(self) -> AbstractPosterior:
+        """The posterior, or its draws on a grid where every ray is a solve."""
+        return self.posterior if self.on_grid is None else self.on_grid()

@@ -103,14 +103,14 @@ class StarMap(AbstractFinishedRun):
         observed = observe(given.stars, self.run.grid, policy, torch.float64, self.device)
         if observed.spread is None:
             return observed
-        return observed.with_added(observed.spread.added_variance(self.fit.posterior))
+        return observed.with_added(observed.spread.added_variance(self.fit.for_many_rays()))
 
     def _truth(self, observed: Observations, truth: NDArray[np.float64]) -> Mapping[str, float]:
         """Of noise-free extinctions: the predicted variance has no noise in it."""
         predicted = self.fit.posterior.predict(observed.batch.functional)
         variance = predicted.variance
         if observed.spread is not None:
-            variance = variance + observed.spread.added_variance(self.fit.posterior)
+            variance = variance + observed.spread.added_variance(self.fit.for_many_rays())
         y = torch.from_numpy(truth[observed.rows]).to(variance)
         return scores(y, predicted.mean, variance).as_dict()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.inference import LogNormalPosterior, PathwisePosterior
+from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
 
 #: Segments whose integrals are drawn at once: of fields that are stored as draws, and of others,
 #: whose joint draws may take a dense covariance.
@@ -102,7 +102,7 @@ class DistanceSpread:
 
 def _stored_draws(posterior: AbstractPosterior) -> int | None:
     """How many draws of the field the posterior keeps; None where it makes them anew."""
-    if isinstance(posterior, LogNormalPosterior):
+    if isinstance(posterior, LogNormalPosterior | GriddedDraws):
         return posterior.n_samples
     if isinstance(posterior, PathwisePosterior):
         return len(posterior.deviations)
