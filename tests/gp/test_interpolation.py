@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -89,18 +90,87 @@ def test_constants_and_gradients_are_integrated_exactly(
     assert float(L.to_dense().min()) >= 0
 
 
-def test_rays_against_a_fine_rule() -> None:
-    grid = _grid((5, 4))
+def _interpolant(rho: Tensor, grid: RegularGrid, x: Tensor) -> Tensor:
+    """Values (N,) at points x (N, D), axis by axis."""
+    lower, spacing = (torch.tensor(v, dtype=torch.float64) for v in (grid.lower, grid.spacing))
+    shape = torch.tensor(grid.shape)
+    position = (x - lower) / spacing
+    corner = torch.minimum(position.floor().long().clamp_min(0), shape - 2)
+    values = torch.zeros(len(x), dtype=torch.float64)
+    for bits in itertools.product((0, 1), repeat=grid.dim):
+        shift = torch.tensor(bits)
+        share = torch.where(shift == 1, position - corner, 1 - (position - corner)).prod(-1)
+        values += share * rho.reshape(grid.shape)[tuple((corner + shift).unbind(-1))]
+    return values
+
+
+def _fine_integral(rho: Tensor, grid: RegularGrid, rays: LineIntegrals, n: int) -> float:
+    """∫ w ρ ds of one ray, 7 points between any two of its edges and planes of cells."""
+    cuts = rays.edges[n].tolist()
+    for d, axis in enumerate(grid.axes()):
+        if float(rays.direction[n, d]) != 0:
+            cuts += ((axis - rays.origin[n, d]) / rays.direction[n, d]).tolist()
+    first, last = float(rays.edges[n, 0]), float(rays.edges[n, -1])
+    cuts = sorted({cut for cut in cuts if first <= cut <= last})
+    unit, share = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(7))
+    total = 0.0
+    for low, high in itertools.pairwise(cuts):
+        s = 0.5 * (low + high) + 0.5 * (high - low) * unit
+        segment = int((rays.edges[n] <= 0.5 * (low + high)).sum()) - 1
+        values = _interpolant(rho, grid, rays.origin[n] + s[:, None] * rays.direction[n])
+        total += float(rays.weights[n, segment]) * 0.5 * (high - low) * float(share @ values)
+    return total
+
+
+def _awkward_ends(grid: RegularGrid) -> tuple[Tensor, Tensor]:
+    """Along axes, within planes and edges of cells, on faces, within one cell, of no length."""
+    places = grid.points()
+    start, end = _inside(grid, 12, 1), _inside(grid, 12, 2)
+    end[0] = start[0] + torch.eye(grid.dim)[0] * 0.3  # along an axis
+    start[1], end[1] = places[0], places[-1]  # from corner to corner
+    start[2], end[2] = places[-1], places[0]
+    start[3], end[3] = places[0], places[grid.shape[-1] - 1]  # along an edge of the box
+    start[4], end[4] = places[-1], places[-grid.shape[-1]]
+    start[5, 0], end[5, 0] = places[grid.size // 2, 0], places[grid.size // 2, 0]  # in a plane
+    start[6, -1], end[6, -1] = grid.upper[-1], grid.upper[-1]  # in a face
+    end[7] = start[7] + 1e-3  # shorter than a cell
+    end[8] = start[8]  # nothing
+    start[9] = places[grid.size // 2]  # from a node
+    end[10] = places[grid.size // 2]
+    upper = torch.tensor(grid.upper, dtype=torch.float64)
+    return torch.minimum(start, upper), torch.minimum(end, upper)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rays_are_integrals_of_the_interpolant(shape: tuple[int, ...], segments: int) -> None:
+    grid = _grid(shape)
     rho = torch.rand(grid.size, dtype=torch.float64, generator=torch.Generator())
-    rays = LineIntegrals.segment(_inside(grid, 8, 1), _inside(grid, 8, 2))
-    fine = interpolation(rays, grid, dtype=torch.float64, per_cell=100).matmul(rho)
-    usual = interpolation(rays, grid, dtype=torch.float64).matmul(rho)
-    for n in range(len(rays)):
-        s = (torch.arange(400) + 0.5) / 400 * rays.edges[n, 1]
-        points = rays.origin[n] + s[:, None] * rays.direction[n]
-        mean = sum(_slow_value(rho, grid, x) for x in points) / 400
-        assert float(fine[n]) == pytest.approx(mean * float(rays.edges[n, 1]), rel=1e-4)
-    assert float((usual - fine).abs().max() / fine.abs().max()) < 0.03
+    plain = LineIntegrals.segment(*_awkward_ends(grid))
+    cuts = torch.linspace(0.2 * (segments > 1), 1, segments + 1, dtype=torch.float64)
+    if segments > 2:
+        cuts[3] = cuts[4]  # a segment of no length, and one of no weight
+    weights = torch.rand(12, segments, dtype=torch.float64, generator=torch.Generator()) + 0.1
+    weights[:, 1::4] = 0.0
+    rays = LineIntegrals(plain.origin, plain.direction, plain.edges[:, 1:] * cuts, weights)
+    L = interpolation(rays, grid, dtype=torch.float64)
+    expected = [_fine_integral(rho, grid, rays, n) for n in range(12)]
+    found = L.matmul(rho).tolist()
+    assert found == pytest.approx(expected, rel=1e-10, abs=1e-13)
+    rows = L.to_dense()
+    torch.testing.assert_close(rows.sum(-1), rays.moments()[:, 0], rtol=1e-13, atol=1e-15)
+    assert float(rows.min()) >= 0
+    assert not bool(rows[8].any())
+
+
+def test_halves_of_a_ray_add_up() -> None:
+    grid = _grid((4, 3, 5))
+    start, end = _inside(grid, 40, 1), _inside(grid, 40, 2)
+    rows = [
+        interpolation(LineIntegrals.segment(a, b), grid, dtype=torch.float64).to_dense()
+        for a, b in ((start, end), (start, 0.3 * start + 0.7 * end), (0.3 * start + 0.7 * end, end))
+    ]
+    torch.testing.assert_close(rows[0], rows[1] + rows[2], rtol=0, atol=1e-12)
 
 
 def _case() -> OperatorCase:

@@ -1,12 +1,14 @@
 """Multilinear interpolation of data on the grid's box, for fields that must stay positive."""
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features._base import support
+from dustmap.gp.features._cell_rays import cell_nodes
 from dustmap.gp.features._local_weights import (
     CHUNK_ENTRIES,
     RecomputedOperator,
@@ -16,10 +18,11 @@ from dustmap.gp.features._local_weights import (
     spread_rows,
     stored,
 )
-from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of
+from dustmap.gp.features._nodes import Nodes, nodes_of, stacked_nodes
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
+    LineIntegrals,
     PointMeasure,
     Stacked,
 )
@@ -34,13 +37,13 @@ def interpolation(
     grid: RegularGrid,
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
-    per_cell: float = PER_CELL,
 ) -> AbstractOperator:
     """L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
 
     All entries are ≥ 0 where the functionals' weights are, and row n sums to L_n applied to the
-    constant 1 (∫w for rays), so a positive ρ gives positive data and a constant one is
-    integrated exactly. The data must lie in the box. Rays are cut as in `nodes_of`.
+    constant 1 (∫w for rays), so a positive ρ gives positive data. Rays are cut where they enter
+    another cell (`cell_nodes`), so that up to rounding L ρ is ∫ w of the interpolant, the one
+    that points and maps see. The data must lie in the box.
 
     memory: bytes that L and its transpose may take; beyond, the same rows are computed anew in
     every product.
@@ -51,10 +54,10 @@ def interpolation(
     shape = (len(functional), grid.size)
 
     def source(part: slice) -> Taps:
-        return _taps(functional[part], grid, per_cell, dtype)
+        return _taps(functional[part], grid, dtype)
 
     sample = functional[spread_rows(len(functional), functional.device)]
-    taps = _taps(sample, grid, per_cell, dtype)
+    taps = _taps(sample, grid, dtype)
     planned = planned_bytes(taps, shape)
     keep = planned <= memory
     how = "stored" if keep else "recomputed in every product"
@@ -64,16 +67,24 @@ def interpolation(
     return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
 
 
-def _taps(
-    functional: AbstractFunctional, grid: RegularGrid, per_cell: float, dtype: torch.dtype
-) -> Taps:
+def _taps(functional: AbstractFunctional, grid: RegularGrid, dtype: torch.dtype) -> Taps:
+    nodes = _nodes(functional, grid)
+    entry = torch.arange(len(nodes), device=nodes.cell.device)
+    shifts = torch.arange(2, device=nodes.cell.device)
+    sites = sites_of(nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape)
+    return sites.taps(_corner_weights(nodes.offset)).to(dtype)
+
+
+def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
+    """Nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
+    if isinstance(functional, Stacked):
+        return stacked_nodes(functional, [_nodes(part, grid) for part in functional.parts])
+    if isinstance(functional, LineIntegrals):
+        return cell_nodes(functional, grid)
     # one cell of padding, so that round-off beyond a face is told from the opposite face
-    around = tuple(m + 1 for m in grid.shape)
-    cell, offset = _within_box(nodes := nodes_of(functional, grid, around, per_cell), grid)
-    entry = torch.arange(len(nodes), device=cell.device)
-    shifts = torch.arange(2, device=cell.device)
-    sites = sites_of(nodes.row, cell, entry, nodes.weight, nodes.count, shifts, grid.shape)
-    return sites.taps(_corner_weights(offset)).to(dtype)
+    nodes = nodes_of(functional, grid, tuple(m + 1 for m in grid.shape))
+    cell, offset = _within_box(nodes, grid)
+    return replace(nodes, cell=cell, offset=offset)
 
 
 def _within_box(nodes: Nodes, grid: RegularGrid) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Data as weighted sums over points of the grid's torus: the common form behind local weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -68,12 +69,13 @@ def nodes_of(
     periods = tuple(length * h for length, h in zip(torus_shape, grid.spacing, strict=True))
     refuse_outside(functional, grid, Wrapping(periods))
     if isinstance(functional, Stacked):
-        return _stacked_nodes(functional, grid, torus_shape, per_cell)
+        parts = [nodes_of(part, grid, torus_shape, per_cell) for part in functional.parts]
+        return stacked_nodes(functional, parts)
     if isinstance(functional, LineIntegrals):
         row, position, weight = ray_steps(functional, grid, per_cell)
     else:
         row, points, weight = _points(functional)
-        position = _snapped(_in_cells(points, grid))
+        position = _snapped(in_cells(points, grid))
     corner = position.floor()
     lengths = torch.tensor(torus_shape, dtype=torch.int64, device=position.device)
     cell = corner.to(torch.int64).remainder(lengths)
@@ -125,7 +127,7 @@ def ray_steps(
         if not bool(kept.all()):
             row, middle, weight = row[kept], middle[kept], weight[kept]
     spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
-    begin = _in_cells(rays.origin + rays.edges[:, :1] * rays.direction, grid)
+    begin = in_cells(rays.origin + rays.edges[:, :1] * rays.direction, grid)
     along = (rays.direction / spacing).index_select(0, row)
     return row, torch.addcmul(begin.index_select(0, row), middle[:, None], along), weight
 
@@ -179,7 +181,7 @@ def _before(share: Tensor) -> Tensor:
     return share.cumsum(-1) - share
 
 
-def _in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
+def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
     """Coordinates (Q, D) in cells from the grid's lower corner."""
     lower, spacing = (
         torch.tensor(v, dtype=torch.float64, device=points.device)
@@ -193,10 +195,8 @@ def _snapped(position: Tensor) -> Tensor:
     return torch.where((position - nearest).abs() < _SNAP, nearest, position)
 
 
-def _stacked_nodes(
-    functional: Stacked, grid: RegularGrid, torus_shape: tuple[int, ...], per_cell: float
-) -> Nodes:
-    parts = [nodes_of(part, grid, torus_shape, per_cell) for part in functional.parts]
+def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
+    """The nodes of stacked functionals, from those of each part."""
     starts = functional.offsets
     entry = torch.cat([part.row + start for part, start in zip(parts, starts, strict=False)])
     row, order = torch.sort(functional.order.argsort()[entry], stable=True)

@@ -22,11 +22,11 @@ FINE = RegularGrid(lower=(-37.0, -55.0, -9.0), spacing=(3.1, 7.3, 4.4), shape=(1
 PRIOR_STD = 1.5
 
 
-def posterior(samples: int = 6, per_cell: float = 4.0) -> LogNormalPosterior:
-    """Random samples of ln ρ around −5. per_cell: points of the rule along rays."""
+def posterior(samples: int = 6) -> LogNormalPosterior:
+    """Random samples of ln ρ around −5."""
     generator = torch.Generator().manual_seed(3)
     logs = -5.0 + torch.randn(samples, NODES.size, dtype=torch.float64, generator=generator)
-    rows = functools.partial(interpolation, grid=NODES, dtype=torch.float64, per_cell=per_cell)
+    rows = functools.partial(interpolation, grid=NODES, dtype=torch.float64)
     return LogNormalPosterior(rows, logs.mean(0), logs)
 
 

@@ -58,8 +58,7 @@ def test_a_run_and_its_maps_answer_alike(run: Path, capsys: pytest.CaptureFixtur
             f"{of}_{what}" for of in ("extinction", "density") for what in ("mean", "std")
         }
         assert stored["density_mean"] == pytest.approx(posterior["density_mean"], rel=1e-5)
-        # the posterior's own rule along rays is good to a few percent in coarse cells
-        assert stored["extinction_mean"] == pytest.approx(posterior["extinction_mean"], rel=0.03)
+        assert stored["extinction_mean"] == pytest.approx(posterior["extinction_mean"], rel=1e-4)
 
 
 def test_many_places_are_answered_in_their_order(

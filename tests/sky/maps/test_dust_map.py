@@ -66,8 +66,7 @@ def test_a_constant_density_integrates_to_the_distance() -> None:
 
 def test_densities_and_integrals_are_those_of_the_posterior() -> None:
     xyz = positions(300, seed=4)
-    # whose own rule along rays is not exact, but converges
-    law, places = posterior(per_cell=200.0), torch.from_numpy(xyz)
+    law, places = posterior(), torch.from_numpy(xyz)
     rays = law.predict(LineIntegrals.from_observer(places))
     points = law.predict(PointValues(places))
     where = coordinates(xyz)

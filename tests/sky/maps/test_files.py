@@ -244,7 +244,7 @@ def test_what_is_no_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a run directory, a map\.zarr or a map.fits"):
         DustMap.open(tmp_path / "map.txt")
     fits.HDUList([fits.PrimaryHDU()]).writeto(tmp_path / "empty.fits")
-    with pytest.raises(ValueError, match="expected an image MEAN"):
+    with pytest.raises(ValueError, match="expected a map with an image MEAN"):
         DustMap.open(tmp_path / "empty.fits")
     (tmp_path / "text.fits").write_text("not a FITS file at all")
     with pytest.raises(ValueError, match="expected a FITS file"):
