@@ -260,6 +260,21 @@ def test_a_nearly_linear_problem_has_the_gaussian_solution() -> None:
         assert float((found / std_exact).median()) == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.parametrize("curved", [False, True])
+def test_samples_come_in_pairs_one_after_the_other(curved: bool) -> None:
+    model = model_of(box(2, 8))
+    data = observe(model, draw_truth(model, 5), positions(50, 2, 5), 0.05, 5)
+    solution = fit_mgvi(model, data, MGVISettings(samples=8, curved=curved))
+    plus, minus = solution.deviations[::2], solution.deviations[1::2]
+    apart = (plus + minus).norm(dim=-1) / (plus - minus).norm(dim=-1)
+    assert float(apart.max()) < (0.3 if curved else 1e-12)
+    assert float((plus[:-1] + minus[1:]).norm()) > 0.5 * float(plus[:-1].norm())
+    posterior = solution.posterior
+    logs = posterior.log_samples - posterior.log_density
+    rest = (logs[::2] + logs[1::2]).norm(dim=-1) / (logs[::2] - logs[1::2]).norm(dim=-1)
+    assert float(rest.max()) < (0.3 if curved else 1e-5)
+
+
 def test_nothing_is_negative_and_percentiles_ascend() -> None:
     model = model_of(box(2, 10))
     data = observe(model, draw_truth(model, 2), positions(80, 2, 2), 0.05, 2)

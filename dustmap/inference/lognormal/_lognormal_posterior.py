@@ -22,8 +22,8 @@ class LogNormalPosterior(AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
     log_density (M,): logarithm of the density at the centre ξ̄ of q, the median of ρ where q is
-    Gaussian; log_samples (S, M); interpolation: L of any functional. The relative Monte Carlo
-    error of a standard deviation is `monte_carlo_error`.
+    Gaussian; log_samples (S, M), pairs about the centre one after the other; interpolation: L of
+    any functional. The relative Monte Carlo error of a standard deviation is `monte_carlo_error`.
     """
 
     interpolation: Interpolation

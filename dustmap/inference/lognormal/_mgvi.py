@@ -275,7 +275,7 @@ class _Fit:
         self.moved = self.moved or self.history[-1].moved > _RESTLESS
 
     def _draw(self) -> None:
-        """±δ_s at the centre, from the same random numbers every time."""
+        """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
         settings, pairs = self.settings, self.settings.samples // 2
         perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
         mode = Iterate.at(self.problem, self.centre.tether, self.centre.xi)
@@ -366,7 +366,9 @@ class _Fit:
     def solution(self) -> MGVISolution:
         """What was found."""
         assert self.deviations is not None
-        samples = self.centre.xi + self.deviations
+        # every +δ_s followed by its −δ_s, so that the first samples are pairs too
+        deviations = torch.stack(self.deviations.chunk(2), dim=1).flatten(0, 1)
+        samples = self.centre.xi + deviations
         problem = self.problem
         with torch.no_grad():
             fields = problem.log_mean + problem.root.matmul(samples)
@@ -376,7 +378,7 @@ class _Fit:
             posterior,
             problem.model.coefficients(self.centre.xi),
             self.centre.xi,
-            self.deviations,
+            deviations,
             tuple(self.history),
             self._status(),
             self.weighing,

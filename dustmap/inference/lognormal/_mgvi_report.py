@@ -108,6 +108,9 @@ class MGVIRound:
 class MGVISolution:
     """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
 
+    Deviations and samples come in pairs +δ_0, −δ_0, +δ_1, −δ_1, ...: any even number of the first
+    ones is as good as a fit with so many.
+
     coefficients β (P,) of the mean, posterior means where they are learned; float64. weighing: of
     the data under Student-t noise, None for normal noise.
     """

@@ -5,7 +5,10 @@
     p(q) = m + Φ⁻¹(q) std                                                         (f of any sign)
 
 They are smoother than the order statistics of S samples. Percentiles of a positive density are
-positive and ascend with q; its samples are pairs about a known centre, so τ² is divided by S.
+positive and ascend with q. Its samples are pairs about a known centre, the two of a pair one after
+the other, so τ² is divided by S: their mean is that centre, which costs no degree of freedom. An
+odd S ends with half a pair x, whose mean is x/S off: τ² is divided by S − 1/S. Samples that are no
+pairs, as other programs draw them, would need S − 1: of them τ is too small by √(1 − 1/S).
 Where a sample is 0 (a ray without length) so are all its percentiles.
 """
 
@@ -55,7 +58,7 @@ def percentiles(draws: Tensor, levels: Sequence[float], positive: bool) -> Tenso
     return values.exp_() if positive else values
 
 
-def deviation(draws: Tensor, mean: Tensor, divisor: int) -> Tensor:
+def deviation(draws: Tensor, mean: Tensor, divisor: float) -> Tensor:
     """√(Σ_s (f_s − m)² / divisor)."""
     total = torch.zeros_like(mean)
     for draw in draws:
@@ -70,11 +73,16 @@ def log_moments(draws: Tensor) -> tuple[Tensor, Tensor]:
     if bool(positive.all()):
         logs = draws.log()
         mean = logs.mean(0)
-        return mean, deviation(logs, mean, len(draws))
+        return mean, deviation(logs, mean, _paired(len(draws)))
     logs = torch.where(positive, draws, 1.0).log()
     mean = logs.mean(0)
-    spread = torch.where(positive, deviation(logs, mean, len(draws)), 0.0)
+    spread = torch.where(positive, deviation(logs, mean, _paired(len(draws))), 0.0)
     return torch.where(positive, mean, -torch.inf), spread
+
+
+def _paired(count: int) -> float:
+    """E Σ_s (x_s − m)² / σ² of `count` samples ±δ, ±δ', ..., the last of an odd number alone."""
+    return count - 1.0 / count if count % 2 and count > 1 else float(count)
 
 
 def coverage(std: Tensor, prior_std: float) -> Tensor:
