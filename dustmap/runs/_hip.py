@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from dustmap.gp import Batch, GridPrior, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
+from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
     GriddedDraws,
@@ -26,7 +27,8 @@ from dustmap.inference import (
 )
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, learn_exact
-from dustmap.runs._grid import dtype_of
+from dustmap.runs._grid import dtype_of, grid_of
+from dustmap.runs._hip_posterior import PlacesAndRays, draws_at_inducing_points
 from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
@@ -79,17 +81,32 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     model = VariationalModel(
         _features(config, parts.kernel, plan), parts.mean, parts.likelihood, make_family(plan)
     )
-    state, found = (_stochastic if config.fit.epochs else _direct)(config, model, data, plan)
+    state, solved = (_stochastic if config.fit.epochs else _direct)(config, model, data, plan)
     summary = {
         "whitening": plan.whitening,
         "family": plan.family,
         "inducing_points": list(grid.shape),
         "whitened_variables": plan.n_features,
-        **found,
+        **solved,
     }
-    posterior = VariationalPosterior(model, state)
-    on_grid = partial(GriddedDraws.of, posterior, grid, DRAWS, config.fit.seed)
-    return StarFit(posterior, at, summary, None, on_grid=on_grid)
+    found = VariationalPosterior(model, state)
+    posterior = PlacesAndRays.of(found)
+    nodes = PointValues(grid_of(config.grid).points(device=data.y.device))
+    return StarFit(
+        posterior,
+        at,
+        summary,
+        None,
+        # Scores, maps and figures ask for the same nodes.
+        at_nodes=cache(partial(posterior.predict, nodes)),
+        on_grid=partial(_draws, found, grid, config.fit.seed),
+    )
+
+
+def _draws(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> GriddedDraws:
+    if isinstance(posterior.model.features, CholeskyFeatures):
+        return GriddedDraws.of(posterior, grid, DRAWS, seed)
+    return draws_at_inducing_points(posterior, DRAWS, seed)
 
 
 def _direct(
