@@ -24,6 +24,12 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="noise-free extinctions, to be scored without the noise",
     )
+    command.add_argument(
+        "--system",
+        default="",
+        metavar="NAME",
+        help="of its extinctions [what its header or card says]",
+    )
     add_json(command)
 
 
@@ -32,6 +38,8 @@ def execute(options: argparse.Namespace) -> int:
 
     with checking_input():
         finished = open_run(Path(options.run))
-        told = finished.evaluate(Path(options.catalog), options.schema, options.truth_column)
+        told = finished.evaluate(
+            Path(options.catalog), options.schema, options.truth_column, options.system
+        )
     tell(told, options.json)
     return DONE

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from dustmap.config import Config
+from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs._engines import engine_of
 from dustmap.runs._star_fit import Hyperparameters, StarFit
 from dustmap.sky.observations import Observations
-from dustmap.sky.stars import StarTable
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,12 @@ class DistanceFit:
     rounds: tuple[Mapping[str, Any], ...] = ()
 
 
-def fit_distances(
-    config: Config, stars: StarTable, observed: Observations, train: Tensor
-) -> DistanceFit:
+def fit_distances(config: Config, observed: Observations, train: Tensor) -> DistanceFit:
     """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise."""
     engine = engine_of(config)
     if observed.spread is None:
         return DistanceFit(engine.fit(config, observed.batch[train], None), observed, None)
-    density = typical_density(config, stars, observed)
+    density = typical_density(config, observed)
     added = observed.spread.uniform(density)
     noisy = observed.with_added(added)
     fit = engine.fit(config, noisy.batch[train], None)
@@ -66,10 +64,15 @@ def fit_distances(
     return DistanceFit(fit, noisy, added, tuple(rounds))
 
 
-def typical_density(config: Config, stars: StarTable, observed: Observations) -> float:
-    """One density for all stars, in mag/pc: all extinctions over all distances."""
-    seen = stars[observed.rows]
-    density = float(np.sum(seen.extinction) / np.sum(seen.distance))
+def typical_density(config: Config, observed: Observations) -> float:
+    """One density for all stars, in mag/pc: all extinctions over all paths, Σ y / Σ ∫w ds.
+
+    Of the rays as they are clipped: there is no dust beyond the box.
+    """
+    rays = observed.batch.functional
+    assert isinstance(rays, LineIntegrals)
+    paths = (rays.weights * rays.edges.diff(dim=-1)).sum()
+    density = float(observed.batch.y.sum() / paths)
     return density if density > 0 else abs(config.model.mean_density)
 
 

@@ -35,7 +35,7 @@ class RegressionResult(AbstractFinishedRun):
     rows: Rows
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
     ) -> Mapping[str, Any]:
         """Scores of measured targets; rows outside the box by the run's policy, counted.
 
@@ -46,6 +46,10 @@ class RegressionResult(AbstractFinishedRun):
             raise ValueError(
                 f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
                 "by its target"
+            )
+        if system:
+            raise ValueError(
+                f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
         found = rows_of(read_table(catalog), self.config.data)
         rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)

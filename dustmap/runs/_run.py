@@ -66,10 +66,11 @@ class AbstractFinishedRun(ABC):
 
     @abstractmethod
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
     ) -> Mapping[str, Any]:
         """Scores of the measurements in another catalog, read by a card of that name; and of the
-        noise-free values in `truth_column`, unless it is empty."""
+        noise-free values in `truth_column`, unless it is empty. system: that of the extinctions,
+        empty for what the catalog says."""
 
     @abstractmethod
     def predict(

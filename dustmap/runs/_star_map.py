@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from astropy import units as u
+from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
@@ -21,7 +22,14 @@ from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs._star_export import WRITERS
 from dustmap.runs._star_field import request_of
 from dustmap.runs._star_fit import Hyperparameters, StarFit
-from dustmap.runs._star_input import StarInput, from_store, places_of, read_stars, read_truth
+from dustmap.runs._star_input import (
+    StarInput,
+    from_store,
+    in_system,
+    places_of,
+    read_stars,
+    read_truth,
+)
 from dustmap.runs._stars import (
     ARCHIVE,
     DISTANCES,
@@ -31,13 +39,20 @@ from dustmap.runs._stars import (
     assemble,
     predictions,
 )
-from dustmap.sky import cartesian, galactic, write_table
+from dustmap.sky import Provenance, cartesian, galactic, write_table
 from dustmap.sky._tables import table_format
 from dustmap.sky.catalogs import card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
-from dustmap.sky.observations import Observations, observe, predict_extinction, sight_lines
+from dustmap.sky.observations import (
+    NothingSeen,
+    Observations,
+    observe,
+    predict_extinction,
+    sight_lines,
+)
 from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
+from dustmap.sky.systems import conversion, system_named
 
 # Column -> unit of what `predict` adds.
 PREDICTED = {
@@ -76,21 +91,25 @@ class StarMap(AbstractFinishedRun):
         return comparison_of(self.run.stars, found)
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = ""
+        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
     ) -> Mapping[str, Any]:
         """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
 
         With the cuts that the card has by default; stars outside the box by the run's policy,
-        counted.
+        counted. system: of the catalog's extinctions where neither its header nor its card says;
+        scores are in the run's.
         """
-        data, card, system = self.run.config.data, card_named(schema), self.run.stars.system
-        given = read_stars(data, (catalog,), card, system, CUTS)
+        data, card = self.run.config.data, card_named(schema)
+        named = system_named(system) if system else None
+        read = read_stars(data, (catalog,), card, named, CUTS)
+        given = replace(read, stars=in_system(read.stars, self.run.stars.system))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
         told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()
         if truth_column:
-            truth = read_truth(data, catalog, card, given.stars, truth_column, CUTS)
-            told["truth"] = self._truth(observed, truth)
+            truth = read_truth(data, catalog, card, read.stars, truth_column, CUTS)
+            factor = conversion(read.stars.system, self.run.stars.system)
+            told["truth"] = self._truth(observed, factor * truth)
         return told | {
             "rows": given.provenance["counts"],
             "rays_truncated_at_the_box": observed.counts.truncated,
@@ -123,6 +142,7 @@ class StarMap(AbstractFinishedRun):
         columns = self.at_stars(places.l, places.b, places.distances)
         for name, values in columns.items():
             table[name] = values * PREDICTED[name]
+        _tell_history(table, self.run.provenance())
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         return {"rows": len(table), "rows_outside_the_box": outside, "output": str(output)}
@@ -160,8 +180,8 @@ class StarMap(AbstractFinishedRun):
         columns["density_std"][at] = density.std.cpu().double().numpy()
         try:
             lines = sight_lines(l, b, distances, self.run.grid, OutsidePolicy.DROP, self.device)
-        except ValueError:
-            return columns  # no ray is inside
+        except NothingSeen:
+            return columns
         extinction = predict_extinction(self.fit.posterior, lines)
         columns["extinction_mean"][lines.rows] = extinction.mean.cpu().double().numpy()
         columns["extinction_std"][lines.rows] = extinction.std.cpu().double().numpy()
@@ -199,6 +219,14 @@ class StarMap(AbstractFinishedRun):
                 raise ValueError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
             shape.append(round(cells) + 1)
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
+
+
+def _tell_history(table: Table, provenance: Provenance) -> None:
+    """Where the predictions come from, after what the header said of the rows."""
+    own = provenance.metadata()
+    before = table.meta.get("HISTORY", [])
+    lines = [before] if isinstance(before, str) else list(before)
+    table.meta |= own | {"HISTORY": [*lines, *own["HISTORY"]]}
 
 
 def reopen_star_map(directory: RunDirectory) -> StarMap:

@@ -130,7 +130,7 @@ class StarRun(AbstractRun):
     def _fit(self, directory: RunDirectory, account: "_Account") -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         with account.watch.stage("fit"):
-            found = fit_distances(self.config, self.stars, self.observed, self.train)
+            found = fit_distances(self.config, self.observed, self.train)
         fit = found.fit
         _record_fit(directory, found)
         account.sections["hyperparameters"] = fit.hyperparameters.as_dict()

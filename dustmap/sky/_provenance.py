@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import final
+from textwrap import wrap
+from typing import Any, final
 
 from dustmap import __version__
+from dustmap.sky._streamed_fits import printable
+
+#: Characters that a card of a FITS header holds beside its keyword.
+_CARD = 72
 
 
 def _now() -> str:
@@ -25,6 +30,16 @@ class Provenance:
     creator: str = f"dustmap {__version__}"
     catalog: tuple[str, ...] = ()
     seed: int | None = None
+
+    def metadata(self) -> dict[str, Any]:
+        """What the header of a table says; no date, so that the same command gives the same file.
+
+        VERSION, SEED and CONFHASH where there are any, and HISTORY, a list of lines in ASCII.
+        """
+        known = {"SEED": self.seed, "CONFHASH": self.config_sha256 or None}
+        given = {name: value for name, value in known.items() if value is not None}
+        lines = [line for text in self.history() for line in wrap(printable(text), _CARD)]
+        return {"VERSION": __version__, **given, "HISTORY": lines}
 
     def history(self) -> tuple[str, ...]:
         """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""

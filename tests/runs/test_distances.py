@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 from astropy.table import QTable, Table
 
-from dustmap.cli import DONE, main
+from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import Config, load
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
+from dustmap.runs._distance_rounds import typical_density
+from dustmap.runs._grid import grid_of
 from dustmap.sky import DustMap
-from dustmap.sky.stars import read_star_store
-from dustmap.sky.systems import conversion
+from dustmap.sky.observations import observe
+from dustmap.sky.stars import GaussianDistances, StarTable, read_star_store
+from dustmap.sky.systems import conversion, system_named
 from tests.skies import plain_sky
 
 CONFIG = """
@@ -111,12 +115,55 @@ def test_no_rounds_leave_the_start(sky: Path, tmp_path: Path) -> None:
 
 
 def test_ignoring_the_errors_is_overconfident(sky: Path, finished: StarMap) -> None:
-    told = finished.evaluate(sky / "stars.ecsv", "generic")
+    told = finished.evaluate(sky / "stars.ecsv", system="A_V")
     assert 0.2 < told["chi2"] < 3.0
     predicted = finished.fit.posterior.predict(finished.run.observed.batch.functional)
     y = finished.run.observed.batch.y
     naive = ((y - predicted.mean) ** 2 / (predicted.variance + 0.003**2)).mean()
     assert float(naive) > 1.5 * told["chi2"]
+
+
+def test_extinctions_without_a_label_are_of_no_system(
+    sky: Path, finished: StarMap, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's own is not taken in silence; another that is named is converted to it."""
+    arguments = ["evaluate", str(sky / "run"), "--catalog", str(sky / "stars.ecsv")]
+    assert main(arguments) == BAD_INPUT
+    told = capsys.readouterr().err
+    assert "--system" in told
+    assert "A_V, " in told
+    assert told.count("\n") == 1
+    table = Table.read(sky / "stars.ecsv")
+    factor = conversion(system_named("A_V"), system_named("A_G"))
+    for name in ("extinction", "extinction_error", "noise_free"):
+        table[name] *= factor
+    table.write(sky / "in-a-g.ecsv", overwrite=True)
+    found = finished.evaluate(sky / "in-a-g.ecsv", truth_column="noise_free", system="A_G")
+    same = finished.evaluate(sky / "stars.ecsv", truth_column="noise_free", system="A_V")
+    assert found["rmse"] == pytest.approx(same["rmse"])
+    assert found["truth"]["rmse"] == pytest.approx(same["truth"]["rmse"])
+
+
+def test_the_typical_density_is_that_of_the_paths_in_the_box(sky: Path) -> None:
+    """Stars ten times as far, seen through the same box by the same dust, change nothing."""
+    config, far = configured(sky), np.array([400.0, 4000.0])
+    grid = grid_of(config.grid)
+    for distance in far:
+        size = 60
+        l = np.linspace(1.0, 351.0, size)
+        x, y = np.abs(np.cos(np.radians(l))), np.abs(np.sin(np.radians(l)))
+        exits = np.minimum(80.0 / x, 60.0 / y)
+        stars = StarTable(
+            np.arange(size),
+            l,
+            np.zeros(size),
+            GaussianDistances(np.full(size, distance), np.full(size, 0.1 * distance)),
+            0.003 * exits,
+            np.full(size, 0.01),
+            system_named("A_V"),
+        )
+        observed = observe(stars, grid, OutsidePolicy.TRUNCATE)
+        assert typical_density(config, observed) == pytest.approx(0.003, rel=1e-3)
 
 
 def test_an_uncertain_distance_widens_a_prediction(sky: Path, finished: StarMap) -> None:
@@ -140,6 +187,7 @@ def test_noise_free_values_are_scored_beside_the_measured_ones(
 ) -> None:
     del finished
     arguments = ["--catalog", str(sky / "stars.ecsv"), "--truth-column", "noise_free", "--json"]
+    arguments += ["--system", "A_V"]
     assert main(["evaluate", str(sky / "run"), *arguments]) == DONE
     told = json.loads(capsys.readouterr().out)
     names = {"mae", "mse", "rmse", "loglike", "chi2", "coverage68", "coverage95", "n"}

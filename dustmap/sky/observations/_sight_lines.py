@@ -17,6 +17,10 @@ from dustmap.sky.stars import AbstractDistances
 Array = NDArray[np.float64]
 
 
+class NothingSeen(ValueError):
+    """No ray of any star is within the box."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class SightLines:
@@ -68,7 +72,7 @@ def _clipped(
 ) -> tuple[LineIntegrals, NDArray[np.int64], Counts]:
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
     if len(rays) == 0:
-        raise ValueError(
+        raise NothingSeen(
             f"none of the {len(whole)} stars is seen through the box {grid.lower} to "
             f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
         )
