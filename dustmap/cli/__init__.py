@@ -31,6 +31,7 @@ from dustmap.cli._exit import DONE as DONE
 from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import BadInput as BadInput
 from dustmap.cli._parser import Commands
+from dustmap.cli._terminated import Terminated, terminating
 
 DESCRIPTION = """\
 dustmap builds 3D dust maps; the dustmaps package queries published ones.
@@ -74,16 +75,20 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; every error is one line on stderr and an exit code."""
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given, argparse.Namespace(arguments=given))
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("dustmap").setLevel(level)
     try:
-        return COMMANDS[options.command].execute(options)
+        with terminating():
+            return COMMANDS[options.command].execute(options)
     except BadInput as error:
         return _fail(error, BAD_INPUT)
     except KeyboardInterrupt:
         return _fail("interrupted", FAILED)
+    except Terminated:
+        return _fail("terminated (SIGTERM)", FAILED)
     except Exception as error:
         log.debug("the error in full:", exc_info=True)
         return _fail(str(error) or type(error).__name__, FAILED)

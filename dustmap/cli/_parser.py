@@ -1,6 +1,7 @@
 """What the parsers of the commands share."""
 
 import argparse
+import shlex
 from typing import TypeAlias
 
 # argparse's own class of what add_subparsers returns has no public name.
@@ -60,6 +61,11 @@ def add_catalog(command: argparse.ArgumentParser) -> None:
 def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "FILE") -> None:
     command.add_argument("--output", required=True, metavar=metavar, help=meaning)
     command.add_argument("--overwrite", action="store_true", help="replace what is there")
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """The command as it was typed, for the history of what it writes."""
+    return shlex.join(["dustmap", *options.arguments])
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
 from dustmap.cli._exit import DONE, checking_input, checking_output
-from dustmap.cli._parser import Commands, add_json, add_output, new
+from dustmap.cli._parser import Commands, add_json, add_output, command_line, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
@@ -63,11 +63,11 @@ def execute(options: argparse.Namespace) -> int:
         if truth:
             check_map_name(truth)
         sky = simulate(_model(options), options.stars, options.seed)
+        made = Provenance(_sha256(options), (command_line(options),), seed=options.seed)
     with checking_output():
-        write_sky(output, sky, options.exact_distances, options.overwrite)
+        write_sky(output, sky, options.exact_distances, options.overwrite, made)
         if truth:
-            made = (f"simulated with seed {options.seed}",)
-            write_map(truth, sky.truth, Provenance("", made), options.overwrite)
+            write_map(truth, sky.truth, made, options.overwrite)
     tell(
         {
             "stars": len(sky),
@@ -80,6 +80,16 @@ def execute(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _sha256(options: argparse.Namespace) -> str:
+    """Of the configuration whose prior was drawn from, as a run of this sky would have it."""
+    return configuration.sha256(_prior(options)) if options.from_prior is not None else ""
+
+
+def _prior(options: argparse.Namespace) -> configuration.Config:
+    catalog = f"data.catalog={options.output}"  # the one that a run of it would read
+    return configuration.load(options.from_prior, [catalog])
+
+
 def _model(options: argparse.Namespace) -> "SkyModel":
     from dustmap.runs import prior_sky
     from dustmap.sky.simulation import SkyModel
@@ -90,8 +100,7 @@ def _model(options: argparse.Namespace) -> "SkyModel":
     if options.from_prior is not None:
         if options.size is not None or options.step is not None:
             raise ValueError("--size and --step: [grid] of the configuration says where its sky is")
-        catalog = f"data.catalog={options.output}"  # the one that a run of it would read
-        model = prior_sky(configuration.load(options.from_prior, [catalog]))
+        model = prior_sky(_prior(options))
     if options.size is not None:
         changes["size"] = tuple(parsecs(size) for size in options.size)
     if options.step is not None:

@@ -7,6 +7,7 @@ from astropy import units as u
 from astropy.table import QTable
 
 from dustmap.sky._atomic import replacing
+from dustmap.sky._provenance import Provenance
 from dustmap.sky.simulation._sky import SimulatedSky
 from dustmap.sky.stars import ParallaxDistances
 
@@ -52,9 +53,18 @@ def format_of(path: str | Path) -> str:
 
 
 def write_sky(
-    path: str | Path, sky: SimulatedSky, exact_distances: bool = False, overwrite: bool = False
+    path: str | Path,
+    sky: SimulatedSky,
+    exact_distances: bool = False,
+    overwrite: bool = False,
+    provenance: Provenance | None = None,
 ) -> None:
-    """Writes the table of `sky_table` in the format that the name's ending says."""
+    """Writes the table of `sky_table` in the format that the name's ending says.
+
+    provenance: goes into the header, of formats that have one.
+    """
     path, kind = Path(path), format_of(path)
+    table = sky_table(sky, exact_distances)
+    table.meta |= {} if provenance is None else provenance.metadata()
     with replacing(path, overwrite) as partial:
-        sky_table(sky, exact_distances).write(partial, format=kind)
+        table.write(partial, format=kind)
