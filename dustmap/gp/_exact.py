@@ -1,6 +1,7 @@
 """The dense exact Gaussian process: the oracle of the tests, and the engine for small data."""
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -120,6 +121,13 @@ class ExactPosterior(AbstractPosterior):
         variance = torch.cat([variance for _, variance in parts])
         clamped = int((variance < 0).sum())
         return Prediction(mean.to(self.dtype), variance.clamp(min=0.0).to(self.dtype), clamped)
+
+    @torch.no_grad()
+    def log_evidence(self, y: Tensor) -> Tensor:
+        """ln N(y; m, K_ff + diag(σ²)) of the data y (N,) it was conditioned on, from its factor."""
+        residual = y.double() - self.gp.mean.values(self.functional)
+        whole = residual @ self.alpha + len(y) * math.log(2.0 * math.pi)
+        return -0.5 * whole - self.cholesky.diagonal().log().sum()
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:

@@ -1,23 +1,42 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
+import math
+from dataclasses import replace
+from functools import cache
+
 import torch
 
 from dustmap.config import Config
 from dustmap.gp import Batch, ExactGP, HyperparameterFit, RegularGrid, fit_hyperparameters
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
+from dustmap.inference import GriddedDraws
+from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
 
 MOST_ROWS = 10_000  # beyond, the dense covariance is too much to factor
+#: Stars of uncertain distances beyond which rays end at the mean distance: J² = 256 covariances
+#: a pair of rays that are weighted by survival functions take 8 s for so many, by the square.
+WEIGHTED_ROWS = 300
 QUADRATURE_ORDER = 32  # Gauss-Legendre points a ray
 MONTE_CARLO_POINTS = 64  # seeded stratified points a ray
+#: Nodes of the grid for what distances add: per length scale at most, and in all, since joint
+#: draws take the root of a dense covariance.
+POINTS_PER_LENGTH = 2.5
+MOST_NODES = 3_000
+DRAWS = 8
 
 
 def fit_exact(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
     """Learns what model.learn names, from start (None: the configuration's values), and conditions
-    on all data."""
-    gp, parts, learning = learn_exact(config, data, start, estimator_of(config))
-    return _conditioned(gp, parts, data, learning)
+    on all data.
+
+    Hyperparameters are learned with rays to the mean distance. So is the posterior found of more
+    than WEIGHTED_ROWS stars whose distances are uncertain: the noise has what they add, and the
+    summary's `rays` says which rays there were.
+    """
+    _, parts, learning = learn_exact(config, at_mean_distances(data), start, ClosedForm())
+    return replace(_conditioned(config, parts, data), learning=Learning.of_evidence(learning))
 
 
 def learn_exact(
@@ -43,9 +62,7 @@ def learn_exact(
 def reopen_exact(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior at hyperparameters that an earlier fit has learned."""
     del arrays  # the dense solve takes seconds
-    parts = Parts.of(config, at, data)
-    gp = ExactGP(parts.kernel, parts.mean, estimator_of(config))
-    return _conditioned(gp, parts, data, None)
+    return _conditioned(config, Parts.of(config, at, data), data)
 
 
 def exact_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
@@ -64,13 +81,41 @@ def estimator_of(config: Config) -> AbstractEstimator:
 
 
 @torch.no_grad()
-def _conditioned(
-    gp: ExactGP, parts: Parts, data: Batch, learning: HyperparameterFit | None
-) -> StarFit:
-    noise_variance = parts.likelihood.noise_variance(data)
-    return StarFit(
-        posterior=gp.condition(data.functional, data.y, noise_variance),
-        hyperparameters=parts.hyperparameters(),
-        summary={"log_evidence": float(gp.log_evidence(data.functional, data.y, noise_variance))},
-        learning=Learning.of_evidence(learning),
-    )
+def _conditioned(config: Config, parts: Parts, data: Batch) -> StarFit:
+    """The posterior of all data at the hyperparameters of the parts."""
+    gp = ExactGP(parts.kernel, parts.mean, estimator_of(config))
+    seen, told = _rays(data)
+    noise_variance = parts.likelihood.noise_variance(seen)
+    posterior = gp.condition(seen.functional, seen.y, noise_variance)
+    at = parts.hyperparameters()
+
+    @cache
+    def on_grid() -> GriddedDraws:
+        grid = draw_grid(config, at.length)
+        return GriddedDraws.of(posterior, grid, DRAWS, config.fit.seed)
+
+    summary = {"log_evidence": float(posterior.log_evidence(seen.y)), **told}
+    return StarFit(posterior, at, summary, None, on_grid=on_grid)
+
+
+def _rays(data: Batch) -> tuple[Batch, dict[str, str]]:
+    """The data as they are conditioned on, and what the report says of rays that are weighted."""
+    plain = at_mean_distances(data)
+    if plain is data:
+        return data, {}
+    if len(data) <= WEIGHTED_ROWS:
+        return data, {"rays": "weighted"}
+    return plain, {"rays": "to the mean distance"}
+
+
+def draw_grid(config: Config, length: float) -> RegularGrid:
+    """Over the box of the configuration, no finer than it, than length / 2.5 pc or MOST_NODES."""
+    box = config.grid
+    lower = tuple(c - s / 2 for c, s in zip(box.center, box.size, strict=True))
+    upper = tuple(a + s for a, s in zip(lower, box.size, strict=True))
+    spacing = max(box.spacing, length / POINTS_PER_LENGTH)
+    while True:
+        shape = tuple(max(2, round(s / spacing) + 1) for s in box.size)
+        if math.prod(shape) <= MOST_NODES:
+            return RegularGrid.from_bounds(lower, upper, shape)
+        spacing *= 1.05

@@ -127,6 +127,8 @@ def test_log_evidence_is_the_density_of_the_data(dim: int) -> None:
     expected = stats.multivariate_normal.logpdf(y, reference.mean(), A)
     got = float(model(dim).log_evidence(functional, y, noise).detach())
     assert got == pytest.approx(expected, abs=1e-6)
+    again = model(dim).condition(functional, y, noise).log_evidence(y)
+    assert float(again) == pytest.approx(got, abs=1e-9)
 
 
 def test_posterior_of_every_kind(dim: int) -> None:
