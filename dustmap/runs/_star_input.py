@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from dustmap.config import DataConfig
 from dustmap.sky.catalogs import (
+    Alias,
+    CardColumn,
     ExtinctionKind,
     Places,
     SchemaCard,
@@ -19,7 +21,6 @@ from dustmap.sky.catalogs import (
     read_catalog,
     read_places,
 )
-from dustmap.sky.catalogs._card import Alias, CardColumn
 from dustmap.sky.catalogs.readers import ColumnRef, ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,

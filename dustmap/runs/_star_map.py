@@ -19,8 +19,6 @@ from dustmap.runs._directory import RunDirectory
 from dustmap.runs._distance_rounds import reopened
 from dustmap.runs._engines import engine_of
 from dustmap.runs._run import AbstractFinishedRun
-from dustmap.runs._star_export import WRITERS
-from dustmap.runs._star_field import request_of
 from dustmap.runs._star_fit import Hyperparameters, StarFit
 from dustmap.runs._star_input import (
     StarInput,
@@ -39,8 +37,7 @@ from dustmap.runs._stars import (
     assemble,
     predictions,
 )
-from dustmap.sky import Provenance, cartesian, galactic, write_table
-from dustmap.sky._tables import table_format
+from dustmap.sky import Provenance, cartesian, galactic, table_format, write_table
 from dustmap.sky.catalogs import card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
@@ -186,15 +183,6 @@ class StarMap(AbstractFinishedRun):
         columns["extinction_mean"][lines.rows] = extinction.mean.cpu().double().numpy()
         columns["extinction_std"][lines.rows] = extinction.std.cpu().double().numpy()
         return columns
-
-    def export(
-        self, kind: str, output: Path, overwrite: bool, grid: RegularGrid | None
-    ) -> Mapping[str, Any]:
-        """Writes what [export] asks for on `grid`, or on the run's."""
-        field = self.field()
-        request, nodes = request_of(self.run.config, field), grid or self.run.grid
-        WRITERS[kind](output, field, nodes, request, self.run.provenance(), overwrite)
-        return {"output": str(output), "nodes": list(nodes.shape), "samples": request.samples}
 
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
         """Voxel centres from X0 to X1, Y0 to Y1, Z0 to Z1, `step` apart; the run's by default."""

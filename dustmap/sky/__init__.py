@@ -12,6 +12,7 @@ from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._provenance import Provenance as Provenance
+from dustmap.sky._tables import table_format as table_format
 from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.catalogs import Catalog as Catalog
 from dustmap.sky.catalogs import CatalogError as CatalogError
@@ -66,8 +67,6 @@ from dustmap.sky.maps import PosteriorField as PosteriorField
 from dustmap.sky.maps import Quantity as Quantity
 from dustmap.sky.maps import write_fits as write_fits
 from dustmap.sky.maps import write_map as write_map
-from dustmap.sky.maps import write_map_fits as write_map_fits
-from dustmap.sky.maps import write_map_zarr as write_map_zarr
 from dustmap.sky.maps import write_zarr as write_zarr
 from dustmap.sky.observations import DistanceSpread as DistanceSpread
 from dustmap.sky.observations import Observations as Observations

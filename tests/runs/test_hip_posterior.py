@@ -12,7 +12,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, VariationalPosterior, solve_direct
 from dustmap.runs._hip_posterior import PlacesAndRays, draws_at_inducing_points
 
-GRID = RegularGrid((0.0, 0.0, 0.0), (10.0, 10.0, 10.0), (8, 7, 6))
+GRID = RegularGrid((0.0, 0.0, 0.0), (10.0, 10.0, 10.0), (6, 5, 5))
 STD, MEAN = 0.002, 0.001
 
 
@@ -28,8 +28,8 @@ def rays() -> LineIntegrals:
 def everywhere(rays: LineIntegrals) -> VariationalPosterior:
     """The posterior of 60 rays whose features take all nodes, by PCG."""
     generator = torch.Generator().manual_seed(1)
-    prior = GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=1.0)
-    features = HIPFeatures(prior, rtol=1e-8, dense_below=0)
+    prior = GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=0.5)
+    features = HIPFeatures(prior, rtol=1e-6, dense_below=0)
     family = FullRankFamily(features.n_features)
     model = VariationalModel(features, ConstantMean(MEAN), GaussianLikelihood(), family)
     y = 0.06 + 0.03 * torch.randn(len(rays), generator=generator, dtype=torch.float64)
@@ -43,12 +43,13 @@ def test_places_by_their_neighbours_are_places_by_all_nodes(
 ) -> None:
     both = PlacesAndRays.of(everywhere)
     generator = torch.Generator().manual_seed(2)
-    x = torch.rand(200, 3, generator=generator, dtype=torch.float64)
+    x = torch.rand(30, 3, generator=generator, dtype=torch.float64)
     places = PointValues(x * torch.tensor(GRID.upper, dtype=torch.float64))
     found, expected = both.predict(places), everywhere.predict(places)
     assert float((found.mean - expected.mean).abs().max()) < 0.05 * STD
     torch.testing.assert_close(found.std, expected.std, rtol=0.02, atol=0.0)
-    same, rows = both.predict(rays), everywhere.predict(rays)
+    few = rays[:4]
+    same, rows = both.predict(few), everywhere.predict(few)
     torch.testing.assert_close(same.mean, rows.mean)
     torch.testing.assert_close(same.variance, rows.variance)
 
@@ -64,7 +65,7 @@ def test_draws_at_inducing_points_have_the_posteriors_moments(
 
 
 def test_few_nodes_stay_as_they_are(everywhere: VariationalPosterior) -> None:
-    features = HIPFeatures(GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=1.0))
+    features = HIPFeatures(GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=0.5))
     model = VariationalModel(
         features, ConstantMean(MEAN), GaussianLikelihood(), everywhere.model.family
     )

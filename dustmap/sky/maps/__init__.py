@@ -18,6 +18,4 @@ from dustmap.sky.maps._slabs import slab_memory as slab_memory
 from dustmap.sky.maps._write_fits import write_fits as write_fits
 from dustmap.sky.maps._write_map import check_map_name as check_map_name
 from dustmap.sky.maps._write_map import write_map as write_map
-from dustmap.sky.maps._write_map import write_map_fits as write_map_fits
-from dustmap.sky.maps._write_map import write_map_zarr as write_map_zarr
 from dustmap.sky.maps._write_zarr import write_zarr as write_zarr

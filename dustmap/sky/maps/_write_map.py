@@ -25,17 +25,3 @@ def write_map(
     check_map_name(path)
     slabs = Slabs.of_cubes(density.cubes)
     _WRITERS[path.suffix.lower()](path, slabs, provenance, overwrite, MEMORY)
-
-
-def write_map_zarr(
-    path: str | Path, density: DustMap, provenance: Provenance, overwrite: bool = False
-) -> None:
-    """`write_map` as zarr, whatever the name."""
-    zarr_of_slabs(Path(path), Slabs.of_cubes(density.cubes), provenance, overwrite, MEMORY)
-
-
-def write_map_fits(
-    path: str | Path, density: DustMap, provenance: Provenance, overwrite: bool = False
-) -> None:
-    """`write_map` as FITS, whatever the name."""
-    fits_of_slabs(Path(path), Slabs.of_cubes(density.cubes), provenance, overwrite, MEMORY)

@@ -9,7 +9,7 @@ import pytest
 
 from dustmap.gp import RegularGrid
 from dustmap.sky import DustMap, Provenance
-from dustmap.sky.maps import Quantity, write_map_zarr
+from dustmap.sky.maps import Quantity, write_map
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "sky_slices.py"
 
@@ -31,7 +31,7 @@ def stored(tmp_path: Path) -> Path:
     grid = RegularGrid((-20.0, -30.0, -10.0), (10.0, 10.0, 5.0), (5, 7, 5))
     mean = np.random.default_rng(0).lognormal(-6.0, 0.5, grid.size)
     path = tmp_path / "map.zarr"
-    write_map_zarr(path, DustMap.from_nodes(grid, mean, 0.3 * mean, "A_V"), Provenance("0" * 64))
+    write_map(path, DustMap.from_nodes(grid, mean, 0.3 * mean, "A_V"), Provenance("0" * 64))
     assert Quantity.STD in DustMap.open(path).available
     return path
 
