@@ -10,7 +10,7 @@ import torch
 
 from dustmap.config import Config
 from dustmap.gp import Batch, GridPrior, RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.functionals import PointValues
@@ -41,6 +41,10 @@ MOST_ROWS = 10_000_000
 POINTS_PER_LENGTH = 2.5
 #: Of the field, from which the variance that distances add is computed.
 DRAWS = 8
+#: Stratified random points of a ray. Rays of some 5 length scales have covariances with the nodes
+#: that are within 0.5 %, as with twice the points within 0.2 %: little beside what inducing points
+#: leave unexplained.
+RAY_POINTS = 32
 #: Of the largest eigenvalue, for kernels so smooth that K_uu is singular without.
 NUGGET = 1e-6
 
@@ -171,9 +175,16 @@ def _settings(config: Config) -> HipSettings:
     )
 
 
+def _estimator(config: Config) -> AbstractEstimator:
+    """That of every engine, but with the random points that inducing points call for."""
+    if config.model.line_integral == "monte-carlo":
+        return MonteCarlo(RAY_POINTS, config.fit.seed)
+    return estimator_of(config)
+
+
 def _features(config: Config, kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
     smooth = config.model.kernel == "squared-exponential"
-    estimator: AbstractEstimator = estimator_of(config)
+    estimator = _estimator(config)
     nugget = NUGGET if smooth else 0.0
     if plan.whitening == "cholesky":
         return CholeskyFeatures(kernel, plan.grid, estimator, nugget=nugget, rows_dtype=plan.dtype)
