@@ -13,6 +13,7 @@ from dustmap.linalg._columns import (
     StepRule,
     check_system,
     in_precision,
+    is_frozen,
     is_stuck,
     norms,
     safe_norms,
@@ -46,7 +47,8 @@ def pcg(
 
     1. it is replaced by b − A x every `refresh` steps,
     2. convergence is only believed once b − A x confirms it; otherwise the column restarts
-       from its true residual, and is STAGNATED when a restart brings no progress,
+       from its true residual, and is STAGNATED when a restart brings no progress or the steps no
+       longer change x,
     3. columns leave the batch as soon as their status is known,
     4. there is no product with x = 0: without x0 the first residual is b,
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
@@ -110,6 +112,7 @@ class _Columns:
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
         self.lie = torch.full_like(self.scale, math.inf)
+        self.seen = torch.full_like(self.scale, math.inf)
 
     def solve_into(self, outcome: Outcome) -> None:
         """Iterate until every column has left."""
@@ -164,6 +167,9 @@ class _Columns:
         residual = claimed if step == 1 and not self.is_warm else self._replace_residual(which)
         lied = self.rule.has_lied(claimed, residual)
         stuck = lied & is_stuck(residual, self.lie[which])
+        if self.rule.is_due(step):
+            stuck |= is_frozen(residual, self.seen[which])
+            self.seen[which] = residual
         trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
@@ -204,6 +210,7 @@ class _Columns:
 
         self.index, self.scale, self.rz = packed(self.index), packed(self.scale), packed(self.rz)
         self.keep, self.lie = packed(self.keep), packed(self.lie)
+        self.seen = packed(self.seen)
         self.b, self.x, self.r, self.p = (packed(v) for v in (self.b, self.x, self.r, self.p))
 
 

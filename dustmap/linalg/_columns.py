@@ -15,6 +15,8 @@ from dustmap.linalg._toeplitz import ToeplitzOperator
 _LIE_FACTOR = 4.0
 # A restart that does not shrink the true residual by this factor is at the rounding level.
 _PROGRESS_FACTOR = 0.5
+# So is a true residual that `refresh` steps change by less than this fraction.
+_FROZEN = 1e-6
 # Status of a column that is still being worked on.
 GO_ON = -1
 
@@ -48,6 +50,11 @@ class StepRule:
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
     """Where the true residual has not shrunk since the recursion was last caught lying."""
     return residual > _PROGRESS_FACTOR * last_lie
+
+
+def is_frozen(residual: Tensor, last_due: Tensor) -> Tensor:
+    """Where the true residual is what it was at the last look: steps too small to move x."""
+    return (residual - last_due).abs() <= _FROZEN * residual
 
 
 @final
