@@ -77,7 +77,7 @@ def _on_threads(scale: Scale, folder: Path, threads: int) -> Found:
 def measure(scale: Scale, folder: Path) -> Found:
     """Both exports, their check, and queries of the first."""
     field = field_of(scale)
-    rows = []
+    rows: list[Row] = []
     for name, write in (("zarr", write_zarr), ("fits", write_fits)):
         path = folder / f"map.{name}"
         provenance = Provenance("", ("made up",), seed=0)
