@@ -89,7 +89,7 @@ def test_leike2020(finished: Path, field: AbstractDensityField, tmp_path: Path) 
 
 def test_gtomo(finished: Path, field: AbstractDensityField, tmp_path: Path) -> None:
     path = tmp_path / "cube.fits"
-    box = ("--box", "-40", "80", "-40", "0", "-20", "60", "--step", "20pc")
+    box = ("--box", "-40pc", "80", "-0.04kpc", "0pc", "-20", "60", "--step", "20pc")
     assert export(finished, "gtomo", path, *box) == DONE
     cube = read_gtomo(path)
     assert cube.grid.shape == (7, 3, 5)

@@ -9,6 +9,7 @@ modules here import what computes inside `execute`, never at their top.
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -76,7 +77,7 @@ log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; every error is one line on stderr and an exit code."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser().parse_args(given, argparse.Namespace(arguments=given))
+    options = parser().parse_args(_values(given), argparse.Namespace(arguments=given))
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("dustmap").setLevel(level)
@@ -92,6 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         log.debug("the error in full:", exc_info=True)
         return _fail(str(error) or type(error).__name__, FAILED)
+
+
+def _values(arguments: Sequence[str]) -> list[str]:
+    """Negative lengths as argparse knows them: it takes -40pc for an option, " -40pc" for a value."""
+    return [f" {a}" if re.fullmatch(r"-[\d.]+(e[-+]?\d+)?k?pc", a) else a for a in arguments]
 
 
 def parser() -> argparse.ArgumentParser:
