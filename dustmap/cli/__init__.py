@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _values(arguments: Sequence[str]) -> list[str]:
-    """Negative lengths as argparse knows them: it takes -40pc for an option, " -40pc" for a value."""
+    """Negative lengths for argparse, which takes -40pc for an option and " -40pc" for a value."""
     return [f" {a}" if re.fullmatch(r"-[\d.]+(e[-+]?\d+)?k?pc", a) else a for a in arguments]
 
 
