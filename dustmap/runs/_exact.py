@@ -1,6 +1,5 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +9,7 @@ from dustmap.config import Config
 from dustmap.gp import Batch, ExactGP, HyperparameterFit, RegularGrid, fit_hyperparameters
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import GriddedDraws
+from dustmap.runs._grid import coarse_grid
 from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts, start_of
 from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
@@ -110,12 +110,7 @@ def _rays(data: Batch) -> tuple[Batch, dict[str, str]]:
 
 def draw_grid(config: Config, length: float) -> RegularGrid:
     """Over the box of the configuration, no finer than it, than length / 2.5 pc or MOST_NODES."""
-    box = config.grid
-    lower = tuple(c - s / 2 for c, s in zip(box.center, box.size, strict=True))
-    upper = tuple(a + s for a, s in zip(lower, box.size, strict=True))
-    spacing = max(box.spacing, length / POINTS_PER_LENGTH)
-    while True:
-        shape = tuple(max(2, round(s / spacing) + 1) for s in box.size)
-        if math.prod(shape) <= MOST_NODES:
-            return RegularGrid.from_bounds(lower, upper, shape)
+    spacing = max(config.grid.spacing, length / POINTS_PER_LENGTH)
+    while (grid := coarse_grid(config.grid, spacing)).size > MOST_NODES:
         spacing *= 1.05
+    return grid

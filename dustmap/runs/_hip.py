@@ -27,7 +27,7 @@ from dustmap.inference import (
 )
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs._exact import estimator_of, learn_exact
-from dustmap.runs._grid import dtype_of, grid_of
+from dustmap.runs._grid import coarse_grid, dtype_of, grid_of
 from dustmap.runs._hip_posterior import PlacesAndRays, draws_at_inducing_points
 from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts
@@ -79,7 +79,7 @@ def reopen_hip(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays)
 def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     parts = Parts.of(config, at, data).fixed()
-    grid = inducing_grid(config, at.length)
+    grid = coarse_grid(config.grid, at.length / POINTS_PER_LENGTH)
     plan = plan_fit(parts.kernel, grid, len(data), _settings(config))
     plan.check()
     model = VariationalModel(
@@ -153,15 +153,6 @@ def _log_epochs(n: int) -> Callable[[SVIState], None]:
 def hip_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
     """Covariances of rows with nodes, spectra and lags of the torus, a map; float32 and float64."""
     return dtype_of(config.compute).itemsize * rows * grid.size + 64 * 8 * grid.size
-
-
-def inducing_grid(config: Config, length: float) -> RegularGrid:
-    """Over the box of the configuration, no finer than it or than the length scale asks for."""
-    lower = tuple(c - s / 2 for c, s in zip(config.grid.center, config.grid.size, strict=True))
-    upper = tuple(a + s for a, s in zip(lower, config.grid.size, strict=True))
-    spacing = max(config.grid.spacing, length / POINTS_PER_LENGTH)
-    shape = tuple(max(2, round(s / spacing) + 1) for s in config.grid.size)
-    return RegularGrid.from_bounds(lower, upper, shape)
 
 
 def _settings(config: Config) -> HipSettings:
