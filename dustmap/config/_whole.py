@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import final
 
-from dustmap._config_schema import (
+from dustmap.config._schema import (
     ComputeConfig,
     DataConfig,
     ExportConfig,
@@ -11,7 +11,7 @@ from dustmap._config_schema import (
     GridConfig,
     ModelConfig,
 )
-from dustmap._config_values import ConfigError
+from dustmap.config._values import ConfigError
 
 
 @final

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, final
 
-from dustmap._config_values import (
+from dustmap.config._values import (
     Parser,
     bytes_of,
     choice,

@@ -1,13 +1,4 @@
-"""Run configurations: read from TOML, checked, echoed and hashed.
-
-    config = load("run.toml", overrides=["grid.spacing=10pc"])
-    config.grid.spacing        10.0, in pc
-    echo(config)               the whole configuration as TOML, defaults included
-    sha256(config)             what provenance cards carry
-
-The sections and their keys are declared in `dustmap._config_schema`, what they must agree on in
-`dustmap._config_whole`.
-"""
+"""TOML to a checked configuration, and back."""
 
 import dataclasses
 import difflib
@@ -19,17 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from dustmap import _config_values as _values
-from dustmap._config_schema import ComputeConfig as ComputeConfig
-from dustmap._config_schema import DataConfig as DataConfig
-from dustmap._config_schema import ExportConfig as ExportConfig
-from dustmap._config_schema import FitConfig as FitConfig
-from dustmap._config_schema import GridConfig as GridConfig
-from dustmap._config_schema import Key
-from dustmap._config_schema import ModelConfig as ModelConfig
-from dustmap._config_values import ConfigError as ConfigError
-from dustmap._config_values import Rejected
-from dustmap._config_whole import Config as Config
+from dustmap.config import _values
+from dustmap.config._schema import Key
+from dustmap.config._values import ConfigError, Rejected
+from dustmap.config._whole import Config
 
 _Tables = dict[str, dict[str, object]]
 

@@ -1,0 +1,25 @@
+"""Run configurations: read from TOML, checked, echoed and hashed.
+
+    config = load("run.toml", overrides=["grid.spacing=10pc"])
+    config.grid.spacing        10.0, in pc
+    echo(config)               the whole configuration as TOML, defaults included
+    sha256(config)             what provenance cards carry
+
+The sections and their keys are declared in `dustmap.config._schema`, what they must agree on in
+`dustmap.config._whole`.
+"""
+
+from dustmap.config._read import echo as echo
+from dustmap.config._read import example as example
+from dustmap.config._read import from_mapping as from_mapping
+from dustmap.config._read import load as load
+from dustmap.config._read import parsecs as parsecs
+from dustmap.config._read import sha256 as sha256
+from dustmap.config._schema import ComputeConfig as ComputeConfig
+from dustmap.config._schema import DataConfig as DataConfig
+from dustmap.config._schema import ExportConfig as ExportConfig
+from dustmap.config._schema import FitConfig as FitConfig
+from dustmap.config._schema import GridConfig as GridConfig
+from dustmap.config._schema import ModelConfig as ModelConfig
+from dustmap.config._values import ConfigError as ConfigError
+from dustmap.config._whole import Config as Config
