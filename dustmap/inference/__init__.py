@@ -23,6 +23,10 @@ from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
 from dustmap.inference._gridded_draws import GriddedDraws as GriddedDraws
+from dustmap.inference._journal import AbstractJournal as AbstractJournal
+from dustmap.inference._journal import Kept as Kept
+from dustmap.inference._journal import NoJournal as NoJournal
+from dustmap.inference._journal import Plain as Plain
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for

@@ -35,3 +35,5 @@ from dustmap.linalg._solve import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._sparse import SparseOperator as SparseOperator
 from dustmap.linalg._tiles import TilePartition as TilePartition
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator
+from dustmap.linalg._world import AbstractWorld as AbstractWorld
+from dustmap.linalg._world import Alone as Alone
