@@ -1,16 +1,15 @@
 """Where a long computation leaves its state, to go on from there after an interruption."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from torch import Tensor
 
+Scalar: TypeAlias = str | int | float | bool | None
 #: What JSON can hold.
-Plain: TypeAlias = (
-    str | int | float | bool | None | list["Plain"] | tuple["Plain", ...] | Mapping[str, "Plain"]
-)
+Plain: TypeAlias = Scalar | Sequence["Plain"] | Mapping[str, "Plain"]
 
 
 @final
