@@ -113,5 +113,5 @@ def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
         ecolor=STAR_COLOUR,
         elinewidth=0.5,
         alpha=0.8,
-        label=f"{len(stars)} stars within {plain(beam)}°",
+        label=f"{len(stars)} measured within {plain(beam)}°",
     )

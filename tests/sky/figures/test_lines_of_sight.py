@@ -80,7 +80,7 @@ def test_stars_have_bars_in_both_directions_if_both_are_uncertain(uncertain: boo
     assert isinstance(bars, ErrorbarContainer)
     assert bars.has_yerr
     assert bars.has_xerr is uncertain
-    assert "2 stars within 3°" in every_text(figure)
+    assert "2 measured within 3°" in every_text(figure)
     figure.draw_without_rendering()
 
 
