@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from dustmap.gp.kernels import Matern32
 from dustmap.regression import HIPGPRegressor
 from dustmap.regression._global import GlobalPlan
-from tests.test_regression import wave, wave_kernel
+from tests.regression_cases import wave, wave_kernel
 
 Array = NDArray[np.float64]
 

@@ -1,16 +1,12 @@
 """Families against dense matrices: their S is a masked precision, inverted."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from dustmap.gp.families import (
-    AbstractFamily,
-    AbstractGaussian,
     BlockFamily,
     FullRankFamily,
     MeanFieldFamily,
@@ -24,96 +20,13 @@ from dustmap.gp.families import (
     diagonal_natural_to_moment,
 )
 from dustmap.linalg import TilePartition
-
-
-def block_mask(shape: tuple[int, ...], tile: tuple[int, ...]) -> Tensor:
-    """Whether two points of the grid lie in one tile, by integer division of their coordinates."""
-    axes = [torch.arange(size) // t for size, t in zip(shape, tile, strict=True)]
-    label = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(math.prod(shape), -1)
-    return (label[:, None] == label[None, :]).all(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Case:
-    name: str
-    family: AbstractFamily
-    mask: Tensor
-
-
-def block_case(shape: tuple[int, ...], tile: tuple[int, ...]) -> Case:
-    family = BlockFamily(TilePartition(shape, tile))
-    return Case(f"block-{shape}-{tile}", family, block_mask(shape, tile))
-
-
-CASES = [
-    Case("mean-field", MeanFieldFamily(11), torch.eye(11, dtype=torch.bool)),
-    block_case((13,), (4,)),
-    block_case((6,), (1,)),
-    block_case((5, 6), (2, 4)),
-    block_case((4, 6), (2, 3)),
-    block_case((3, 4, 3), (2, 2, 2)),
-    block_case((2, 3, 4), (2, 3, 4)),
-    Case("full-rank", FullRankFamily(11), torch.ones(11, 11, dtype=torch.bool)),
-]
-
-over_cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-@dataclass(frozen=True, eq=False)
-class Regression:
-    """y = Φ ε + noise: everything about it is known in closed form."""
-
-    phi: Tensor
-    y: Tensor
-    noise: Tensor
-
-    @property
-    def precision(self) -> Tensor:
-        """Λ = I + Φᵀ Σ⁻¹ Φ."""
-        identity = torch.eye(self.phi.shape[1], dtype=self.phi.dtype)
-        return identity + self.phi.T @ torch.diag(1 / self.noise) @ self.phi
-
-    @property
-    def b(self) -> Tensor:
-        return self.phi.T @ (self.y / self.noise)
-
-    def log_evidence(self) -> float:
-        covariance = self.phi @ self.phi.T + torch.diag(self.noise)
-        zero = torch.zeros_like(self.y)
-        return float(stats.multivariate_normal.logpdf(self.y, zero, covariance))
-
-    def elbo(self, m: Tensor, S: Tensor) -> Tensor:
-        """Eq. 13-14 with no residual variance, for a dense S."""
-        mu = self.phi @ m
-        v = ((self.phi @ S) * self.phi).sum(-1)
-        a = -0.5 * (2 * math.pi * self.noise).log() - ((self.y - mu) ** 2 + v) / (2 * self.noise)
-        kl = 0.5 * (S.trace() + m @ m - torch.logdet(S) - len(m))
-        return a.sum() - kl
-
-
-def regression(n_features: int, n: int = 17, seed: int = 0) -> Regression:
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    return Regression(0.6 * normal(n, n_features), normal(n), 0.2 + normal(n).square())
-
-
-def dense_covariance(state: AbstractGaussian) -> Tensor:
-    identity = torch.eye(len(state.mean), dtype=state.mean.dtype)
-    return state.apply_covariance(identity)
-
-
-def fitted(case: Case, dtype: torch.dtype = torch.float64) -> tuple[AbstractGaussian, Tensor]:
-    """A state with some mean and the S of some data, and its dense precision."""
-    data = regression(case.family.n_features)
-    statistics = case.family.precision_statistics(data.phi.to(dtype), 1 / data.noise.to(dtype))
-    mean = torch.linspace(-1, 1, case.family.n_features, dtype=dtype)
-    identity = torch.eye(case.family.n_features, dtype=torch.float64)
-    return case.family.posterior(mean, statistics), identity + case.mask * (
-        data.precision - identity
-    )
+from tests.gp.family_cases import (
+    Case,
+    dense_covariance,
+    fitted,
+    over_cases,
+    regression,
+)
 
 
 @over_cases
@@ -215,114 +128,6 @@ def test_samples_have_the_mean_and_covariance_of_q(case: Case) -> None:
     # Var of a sample covariance: (S_ii S_jj + S_ij²)/count.
     spread = ((variance[:, None] * variance[None, :] + S.square()) / count).sqrt()
     assert float(((draws.T.cov() - S) / spread).abs().max()) < 5
-
-
-@over_cases
-@pytest.mark.parametrize("length", [0.3, 1.0])
-def test_natural_step_is_the_gradient_in_expectation_parameters(case: Case, length: float) -> None:
-    data = regression(case.family.n_features, seed=3)
-    state, precision = fitted(case)
-    S = torch.linalg.inv(precision)
-    eta1 = state.mean.clone().requires_grad_()
-    eta2 = (case.mask * (S + torch.outer(state.mean, state.mean))).requires_grad_()
-    # S6: ∂L/∂η is the natural gradient in θ, within the structure of S.
-    loss = data.elbo(eta1, case.mask * (eta2 - torch.outer(eta1, eta1)))
-    d1, d2 = torch.autograd.grad(loss, (eta1, eta2))
-    theta1 = precision @ state.mean + length * d1  # S11
-    theta2 = -0.5 * precision + case.mask * (length * d2)  # S12
-    expected_S = torch.linalg.inv(-2 * theta2)
-
-    weights = 1 / data.noise
-    statistics = case.family.precision_statistics(data.phi, weights)
-    gradient = data.phi.T @ ((data.y - data.phi @ state.mean) * weights) - state.mean
-    after = case.family.natural_step(state, gradient, statistics, length, length)
-    torch.testing.assert_close(dense_covariance(after), expected_S, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(after.mean, expected_S @ theta1, rtol=1e-9, atol=1e-10)
-
-
-@over_cases
-def test_the_precision_can_run_ahead_of_the_mean(case: Case) -> None:
-    data = regression(case.family.n_features)
-    statistics = case.family.precision_statistics(data.phi, 1 / data.noise)
-    prior = case.family.prior()
-    ahead = case.family.natural_step(prior, data.b, statistics, 0.0, 1.0)
-    assert torch.equal(ahead.mean, prior.mean)
-    S = torch.linalg.inv(case.mask * data.precision)
-    torch.testing.assert_close(dense_covariance(ahead), S, rtol=1e-10, atol=1e-12)
-    moved = case.family.natural_step(ahead, data.b, statistics, 0.5, 0.0)
-    torch.testing.assert_close(moved.mean, 0.5 * S @ data.b, rtol=1e-10, atol=1e-12)
-    assert torch.equal(dense_covariance(moved), dense_covariance(ahead))
-
-
-@over_cases
-def test_elbo_never_exceeds_the_evidence_and_is_largest_at_the_optimum(case: Case) -> None:
-    data = regression(case.family.n_features)
-    statistics = case.family.precision_statistics(data.phi, 1 / data.noise)
-    m = torch.linalg.solve(data.precision, data.b)  # S5
-    best = case.family.posterior(m, statistics)  # S4
-    at_best = float(data.elbo(m, dense_covariance(best)))
-    assert at_best <= data.log_evidence() + 1e-9
-    generator = torch.Generator().manual_seed(2)
-    for _ in range(5):
-        nudge = torch.randn(len(m), generator=generator, dtype=torch.float64)
-        extra = case.family.precision_statistics(0.1 * nudge[None], torch.ones(1).double())
-        other = case.family.posterior(m + 0.05 * nudge, statistics + extra)
-        assert float(data.elbo(other.mean, dense_covariance(other))) < at_best
-
-
-def test_full_rank_unit_step_is_bayesian_linear_regression() -> None:
-    data = regression(9)
-    family = FullRankFamily(9)
-    statistics = family.precision_statistics(data.phi, 1 / data.noise)
-    state = family.natural_step(family.prior(), data.b, statistics, 1.0, 1.0)
-    torch.testing.assert_close(state.mean, torch.linalg.solve(data.precision, data.b))
-    torch.testing.assert_close(dense_covariance(state), torch.linalg.inv(data.precision))
-    elbo = float(data.elbo(state.mean, dense_covariance(state)))
-    assert elbo == pytest.approx(data.log_evidence(), rel=1e-12)
-
-
-def test_limits_of_the_block_family() -> None:
-    data = regression(24)
-    weights = 1 / data.noise
-    one_tile = BlockFamily(TilePartition((4, 6), (4, 6)))
-    one_point = BlockFamily(TilePartition((4, 6), (1, 1)))
-    pairs: list[tuple[AbstractFamily, AbstractFamily]] = [
-        (one_tile, FullRankFamily(24)),
-        (one_point, MeanFieldFamily(24)),
-    ]
-    for block, other in pairs:
-        a, b = (
-            family.natural_step(
-                family.prior(), data.b, family.precision_statistics(data.phi, weights), 0.4, 0.7
-            )
-            for family in (block, other)
-        )
-        torch.testing.assert_close(a.mean, b.mean, rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(a.kl(), b.kl(), rtol=1e-11, atol=0)
-        torch.testing.assert_close(a.quadratic(data.phi), b.quadratic(data.phi))
-
-
-def test_mean_field_optimum_is_the_inverse_diagonal_of_the_precision() -> None:
-    data = regression(8)
-    family = MeanFieldFamily(8)
-    state = family.posterior(
-        torch.zeros(8).double(), family.precision_statistics(data.phi, 1 / data.noise)
-    )
-    s2 = state.std.square().requires_grad_()
-    torch.testing.assert_close(s2, 1 / data.precision.diagonal())
-    (gradient,) = torch.autograd.grad(data.elbo(state.mean, torch.diag(s2)), s2)
-    assert float(gradient.abs().max()) < 1e-12
-
-
-def test_float32_keeps_what_large_weights_leave_open() -> None:
-    # One datum with σ = 1e-4 fixes one direction; the variance of the others must stay one.
-    phi = torch.full((1, 4), 0.5)
-    for family in (FullRankFamily(4), BlockFamily(TilePartition((4,), (4,)))):
-        statistics = family.precision_statistics(phi, torch.tensor([1e8]))
-        state = family.posterior(torch.zeros(4), statistics)
-        open_direction = torch.tensor([[0.5, -0.5, 0.5, -0.5]])
-        assert float(state.quadratic(open_direction)[0]) == pytest.approx(1.0, rel=1e-5)
-        assert float(state.quadratic(phi)[0]) == pytest.approx(1e-8, rel=1e-2)
 
 
 def moments(*batch: int) -> tuple[Tensor, Tensor]:

@@ -25,57 +25,16 @@ from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
 from dustmap.linalg import AbstractOperator, CirculantOperator, SparseOperator
 from tests import contracts
 from tests.contracts import OperatorCase
-from tests.gp.parameters import of_parameters
-
-SHAPES = [(14,), (7, 6), (5, 4, 4)]
-
-
-def _grid(shape: tuple[int, ...]) -> RegularGrid:
-    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
-
-
-def _draw(n: int, dim: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(n, dim, dtype=torch.float64, generator=generator)
-
-
-def _points(dim: int, n: int) -> PointValues:
-    return PointValues(_draw(n, dim, 0))
-
-
-def _slopes(dim: int, n: int) -> Derivatives:
-    direction = _draw(n, dim, 1) + 0.1
-    return Derivatives(_draw(n, dim, 0), direction / direction.norm(dim=-1, keepdim=True))
-
-
-def _rays(dim: int, n: int) -> LineIntegrals:
-    plain = LineIntegrals.segment(_draw(n, dim, 2), _draw(n, dim, 3))
-    edges = plain.edges[:, 1:] * torch.tensor([0.0, 0.3, 0.5, 1.0])
-    return LineIntegrals(plain.origin, plain.direction, edges, 0.2 + _draw(n, 3, 4))
-
-
-def _measure(dim: int, n: int) -> PointMeasure:
-    points, weights = _draw(3 * n, dim, 5).reshape(n, 3, dim), _draw(n, 3, 6) - 0.3
-    return PointMeasure(points, weights, _draw(n, dim, 7))
-
-
-def _mixed(dim: int, n: int = 5, seed: int = 0) -> Stacked:
-    parts = (_points(dim, n), _slopes(dim, n), _rays(dim, n), _measure(dim, n))
-    stacked = Stacked(parts)
-    order = torch.randperm(len(stacked), generator=torch.Generator().manual_seed(seed))
-    return stacked[order]
-
-
-def _features(
-    shape: tuple[int, ...],
-    order: int | None = None,
-    dtype: torch.dtype = torch.float64,
-    memory: int = 2**31,
-) -> LocalFeatures:
-    """Short length scales, so that few images of the kernel matter; 2³ nodes in 3-D."""
-    scales = (0.13, 0.1, 0.15)[: len(shape)]
-    prior = GridPrior.padded(Matern32(scales, 1.3), _grid(shape), padding=2.0, dtype=dtype)
-    return LocalFeatures(prior, order=order or (4 if len(shape) < 3 else 2), memory=memory)
+from tests.gp.local_cases import (
+    SHAPES,
+    draw,
+    make_features,
+    make_grid,
+    some_mixed,
+    some_points,
+    some_rays,
+    some_slopes,
+)
 
 
 def _slow_weights(features: LocalFeatures, functional: AbstractFunctional) -> Tensor:
@@ -111,7 +70,7 @@ def _slow_weights(features: LocalFeatures, functional: AbstractFunctional) -> Te
 @pytest.mark.parametrize("order", [2, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weights_against_loops(shape: tuple[int, ...], order: int) -> None:
-    features, functional = _features(shape, order), _mixed(len(shape), 3)
+    features, functional = make_features(shape, order), some_mixed(len(shape), 3)
     W = features.weights(functional)
     torch.testing.assert_close(W.to_dense(), _slow_weights(features, functional).detach())
 
@@ -119,7 +78,7 @@ def test_weights_against_loops(shape: tuple[int, ...], order: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_operator_and_products_agree(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    features, functional = _features(shape, dtype=dtype), _mixed(len(shape))
+    features, functional = make_features(shape, dtype=dtype), some_mixed(len(shape))
     rows, operator = features.rows(functional), features.operator(functional)
     atol = 1e-10 if dtype == torch.float64 else 2e-4
     torch.testing.assert_close(operator.to_dense(), rows.phi.detach(), rtol=0, atol=atol)
@@ -141,7 +100,7 @@ def test_steps_and_table_of_rays_are_fine_enough(
     """Prior std of Σ_q v_q w_q − ∫ w ds, the integral by many exact points, over that of ∫ρ ds."""
     grid = RegularGrid((0.0,) * 2, (1.0,) * 2, (10, 10))
     prior = GridPrior.padded(make(ratio, dim=2), grid, padding=2.0)
-    start, along = 4.0 * _draw(30, 2, 0), _draw(30, 2, 1)
+    start, along = 4.0 * draw(30, 2, 0), draw(30, 2, 1)
     lengths = torch.linspace(0.3, 4.0, 30, dtype=torch.float64)[:, None]
     rays = LineIntegrals.segment(start, start + lengths * along)
     features = LocalFeatures(prior, order=2)
@@ -153,7 +112,7 @@ def test_steps_and_table_of_rays_are_fine_enough(
     assert 0 < float(relative.max()) < allowed
 
 
-KINDS: list[Callable[[int, int], AbstractFunctional]] = [_points, _slopes, _rays]
+KINDS: list[Callable[[int, int], AbstractFunctional]] = [some_points, some_slopes, some_rays]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,7 +123,7 @@ def test_finer_grids_bring_the_exact_covariances(
     functional, kernel = kind(dim, 6), Matern52(0.5, dim=dim)
     errors = []
     for m in (5, 9, 17):
-        prior = GridPrior.padded(kernel, _grid((m,) * dim), padding=3.0)
+        prior = GridPrior.padded(kernel, make_grid((m,) * dim), padding=3.0)
         operator = LocalFeatures(prior).operator(functional)
         phi = operator.rmatmul(torch.eye(6, dtype=torch.float64))
         exact = ClosedForm().between(kernel, functional, functional, prior.wrapping).detach()
@@ -175,8 +134,8 @@ def test_finer_grids_bring_the_exact_covariances(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_residual_variance_of_any_weights(shape: tuple[int, ...]) -> None:
-    features, dim = _features(shape), len(shape)
-    functional = Stacked((_points(dim, 5), _slopes(dim, 5)))
+    features, dim = make_features(shape), len(shape)
+    functional = Stacked((some_points(dim, 5), some_slopes(dim, 5)))
     prior, arguments = features.prior, (features.prior.wrapping, torch.float64)
     w = _slow_weights(features, functional).detach()
     k_ff = ClosedForm().variance(prior.kernel, functional, *arguments)
@@ -190,12 +149,12 @@ def test_the_residual_variance_of_any_weights(shape: tuple[int, ...]) -> None:
 
 
 def _stored_case(shape: tuple[int, ...]) -> OperatorCase:
-    functional = _mixed(len(shape), 3)
+    functional = some_mixed(len(shape), 3)
 
     def build(dtype: torch.dtype) -> AbstractOperator:
-        return _features(shape, 2, dtype).weights(functional)
+        return make_features(shape, 2, dtype).weights(functional)
 
-    dense = _slow_weights(_features(shape, 2), functional).detach()
+    dense = _slow_weights(make_features(shape, 2), functional).detach()
     return OperatorCase(f"stored-{len(shape)}", build, dense)
 
 
@@ -231,21 +190,21 @@ def test_operator_contract(case: OperatorCase, check: Callable[[OperatorCase], N
 def test_stored_and_recomputed_rows_are_the_same(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    functional = _mixed(len(shape), 20)
-    kept = _features(shape)
+    functional = some_mixed(len(shape), 20)
+    kept = make_features(shape)
     planned = kept.plan_bytes(functional)
     monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 700)
     streamed = replace(kept, memory=planned - 1)
     expected = kept.weights(functional)
     actual = streamed.weights(functional)
-    for x in (_draw(2, kept.n_features, 0), _draw(1, kept.n_features, 1)[0]):
+    for x in (draw(2, kept.n_features, 0), draw(1, kept.n_features, 1)[0]):
         torch.testing.assert_close(actual.matmul(x), expected.matmul(x))
-    y = _draw(2, len(functional), 0)
+    y = draw(2, len(functional), 0)
     torch.testing.assert_close(actual.rmatmul(y), expected.rmatmul(y))
 
 
 def test_planned_bytes_are_those_of_what_is_stored() -> None:
-    features, rays = _features((7, 6)), _rays(2, 2000)
+    features, rays = make_features((7, 6)), some_rays(2, 2000)
     W = features.weights(rays)
     assert isinstance(W, SparseOperator)
     assert features.plan_bytes(rays) == pytest.approx(W.bytes, rel=0.05)
@@ -255,8 +214,8 @@ def test_planned_bytes_are_those_of_what_is_stored() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_chunks_change_no_number(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    features, functional = _features(shape), _mixed(len(shape), 9)
-    eps = _draw(2, features.n_features, 0)
+    features, functional = make_features(shape), some_mixed(len(shape), 9)
+    eps = draw(2, features.n_features, 0)
     weights, products = _outputs(features, functional, eps)
     monkeypatch.setattr(sites_module, "CHUNK_ENTRIES", 300)
     again, cut = _outputs(features, functional, eps)
@@ -277,69 +236,10 @@ def _outputs(
     return features.weights(functional).to_dense(), (products.detach(), *gradients)
 
 
-@pytest.mark.parametrize(("shape", "order"), [((9,), 4), ((4, 4), 4), ((3, 3, 3), 2)])
-def test_gradients_of_products(shape: tuple[int, ...], order: int) -> None:
-    dim, functional = len(shape), _mixed(len(shape), 2)
-    grid, torus = _grid(shape), tuple(m + 5 for m in shape)
-    eps = torch.randn(2, _size(torus), dtype=torch.float64, generator=torch.Generator())
-
-    def objective(log_lengthscale: Tensor, log_variance: Tensor, eps: Tensor) -> Tensor:
-        def products(kernel: AbstractKernel) -> Tensor:
-            prior = GridPrior.padded(kernel, grid, torus_shape=torus)
-            return LocalFeatures(prior, order=order).products(functional, eps)
-
-        evaluate = of_parameters(Matern32((1.0,) * dim), products)
-        result: Tensor = evaluate(log_lengthscale, log_variance)
-        return result
-
-    scales = torch.linspace(-1.8, -1.5, dim, dtype=torch.float64, requires_grad=True)
-    variance = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    eps.requires_grad_()
-    assert torch.autograd.gradcheck(
-        objective, (scales, variance, eps), atol=1e-5, rtol=1e-4, fast_mode=True
-    )
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_of_products_against_dense_autograd(shape: tuple[int, ...]) -> None:
-    features, functional = _features(shape, 2).rebuilt(), _mixed(len(shape))
-    eps = torch.randn(3, features.n_features, dtype=torch.float64, generator=torch.Generator())
-    eps.requires_grad_()
-    inputs = [eps, *features.parameters()]
-    dense = eps @ features.rows(functional).phi.mT
-    expected = torch.autograd.grad(dense.square().sum(), inputs, retain_graph=True)
-    products = features.products(functional, eps)
-    actual = torch.autograd.grad(products.square().sum(), inputs)
-    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-8)
-
-
-def test_frozen_weights_lose_much_of_the_gradient() -> None:
-    """∂ trace(Φ Φᵀ) / ∂ log ℓ at ℓ = h/2 needs the derivative of the weights."""
-    kernel = Matern32(1.0 / 12, dim=2)
-    prior = GridPrior.padded(kernel, _grid((7, 7)), padding=3.0)
-    features, points = LocalFeatures(prior, order=2), _points(2, 40)
-    eps = torch.eye(features.n_features, dtype=torch.float64)
-    whole = features.products(points, eps).square().sum()
-    u = prior.torus_root(0.5).matmul(eps)
-    frozen = features.weights(points).matmul(u).square().sum()
-    torch.testing.assert_close(whole, frozen)
-    parameter = kernel.log_lengthscale
-    (full,) = torch.autograd.grad(whole, parameter, retain_graph=True)
-    (partial,) = torch.autograd.grad(frozen, parameter)
-    assert float((full - partial).abs()) > 0.2 * float(full.abs())
-
-
 def test_draws_match_the_residual_variance() -> None:
     """W u of draws of the field on the torus, with and without the point itself observed."""
     kernel = Matern12(0.4, dim=1)
-    prior = GridPrior.padded(kernel, _grid((9,)), torus_shape=(24,))
+    prior = GridPrior.padded(kernel, make_grid((9,)), torus_shape=(24,))
     fine = GridPrior.padded(kernel, RegularGrid((0.0,), (0.125 / 4,), (33,)), torus_shape=(96,))
     x = fine.grid.points()
     eps = torch.randn(4000, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -353,8 +253,8 @@ def test_draws_match_the_residual_variance() -> None:
 
 
 def test_estimators_that_pick_points_decide_what_is_observed() -> None:
-    features = replace(_features((7, 6)), estimator=MonteCarlo(16, seed=3))
-    rays = _rays(2, 6)
+    features = replace(make_features((7, 6)), estimator=MonteCarlo(16, seed=3))
+    rays = some_rays(2, 6)
     as_points = MonteCarlo(16, seed=3).observed(rays)
     torch.testing.assert_close(
         features.weights(rays).to_dense(), features.weights(as_points).to_dense()
@@ -363,8 +263,8 @@ def test_estimators_that_pick_points_decide_what_is_observed() -> None:
 
 def test_rebuilt_features_follow_the_kernel() -> None:
     kernel = Matern32(0.4, dim=1)
-    features = LocalFeatures(GridPrior.padded(kernel, _grid((9,))))
-    points, eps = _points(1, 4), _draw(1, features.n_features, 0)
+    features = LocalFeatures(GridPrior.padded(kernel, make_grid((9,))))
+    points, eps = some_points(1, 4), draw(1, features.n_features, 0)
     before = features.products(points, eps).detach()
     with torch.no_grad():
         kernel.log_variance.add_(2.0)
@@ -373,13 +273,13 @@ def test_rebuilt_features_follow_the_kernel() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    prior = GridPrior.padded(Matern32(0.4, dim=1), _grid((9,)))
+    prior = GridPrior.padded(Matern32(0.4, dim=1), make_grid((9,)))
     with pytest.raises(ValueError, match="expected 2 or 4, got 3"):
         LocalFeatures(prior, order=3)
     with pytest.raises(ValueError, match="per_cell must be positive"):
         LocalFeatures(prior, per_cell=0.0)
     with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
-        LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), _grid((9,))))
+        LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), make_grid((9,))))
     far = PointValues(torch.tensor([[0.5], [2.9]]).double())
     with pytest.raises(ValueError, match="1 of 2 points of the data lie outside the grid"):
         LocalFeatures(prior).operator(far)
@@ -387,15 +287,15 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_points_in_the_padding_are_seen() -> None:
-    features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), _grid((9,))))
+    features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), make_grid((9,))))
     beyond = PointValues(torch.tensor([[-0.3], [1.2]]).double())
     assert float(features.residual_variance(beyond).detach().max()) < 0.02
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_data_make_no_rows(kind: Callable[[int, int], AbstractFunctional]) -> None:
-    features, none = _features((7, 6)), kind(2, 4)[:0]
-    eps = _draw(2, features.n_features, 0)
+    features, none = make_features((7, 6)), kind(2, 4)[:0]
+    eps = draw(2, features.n_features, 0)
     assert features.operator(none).matmul(eps).shape == (2, 0)
     assert features.products(none, eps).shape == (2, 0)
 

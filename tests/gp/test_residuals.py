@@ -1,119 +1,38 @@
 """Residual variances of local weights against their definition by dense algebra."""
 
 import itertools
-import logging
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import GridPrior, RegularGrid
-from dustmap.gp.covariances import ClosedForm, MonteCarlo
-from dustmap.gp.features import _residual_table as residual_table
-from dustmap.gp.features import _residuals as residuals
+from dustmap.gp import GridPrior
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
-from dustmap.gp.features._order import stencil_order
 from dustmap.gp.features._residual_check import (
     ResidualCheck,
-    exact_residual_variance,
     residual_check,
 )
 from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
-from dustmap.gp.features._residuals import LocalResiduals, ResidualVariance
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import (
-    AbstractFunctional,
     Derivatives,
-    LineIntegrals,
     PointMeasure,
     PointValues,
-    Stacked,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
-from tests.gp.parameters import of_parameters
-
-SHAPES = [(14,), (8, 7), (6, 5, 5)]
-SPACING = (0.8, 1.0, 1.1)
-F64 = torch.float64
-
-
-def make_prior(
-    shape: tuple[int, ...], kernel: AbstractKernel | None = None, dtype: torch.dtype = F64
-) -> GridPrior:
-    dim = len(shape)
-    grid = RegularGrid((-1.5, 0.0, 2.0)[:dim], SPACING[:dim], shape)
-    return GridPrior.padded(kernel or Matern32(2.0, 1.3, dim=dim), grid, padding=9.0, dtype=dtype)
-
-
-def inside(prior: GridPrior, n: int, seed: int = 0) -> Tensor:
-    """Points (n, D) of the box."""
-    generator = torch.Generator().manual_seed(seed)
-    lower = torch.tensor(prior.grid.lower, dtype=F64)
-    upper = torch.tensor(prior.grid.upper, dtype=F64)
-    fraction = torch.rand(n, prior.grid.dim, dtype=F64, generator=generator)
-    return lower + (upper - lower) * fraction
-
-
-def rays(prior: GridPrior, n: int, seed: int = 0) -> LineIntegrals:
-    return LineIntegrals.segment(inside(prior, n, seed), inside(prior, n, seed + 1))
-
-
-def directions(n: int, dim: int) -> Tensor:
-    direction = torch.randn(n, dim, dtype=F64, generator=torch.Generator().manual_seed(3))
-    unit: Tensor = direction / direction.norm(dim=-1, keepdim=True)
-    return unit
-
-
-def dense_weights(prior: GridPrior, measure: PointMeasure, order: int) -> Tensor:
-    """Kriging weights of every row on the nodes of a large grid, point by point: (N, M)."""
-    grid, kernel = wide_grid(prior), prior.kernel
-    W = torch.zeros(len(measure), grid.size, dtype=F64)
-    lower, spacing = (torch.tensor(v, dtype=F64) for v in (grid.lower, grid.spacing))
-    points = grid.points()
-    for n, q in itertools.product(range(len(measure)), range(measure.points.shape[1])):
-        x = measure.points[n, q]
-        corner = ((x - lower) / spacing).floor()
-        axis = torch.arange(order) - (order // 2 - 1)
-        node = (corner + torch.cartesian_prod(*[axis] * grid.dim).reshape(-1, grid.dim)).long()
-        flat = torch.zeros(len(node), dtype=torch.long)
-        for d, length in enumerate(grid.shape):
-            flat = flat * length + node[:, d]
-        S = points[flat]
-        K_SS = kernel(S[:, None] - S[None])
-        if measure.direction is None:
-            k_S = kernel(x - S)
-        else:
-            k_S = kernel.derivative(x - S, measure.direction[n].expand_as(S))
-        W[n, flat] += measure.weights[n, q] * torch.linalg.solve(K_SS, k_S)
-    return W.detach()
-
-
-def wide_grid(prior: GridPrior) -> RegularGrid:
-    """The grid with four more nodes on every side, for stencils that stick out of the box."""
-    grid = prior.grid
-    lower = tuple(a - 4 * h for a, h in zip(grid.lower, grid.spacing, strict=True))
-    return RegularGrid(lower, grid.spacing, tuple(m + 8 for m in grid.shape))
-
-
-def dense_residual(
-    prior: GridPrior, functional: AbstractFunctional, measure: PointMeasure, order: int
-) -> Tensor:
-    """k_ff − 2 wᵀ k_fu + wᵀ K w, k_ff and K_fu of the functional, w of the measure: (N,)."""
-    W = dense_weights(prior, measure, order)
-    met = (W != 0).any(0)
-    W, points = W[:, met], wide_grid(prior).points()[met]
-    k_ff = ClosedForm().variance(prior.kernel, functional).detach()
-    K_fu = ClosedForm().cross(prior.kernel, functional, points).detach()
-    K = prior.kernel(points[:, None] - points[None]).detach()
-    residual: Tensor = k_ff - 2.0 * (W * K_fu).sum(-1) + ((W @ K) * W).sum(-1)
-    return residual
-
-
-def variance(prior: GridPrior, functional: AbstractFunctional, order: int) -> Tensor:
-    return LocalResiduals(prior, ClosedForm(), order).variance(functional).value
+from tests.gp.residual_cases import (
+    F64,
+    SHAPES,
+    dense_residual,
+    directions,
+    inside,
+    make_prior,
+    rays,
+    variance,
+)
 
 
 @pytest.mark.parametrize("order", [2, 4])
@@ -298,148 +217,3 @@ def checked(
 ) -> ResidualCheck:
     prior = make_prior(shape, KERNELS[name](scale, 1.3, dim=len(shape)))
     return residual_check(LocalFeatures(prior, order=order), rays(prior, count, seed=2))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_definition_is_the_dense_one(shape: tuple[int, ...]) -> None:
-    prior = make_prior(shape)
-    features = LocalFeatures(prior, order=2)
-    points = PointValues(inside(prior, 5))
-    measure = PointMeasure(points.x[:, None], torch.ones(5, 1, dtype=F64))
-    expected = dense_residual(prior, points, measure, 2)
-    exact = exact_residual_variance(features, points)
-    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-6)
-    stacked = Stacked((rays(prior, 3), points))[torch.tensor([4, 1, 7])]
-    parts = exact_residual_variance(features, stacked)
-    torch.testing.assert_close(parts[[0, 2]], expected[[1, 4]], rtol=0, atol=1e-6)
-    alone = exact_residual_variance(features, rays(prior, 3)[1:2])
-    torch.testing.assert_close(parts[1:2], alone, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("shape", [(9,), (6, 5), (4, 4, 4)])
-def test_gradients_in_every_kernel_parameter(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residual_table, "_STEPS", {1: 8, 2: 4, 3: 4})  # small tables are quick
-    monkeypatch.setattr(residual_table, "REACH", 3)
-    dim = len(shape)
-    prior = make_prior(shape)
-    functional = Stacked(
-        (
-            rays(prior, 2),
-            PointValues(inside(prior, 2)),
-            Derivatives(inside(prior, 2, seed=5), directions(2, dim)),
-            PointMeasure(inside(prior, 2, seed=6)[None], torch.ones(1, 2, dtype=F64)),
-        )
-    )
-
-    def outputs(kernel: AbstractKernel) -> Tensor:
-        built = GridPrior.padded(kernel, prior.grid, torus_shape=prior.torus_shape)
-        return variance(built, functional, 2)
-
-    objective = of_parameters(Matern32((1.0,) * dim), outputs)
-    scales = torch.linspace(0.5, 0.8, dim, dtype=F64, requires_grad=True)
-    log_variance = torch.tensor(0.3, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        objective, (scales, log_variance), atol=1e-6, rtol=1e-4, fast_mode=dim > 1
-    )
-
-
-def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    prior = make_prior((6, 5, 5))
-    functional = Stacked((rays(prior, 9), PointValues(inside(prior, 9))))
-    whole = variance(prior, functional, 2).detach()
-    monkeypatch.setattr(residuals, "_CHUNK_NODES", 20)
-    monkeypatch.setattr(residuals, "_CHUNK_ENTRIES", 20)
-    torch.testing.assert_close(variance(prior, functional, 2).detach(), whole, rtol=1e-12, atol=0)
-
-
-def test_float32_is_the_rounded_float64() -> None:
-    single = variance(make_prior((8, 7), dtype=torch.float32), rays(make_prior((8, 7)), 6), 4)
-    double = variance(make_prior((8, 7)), rays(make_prior((8, 7)), 6), 4)
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single, double.float(), rtol=1e-6, atol=0)
-
-
-def test_variance_scales_the_residuals() -> None:
-    base = make_prior((8, 7), Matern32(2.0, 1.0, dim=2))
-    scaled = make_prior((8, 7), Matern32(2.0, 7.0, dim=2))
-    functional = Stacked((rays(base, 6), PointValues(inside(base, 3))))
-    left = variance(base, functional, 4).detach()
-    assert bool((left > 0).all())
-    torch.testing.assert_close(
-        variance(scaled, functional, 4).detach(), 7.0 * left, rtol=1e-8, atol=0
-    )
-
-
-def test_rays_through_the_padding_follow_the_torus() -> None:
-    prior = make_prior((8, 7))
-    start = torch.tensor([[-1.9, -0.6], [-1.9, 0.4]], dtype=F64)
-    across = LineIntegrals.segment(start, start + 3.0)
-    nodes = nodes_of(across, prior.grid, prior.torus_shape)
-    assert int(nodes.cell.max()) >= max(prior.grid.shape)
-    shift = torch.tensor(prior.grid.spacing, dtype=F64)
-    within = LineIntegrals.segment(start + shift, start + shift + 3.0)
-    torch.testing.assert_close(
-        variance(prior, across, 2).detach(), variance(prior, within, 2).detach(), rtol=1e-9, atol=0
-    )
-
-
-def test_measures_of_many_points_take_the_table() -> None:
-    prior = make_prior((16, 14), Matern32(2.0, dim=2))
-    features = LocalFeatures(prior, MonteCarlo(12, seed=4), order=2)
-    residual = LocalResiduals(prior, MonteCarlo(12, seed=4), 2)
-    functional = rays(prior, 30)
-    exact = exact_residual_variance(features, functional)
-    error = residual.variance(functional).value.detach() / exact - 1.0
-    assert float(error.abs().median()) < 0.1
-
-
-def test_negative_values_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        result = ResidualVariance.of(torch.tensor([0.5, -1e-12, 2.0], dtype=F64), torch.float32)
-    assert result.clamped == 1
-    assert result.value.tolist() == [0.5, 0.0, 2.0]
-    assert "1 of 3 residual variances were negative" in caplog.text
-
-
-def test_rays_without_weight_leave_nothing() -> None:
-    prior = make_prior((8, 7))
-    ray = rays(prior, 2)
-    empty = LineIntegrals(ray.origin, ray.direction, ray.edges, 0.0 * ray.weights)
-    assert variance(prior, empty, 2).tolist() == [0.0, 0.0]
-
-
-def test_points_take_four_nodes_per_axis() -> None:
-    prior = make_prior((8, 7))
-    chosen = stencil_order(prior, PointValues(inside(prior, 20)), torch.ones(20, dtype=F64))
-    assert chosen.order == 4
-    assert chosen.bytes4 > chosen.bytes2 > 0
-
-
-@pytest.mark.parametrize(
-    ("noise", "memory", "order", "words"),
-    [
-        (1e3, 2**31, 2, "only"),
-        (1e-6, 2**31, 4, "lower"),
-        (1e-6, 1000, 4, "lower"),
-        (0.05, 1000, 2, "bytes"),
-        (0.05, 2**31, 4, "lower"),
-    ],
-)
-def test_rays_take_two_where_that_does_as_well(
-    noise: float, memory: int, order: int, words: str
-) -> None:
-    prior = make_prior((10, 9), Matern52(2.5, dim=2))
-    functional = rays(prior, 40)
-    variances = torch.full((40,), noise, dtype=F64)
-    chosen = stencil_order(prior, functional, variances, memory=memory, sample=30, gain=0.05)
-    assert chosen.order == order
-    assert words in chosen.reason
-    assert chosen.ratio2 > chosen.ratio4 > 0
-
-
-def test_stencil_order_refuses_noise_of_another_length() -> None:
-    prior = make_prior((8, 7))
-    with pytest.raises(ValueError, match=r"noise_variance must be \(3,\)"):
-        stencil_order(prior, PointValues(inside(prior, 3)), torch.ones(2, dtype=F64))

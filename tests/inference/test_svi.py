@@ -1,0 +1,125 @@
+"""Minibatches and learning: stochastic variational inference."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import ConstantMean
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    PrecisionOperator,
+    RowSource,
+    SVISettings,
+    VariationalModel,
+    batch_stability,
+    fit_svi,
+    full_elbo,
+    power_stability,
+    solve_direct,
+    svi,
+)
+from tests.inference.variational_cases import families, make_problem
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_minibatch_svi_approaches_the_direct_optimum(family: str) -> None:
+    problem = make_problem((5, 4), noise=1.0)
+    model = problem.model(families(problem)[family])
+    optimum = solve_direct(model, problem.batch, problem.source, rtol=1e-12).elbo
+    settings = SVISettings(batch_size=10, epochs=60)
+    generator = torch.Generator().manual_seed(0)
+    first = next(svi(model, problem.batch, problem.source, settings, generator))
+    last = fit_svi(model, problem.batch, problem.source, settings, generator)
+    start = full_elbo(model, first.posterior, problem.batch, problem.source)
+    end = full_elbo(model, last.posterior, problem.batch, problem.source)
+    assert start < end <= optimum
+    assert optimum - end < 0.1 * (optimum - start) + 0.05
+
+
+def test_seeds_decide_everything() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["block"])
+    settings = SVISettings(batch_size=7, epochs=2)
+
+    def run(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return fit_svi(model, problem.batch, problem.source, settings, generator).posterior.mean
+
+    assert bool((run(1) == run(1)).all())
+    assert not bool((run(1) == run(2)).all())
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_stability_bounds_hold(family: str) -> None:
+    problem = make_problem((5, 4), noise=0.01)
+    phi, _, sigma2 = problem.dense()
+    member = families(problem)[family]
+    state = member.posterior(
+        torch.zeros(phi.shape[1]).double(), member.precision_statistics(phi, 0.3 / sigma2)
+    )
+    Lambda = torch.eye(phi.shape[1]).double() + phi.mT @ (phi / sigma2[:, None])
+    S = state.apply_covariance(torch.eye(phi.shape[1]).double())
+    true = float(torch.linalg.eigvals(S @ Lambda).real.max())
+    assert true <= batch_stability(state, phi, 1 / sigma2) <= true + 1.0 + 1e-9
+    operator = PrecisionOperator(problem.source.operator(), 1 / sigma2)
+    estimate = power_stability(state, operator, torch.Generator().manual_seed(0))
+    assert 0.9 * true <= estimate <= 1.06 * true
+
+
+def test_early_stop_returns_the_best_held_out_state() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["mean-field"])
+    scores = iter([1.0, 3.0, 2.0, 1.0, 0.0])
+    settings = SVISettings(batch_size=16, epochs=50, patience=2)
+    seen: list[int] = []
+    best = fit_svi(
+        model,
+        problem.batch,
+        problem.source,
+        settings,
+        torch.Generator().manual_seed(0),
+        score=lambda state: next(scores),
+        progress=lambda state: seen.append(state.epoch),
+    )
+    assert best.epoch == 2
+    assert max(seen) == 4
+
+
+def test_streamed_rows_give_the_stored_rows_result() -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)["block"])
+    streamed = RowSource(problem.features, problem.batch.functional, memory=0)
+    assert streamed.stored is None
+    assert problem.source.stored is not None
+    a = solve_direct(model, problem.batch, problem.source, rtol=1e-10)
+    b = solve_direct(model, problem.batch, streamed, rtol=1e-10)
+    torch.testing.assert_close(a.state.mean, b.state.mean, atol=1e-6, rtol=0)
+    assert a.elbo == pytest.approx(b.elbo, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hip", "hip-dense", "torus", "cholesky"])
+def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
+    problem = make_problem((5, 4), name)
+    member = families(problem)["block"]
+    model = VariationalModel(
+        problem.features, ConstantMean(0.2), GaussianLikelihood(scale=1.1, jitter=0.1), member
+    )
+    state = solve_direct(model, problem.batch, problem.source).state
+
+    def value() -> Tensor:
+        rebuilt = model.rebuilt()
+        solve_direct(rebuilt, problem.batch, RowSource(rebuilt.features, problem.batch.functional))
+        return rebuilt.elbo(state, rebuilt.features.rows(problem.batch.functional), problem.batch)
+
+    parameters = list(model.parameters())
+    assert len(parameters) == 5
+    gradients = torch.autograd.grad(value(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        sides = []
+        for step in (1e-5, -1e-5):
+            with torch.no_grad():
+                parameter.add_(step)
+                sides.append(float(value().detach()))
+                parameter.sub_(step)
+        difference = (sides[0] - sides[1]) / 2e-5
+        assert float(gradient.sum()) == pytest.approx(difference, rel=2e-4, abs=1e-4)
