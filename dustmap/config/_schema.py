@@ -13,11 +13,14 @@ from dustmap.config._values import (
     bytes_of,
     choice,
     choices,
+    duration,
     integer,
     memory_size,
     number,
     parsecs,
+    seconds_of,
     several,
+    sky_tile,
     text,
     texts,
 )
@@ -117,6 +120,22 @@ class DataConfig:
             path=_always,
         ),
     ] = ""
+    tile: Annotated[
+        str,
+        Key(
+            sky_tile((1, 2, 4)),
+            "stars: NSIDE/PIXEL, such as 2/17, maps but the cone of this HEALPix pixel (NESTED, "
+            "Galactic) within [grid], to be merged with the others; empty for all of it",
+        ),
+    ] = ""
+    tile_margin: Annotated[
+        float,
+        Key(
+            parsecs(low=0.0),
+            "around the cone, where stars count too: at least 2 x model.length, which 0 stands for",
+            "pc",
+        ),
+    ] = 0.0
     inputs: Annotated[
         tuple[str, ...], Key(texts(), "regression: the columns to predict from, 1 to 3")
     ] = ()
@@ -233,10 +252,19 @@ class ModelConfig:
             "mag",
         ),
     ] = 0.0
+    relative_scatter: Annotated[
+        float,
+        Key(
+            number(low=0.0),
+            "the same as a part of the extinction that the map expects, so that it grows with it "
+            "(a log-normal density only)",
+            "fraction",
+        ),
+    ] = 0.0
     learn: Annotated[
         tuple[str, ...],
         Key(
-            choices("length", "std", "mean", "noise", "scatter"),
+            choices("length", "std", "mean", "noise", "scatter", "relative_scatter"),
             "learned from the data (noise is a factor on all errors)",
         ),
     ] = ("length", "std", "mean", "noise")
@@ -336,6 +364,18 @@ class ComputeConfig:
     memory: Annotated[
         str, Key(memory_size(), "a plan that needs more is refused before it starts")
     ] = "8GiB"
+    checkpoint: Annotated[
+        str,
+        Key(
+            duration(),
+            "a run keeps its state when the last one kept is older, for dustmap run --resume; "
+            '"0 s" keeps every one, which may cost more than it saves',
+        ),
+    ] = "5 min"
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        return seconds_of(self.checkpoint)
 
     @property
     def memory_bytes(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -89,14 +90,16 @@ def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
         raise Rejected(expected) from None
 
 
-def parsecs(*, positive: bool = False) -> Parser:
+def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:
     """A length in pc from a bare number, `300pc` or `0.3kpc`."""
-    expected = f'a {"positive " if positive else ""}length: 300 (in pc), "300pc" or "0.3kpc"'
+    kind = "positive length" if positive else "length"
+    least = f" >= {low:g}" if math.isfinite(low) else ""
+    expected = f'a {kind}{least}: 300 (in pc), "300pc" or "0.3kpc"'
 
     def parse(raw: object) -> float:
         pc = {"": 1.0, **PARSECS}
         value = _with_unit(raw, pc, expected) if isinstance(raw, str) else _number(raw, expected)
-        if positive and value <= 0.0:
+        if value < low or (positive and value <= 0.0):
             raise Rejected(expected)
         return value
 
@@ -120,6 +123,25 @@ def text(*, empty: bool = False) -> Parser:
         if not isinstance(raw, str) or not (raw or empty):
             raise Rejected("a text" if empty else "a text that is not empty")
         return raw
+
+    return Parser(parse)
+
+
+def sky_tile(nsides: tuple[int, ...]) -> Parser:
+    """Empty, or NSIDE/PIXEL of a HEALPix pixel, such as "2/17"."""
+    most = ", ".join(f"{nside}/{12 * nside**2 - 1}" for nside in nsides)
+    expected = f'"" or "NSIDE/PIXEL", such as "2/17"; the last pixels are {most}'
+
+    def parse(raw: object) -> str:
+        if raw == "":
+            return ""
+        match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,9})", raw) if isinstance(raw, str) else None
+        if match is None:
+            raise Rejected(expected)
+        nside, pixel = int(match[1]), int(match[2])
+        if nside not in nsides or pixel >= 12 * nside**2:
+            raise Rejected(expected)
+        return f"{nside}/{pixel}"
 
     return Parser(parse)
 
@@ -185,3 +207,21 @@ def memory_size() -> Parser:
 def bytes_of(amount: str) -> int:
     """`"8GiB"` -> 8589934592; for texts that `memory_size` has accepted."""
     return int(_with_unit(amount, {unit: float(size) for unit, size in BYTES.items()}, "memory"))
+
+
+def duration() -> Parser:
+    """A time such as `5 min`; kept as the text it came as, a bare 0 as well."""
+
+    def parse(raw: object) -> str:
+        expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
+        written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
+        if not isinstance(written, str) or _with_unit(written, SECONDS, expected) < 0.0:
+            raise Rejected(expected)
+        return written
+
+    return Parser(parse)
+
+
+def seconds_of(time: str) -> float:
+    """`"5 min"` -> 300.0; for texts that `duration` has accepted."""
+    return _with_unit(time, SECONDS, "time")
