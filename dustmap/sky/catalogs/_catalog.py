@@ -11,7 +11,7 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import refuse_existing, replacing
+from dustmap.sky._atomic import refuse_existing
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._counts import Counts
 from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated
@@ -20,12 +20,13 @@ from dustmap.sky.catalogs._selection import Rules, Selection
 from dustmap.sky.catalogs._shelf import card_named
 from dustmap.sky.catalogs.readers import CatalogError
 from dustmap.sky.stars import (
+    SKY_ORDER,
     AbstractDistancePrior,
     FlatParallax,
+    SkySorter,
     StarStoreWriter,
     StarTable,
     concatenate,
-    open_star_store,
     star_store,
 )
 from dustmap.sky.stars._store import CHUNK
@@ -93,6 +94,11 @@ def ingest(
 ) -> Counts:
     """As `read_catalog`, into a star store; memory does not grow with the number of rows.
 
+    The stars are in the order of the sky (`SkySorter`), which the store's attribute `order` names:
+    those of one beam, nearest first, follow one another, so that whatever is computed for a run of
+    them meets the same cells of a map, and a part of the sky is a part of the store. Until then
+    they wait in files beside it, which take about 80 bytes a star and are gone afterwards.
+
     The store's attribute `catalog` holds counts and provenance. `progress` is told how many rows
     are read, chunk by chunk.
     """
@@ -101,14 +107,16 @@ def ingest(
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the finished store can be renamed onto it.
+    # Beside the target, where there is room for the store as well.
     with _naming(target), TemporaryDirectory(dir=target.parent, prefix=".ingest-") as scratch:
-        draft = Path(scratch) / "draft.zarr"
-        twice = _write(draft, selection, progress or _silent)
-        if len(twice):
-            draft = _without(draft, twice)
-        with replacing(target, overwrite) as partial:
-            draft.rename(partial)
+        sorter = SkySorter(Path(scratch))
+        twice = _sort(sorter, selection, Path(scratch), progress or _silent)
+        with star_store(target, overwrite) as store:
+            buffer = _Buffer(store)
+            for table in sorter.tables(twice):
+                buffer.append(table)
+            buffer.flush()
+            store.describe({"catalog": _description(selection), "order": dict(SKY_ORDER)})
     return selection.tally.counts()
 
 
@@ -127,37 +135,20 @@ def _silent(rows: int) -> None:
     del rows
 
 
-def _write(draft: Path, selection: Selection, progress: Callable[[int], None]) -> NDArray[np.int64]:
-    """Fills a store with all stars; the rows of those that an earlier one repeats."""
-    with IdentifierLog(draft.parent) as log, star_store(draft) as store:
-        buffer = _Buffer(store)
+def _sort(
+    sorter: SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
+) -> NDArray[np.int64]:
+    """Gives all stars to the sorter; the numbers of those that an earlier one repeats."""
+    with IdentifierLog(scratch) as log:
         for table in selection.tables():
-            buffer.append(table)
+            sorter.add(table)
             if selection.has_identifiers:
                 log.append(table.source_id)
             progress(selection.tally.rows)
         selection.check_some()
-        buffer.flush()
         twice = log.repeated()
         _check_repeated(selection, twice, log.at(twice[:1]))
-        store.describe({"catalog": _description(selection)})
     return twice
-
-
-def _without(draft: Path, twice: NDArray[np.int64]) -> Path:
-    """The same store without some of its rows."""
-    source, target = open_star_store(draft), draft.with_name("unique.zarr")
-    with star_store(target) as store:
-        buffer, first = _Buffer(store), 0
-        for table in source.chunks():
-            rows = np.arange(first, first + len(table))
-            keep = ~np.isin(rows, twice, assume_unique=True)
-            if keep.any():
-                buffer.append(table[keep])
-            first += len(table)
-        buffer.flush()
-        store.describe({"catalog": source.attributes["catalog"]})
-    return target
 
 
 @final
@@ -170,10 +161,11 @@ class _Buffer:
 
     def append(self, table: StarTable) -> None:
         self._waiting.append(table)
-        if sum(map(len, self._waiting)) >= CHUNK:
-            joined = concatenate(self._waiting)
-            self._store.append(joined[:CHUNK])
-            self._waiting = [joined[CHUNK:]] if len(joined) > CHUNK else []
+        count = sum(map(len, self._waiting))
+        if count >= CHUNK:
+            joined, whole = concatenate(self._waiting), count - count % CHUNK
+            self._store.append(joined[:whole])
+            self._waiting = [joined[whole:]] if count > whole else []
 
     def flush(self) -> None:
         if self._waiting:

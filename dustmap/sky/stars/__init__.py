@@ -1,7 +1,8 @@
 """Stars: where they are and how well that is known, their extinctions, and the store of both.
 
 `StarTable` holds checked stars; its `distances` are exact or a distribution per star, with a
-survival function sf(d) = P(distance > d). A star store is a zarr v3 group of such tables.
+survival function sf(d) = P(distance > d). A star store is a zarr v3 group of such tables; a
+`SkySorter` brings stars into the order of the sky in bounded memory.
 """
 
 from dustmap.sky.stars._density_prior import ExponentialDensity as ExponentialDensity
@@ -12,6 +13,9 @@ from dustmap.sky.stars._distances import PercentileDistances as PercentileDistan
 from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
 from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
 from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
+from dustmap.sky.stars._sky_order import SKY_ORDER as SKY_ORDER
+from dustmap.sky.stars._sky_order import SkySorter as SkySorter
+from dustmap.sky.stars._sky_order import sky_keys as sky_keys
 from dustmap.sky.stars._store import CHUNK as CHUNK
 from dustmap.sky.stars._store import StarStore as StarStore
 from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter

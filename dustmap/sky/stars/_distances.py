@@ -39,6 +39,11 @@ class AbstractDistances(ABC):
 
     @property
     @abstractmethod
+    def depth(self) -> Array:
+        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
+
+    @property
+    @abstractmethod
     def exact(self) -> bool:
         """Whether the distances are taken as known."""
 
@@ -81,6 +86,10 @@ class ExactDistances(AbstractDistances):
 
     @property
     def median(self) -> Array:
+        return self.distance
+
+    @property
+    def depth(self) -> Array:
         return self.distance
 
     @property
@@ -127,6 +136,10 @@ class GaussianDistances(AbstractDistances):
     @property
     def median(self) -> Array:
         return self.quantile(np.array([0.5]))[:, 0]
+
+    @property
+    def depth(self) -> Array:
+        return self.distance
 
     @property
     def exact(self) -> bool:
@@ -184,6 +197,10 @@ class PercentileDistances(AbstractDistances):
 
     @property
     def median(self) -> Array:
+        return self.p50
+
+    @property
+    def depth(self) -> Array:
         return self.p50
 
     @property

@@ -67,6 +67,10 @@ class ParallaxDistances(AbstractDistances):
         return self.quantile(np.array([0.5]))[:, 0]
 
     @property
+    def depth(self) -> Array:
+        return -self.parallax
+
+    @property
     def exact(self) -> bool:
         return False
 

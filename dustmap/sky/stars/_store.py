@@ -48,20 +48,11 @@ class StarStoreWriter:
 
     def append(self, table: StarTable) -> None:
         """Adds the stars of the table after those that are there."""
-        attributes = {
-            "format": FORMAT,
-            "extinction_system": table.system.name,
-            **attributes_of(table.distances),
-        }
-        columns = _columns(table)
+        attributes, columns = table_attributes(table), columns_of(table)
         if not self._attributes:
             self._attributes = attributes
             self._create(columns, _UNITS | table.distances.units)
-        elif attributes != self._attributes:
-            raise ValueError(
-                f"a star store holds one extinction system and one kind of distances, "
-                f"{self._attributes}; got a table with {attributes}"
-            )
+        check_same(self._attributes, attributes)
         for name, values in columns.items():
             array = self._array(name)
             array.resize((self._rows + len(table),))
@@ -98,7 +89,26 @@ class StarStoreWriter:
         return array
 
 
-def _columns(table: StarTable) -> dict[str, NDArray[Any]]:
+def table_attributes(table: StarTable) -> dict[str, Any]:
+    """What all stars of a store have in common: their system and kind of distances."""
+    return {
+        "format": FORMAT,
+        "extinction_system": table.system.name,
+        **attributes_of(table.distances),
+    }
+
+
+def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+    """ValueError where a table does not belong into a store."""
+    if attributes != expected:
+        raise ValueError(
+            f"a star store holds one extinction system and one kind of distances, {expected}; "
+            f"got a table with {attributes}"
+        )
+
+
+def columns_of(table: StarTable) -> dict[str, NDArray[Any]]:
+    """The numbers (N,) of a table, under their names in a store."""
     return {
         "source_id": table.source_id.astype(np.int64),
         "l": table.l,
@@ -107,6 +117,16 @@ def _columns(table: StarTable) -> dict[str, NDArray[Any]]:
         "extinction": table.extinction,
         "extinction_error": table.extinction_error,
     }
+
+
+def table_of(columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> StarTable:
+    """The table of these columns, with the attributes of its store."""
+    return StarTable(
+        columns["source_id"],
+        distances=distances_from(columns, attributes),
+        system=system_named(str(attributes["extinction_system"])),
+        **{name: columns[name] for name in _UNITS},
+    )
 
 
 @final
@@ -136,11 +156,8 @@ class StarStore:
 
     def _table(self, rows: slice) -> StarTable:
         names = KINDS[str(self.attributes["distances"])]
-        columns = {name: self._column(name, rows) for name in (*_UNITS, *names)}
-        distances = distances_from(columns, self.attributes)
-        values = {name: columns[name] for name in _UNITS}
-        identifiers = self._column("source_id", rows)
-        return StarTable(identifiers, distances=distances, system=self.system, **values)
+        columns = {name: self._column(name, rows) for name in ("source_id", *_UNITS, *names)}
+        return table_of(columns, self.attributes)
 
     def _column(self, name: str, rows: slice) -> NDArray[Any]:
         array = self.group[name]

@@ -12,7 +12,14 @@ from astropy.table import Table
 from dustmap.sky.catalogs import Counts, ingest, read_catalog, read_places
 from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated
 from dustmap.sky.catalogs._fingerprint import fingerprint
-from dustmap.sky.stars import ParallaxDistances, StarTable, open_star_store, read_star_store
+from dustmap.sky.stars import (
+    SKY_ORDER,
+    ParallaxDistances,
+    StarTable,
+    open_star_store,
+    read_star_store,
+    sky_keys,
+)
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
 
@@ -32,6 +39,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dustmap.sky.catalogs._selection.ROWS", 7)
     monkeypatch.setattr("dustmap.sky.catalogs._catalog.CHUNK", 25)
     monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", 16)
+    monkeypatch.setattr("dustmap.sky.stars._sky_order.ROWS", 4)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -52,7 +60,9 @@ def test_a_store_is_the_catalog(tmp_path: Path, format_name: str) -> None:
     assert counts.rows == 120
     assert counts.duplicates > 10
     assert counts.kept == len(np.unique(catalog.stars.source_id))
-    assert_same(read_star_store(store), catalog.stars)
+    in_order = np.argsort(sky_keys(catalog.stars), kind="stable")
+    assert_same(read_star_store(store), catalog.stars[in_order])
+    assert open_star_store(store).attributes["order"] == dict(SKY_ORDER)
     attributes = open_star_store(store).attributes["catalog"]
     assert attributes["counts"] == counts.as_dict()
     assert json.loads(json.dumps(attributes)) == json.loads(json.dumps(catalog.provenance))
