@@ -1,5 +1,6 @@
 """Where a file came from: what every output carries in its header or attributes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from textwrap import wrap
@@ -21,7 +22,8 @@ def _now() -> str:
 class Provenance:
     """config_sha256 of the resolved configuration, empty without one; `steps`, a line each.
 
-    catalog: what the stars were read from; seed: of the run or the simulation.
+    catalog: what the stars were read from; seed: of the run or the simulation; tile: of the part
+    of a sky, what `dustmap merge` asks of it, in values that JSON holds.
     """
 
     config_sha256: str
@@ -30,6 +32,7 @@ class Provenance:
     creator: str = f"dustmap {__version__}"
     catalog: tuple[str, ...] = ()
     seed: int | None = None
+    tile: Mapping[str, Any] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, Any]:
         """What the header of a table says; no date, so that the same command gives the same file.

@@ -164,6 +164,7 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "extinction_system_meaning": layout.system.meaning,
         "frame": FRAME,
         "percentiles": PERCENTILES_OF[layout.positive],
+        **({"tile": dict(provenance.tile)} if provenance.tile else {}),
     }
 
 

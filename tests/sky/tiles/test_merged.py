@@ -1,0 +1,181 @@
+"""Merged tiles against sums over all tiles, node by node."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dustmap.gp import RegularGrid
+from dustmap.sky import Provenance
+from dustmap.sky.maps import DustMap, Quantity, fits_of_slabs, zarr_of_slabs
+from dustmap.sky.tiles import Merged, SkyPixel, Tile, TileMap, merged
+
+GRID = RegularGrid((-60.0, -70.0, -40.0), (10.0,) * 3, (13, 14, 9))
+MARGIN = 25.0
+ARRAYS = (Quantity.MEAN, Quantity.STD, Quantity.SAMPLES)
+SAMPLES = 2
+
+#: (pixel, X, Y, Z (N, 3), quantity, sample) -> values (N,)
+Field = Callable[[int, NDArray[np.float64], Quantity, int], NDArray[np.float64]]
+
+
+def same(pixel: int, x: NDArray[np.float64], quantity: Quantity, k: int) -> NDArray[np.float64]:
+    """What all tiles agree upon."""
+    phase = ARRAYS.index(quantity) + 2.0 * k
+    return 2.0 + np.sin(x @ [0.05, 0.03, -0.04] + phase)
+
+
+def different(
+    pixel: int, x: NDArray[np.float64], quantity: Quantity, k: int
+) -> NDArray[np.float64]:
+    """Every tile its own."""
+    return same(pixel, x, quantity, k) * (1.0 + pixel)
+
+
+def nodes(grid: RegularGrid) -> NDArray[np.float64]:
+    """X, Y, Z of the voxels in the order [z, y, x]."""
+    x, y, z = (axis.numpy() for axis in grid.axes())
+    found = np.stack(np.meshgrid(z, y, x, indexing="ij"), axis=-1)[..., ::-1]
+    return found.reshape(-1, 3)
+
+
+def tile_map(pixel: int, field: Field, nside: int = 1, system: str = "A_V") -> TileMap:
+    """A tile on its part of the box."""
+    tile = Tile(SkyPixel(nside, pixel), MARGIN)
+    part = tile.part_of(GRID)
+    shape, points = part.shape[::-1], nodes(part)
+    arrays = {q: field(pixel, points, q, 0).reshape(shape).astype(np.float32) for q in ARRAYS[:2]}
+    draws = [field(pixel, points, ARRAYS[2], k).reshape(shape) for k in range(SAMPLES)]
+    arrays[ARRAYS[2]] = np.stack(draws).astype(np.float32)
+    cubes = DustMap.from_arrays(part, arrays, system, positive=True).cubes
+    return TileMap(f"tile{pixel}", tile, cubes)
+
+
+def tiles(field: Field, pixels: Sequence[int] = range(12)) -> list[TileMap]:
+    """Of nside 1."""
+    return [tile_map(pixel, field) for pixel in pixels]
+
+
+def whole(found: Merged, depth: int = 4) -> dict[str, NDArray[np.float32]]:
+    """All slabs."""
+    slabs = [slab.arrays for slab in found.slabs.walk(depth)]
+    return {name: np.concatenate([slab[name] for slab in slabs], axis=-3) for name in slabs[0]}
+
+
+def expected(field: Field, pixels: Sequence[int], q: Quantity, k: int = 0) -> NDArray[np.float64]:
+    """Σ u q / Σ u over the tiles, every tile's field known everywhere."""
+    points = nodes(GRID)
+    influence = {p: Tile(SkyPixel(1, p), MARGIN).influence(points) for p in pixels}
+    weighted = sum(influence[p] * field(p, points, q, k) for p in pixels)
+    total = np.sum([*influence.values()], axis=0)
+    known = np.where(total > 0.0, weighted / np.where(total > 0.0, total, 1.0), np.nan)
+    return known.reshape(GRID.shape[::-1])
+
+
+def test_what_tiles_agree_upon_is_kept() -> None:
+    found = whole(merged(tiles(same), GRID, partial=False))
+    for quantity in ARRAYS[:2]:
+        np.testing.assert_allclose(
+            found[quantity.value], expected(same, range(12), quantity), rtol=1e-6
+        )
+
+
+def test_weighted_sums_of_every_quantity() -> None:
+    found = whole(merged(tiles(different), GRID, partial=False))
+    for quantity in ARRAYS[:2]:
+        reference = expected(different, range(12), quantity)
+        np.testing.assert_allclose(found[quantity.value], reference, rtol=1e-5)
+    for k in range(SAMPLES):
+        reference = expected(different, range(12), Quantity.SAMPLES, k)
+        np.testing.assert_allclose(found["samples"][k], reference, rtol=1e-5)
+
+
+def test_slabs_and_the_order_of_tiles_do_not_matter() -> None:
+    reference = whole(merged(tiles(different), GRID, partial=False), depth=9)
+    found = merged(tiles(different), GRID, partial=False)
+    for depth in (1, 2, 5):
+        for name, values in whole(found, depth).items():
+            np.testing.assert_array_equal(values, reference[name])
+    turned = whole(merged(tiles(different, range(11, -1, -1)), GRID, partial=False))
+    np.testing.assert_allclose(turned["mean"], reference["mean"], rtol=1e-6)
+
+
+def test_what_a_tile_has_beyond_its_margin_does_not_count() -> None:
+    def bad(pixel: int, x: NDArray[np.float64], q: Quantity, k: int) -> NDArray[np.float64]:
+        beyond = Tile(SkyPixel(1, pixel), MARGIN).distances(x) >= MARGIN
+        return np.where(beyond, np.nan, same(pixel, x, q, k))
+
+    found = whole(merged(tiles(bad), GRID, partial=False))
+    np.testing.assert_allclose(found["mean"], expected(same, range(12), Quantity.MEAN), rtol=1e-6)
+
+
+def test_missing_tiles() -> None:
+    pixels = [0, 4, 5, 9]
+    inside = np.zeros(len(nodes(GRID)), bool)
+    points = nodes(GRID)
+    away = (points != 0.0).any(1)
+    inside[~away] = True
+    for p in pixels:
+        inside[away] |= SkyPixel(1, p).contains(points[away])
+    missing = int((~inside).sum())
+    told = rf"{missing} of {GRID.size} voxels lie in no tile given; missing: 1/1, 1/2, .* --partial"
+    with pytest.raises(ValueError, match=told):
+        merged(tiles(same, pixels), GRID, partial=False)
+    found = merged(tiles(different, pixels), GRID, partial=True)
+    assert found.uncovered == missing
+    values = whole(found)
+    np.testing.assert_array_equal(np.isnan(values["mean"]).ravel(), ~inside)
+    reference = expected(different, pixels, Quantity.MEAN).ravel()
+    np.testing.assert_allclose(values["mean"].ravel()[inside], reference[inside], rtol=1e-5)
+
+
+def test_a_pixel_that_misses_the_box_is_not_missed() -> None:
+    beside = RegularGrid((60.0, -10.0, -10.0), (10.0,) * 3, (5, 3, 3))
+    tile = Tile(SkyPixel(1, 4), MARGIN)  # of l = 0, b = 0
+    part = tile.part_of(beside)
+    ones = np.ones(part.shape[::-1], np.float32)
+    cubes = DustMap.from_arrays(part, {Quantity.MEAN: ones}, "A_V").cubes
+    found = merged([TileMap("one", tile, cubes)], beside, partial=False)
+    assert found.uncovered == 0
+    np.testing.assert_array_equal(whole(found)["mean"], 1.0)
+
+
+def test_files(tmp_path: Path) -> None:
+    found = merged(tiles(different), GRID, partial=False)
+    zarr_of_slabs(tmp_path / "a.zarr", found.slabs, Provenance("", ("x",)), False, 10_000)
+    fits_of_slabs(tmp_path / "a.fits", found.slabs, Provenance("", ("x",)), False, 10_000)
+    reference = whole(found)
+    for name in ("a.zarr", "a.fits"):
+        density = DustMap.open(tmp_path / name)
+        assert density.grid == GRID
+        assert density.n_samples == SAMPLES
+        np.testing.assert_array_equal(density.mean, reference["mean"])
+        np.testing.assert_array_equal(density.cube(Quantity.SAMPLES, 1), reference["samples"][1])
+
+
+def test_memory_of_slabs_leaves_room_for_the_work() -> None:
+    found = merged(tiles(same), GRID, partial=False)
+    # mean, std and 2 samples, two more of the writer, four of the merge.
+    assert found.memory(1000) == 600
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="no tiles to merge"):
+        merged([], GRID, partial=True)
+    with pytest.raises(ValueError, match="tile3 and tile3 are both tile 1/3"):
+        merged(tiles(same, [3, 4, 3]), GRID, partial=True)
+    with pytest.raises(ValueError, match="tile5: extinction system E\\(B-V\\) and A_V in tile3"):
+        merged([*tiles(same, [3]), tile_map(5, same, system="E(B-V)")], GRID, partial=True)
+    with pytest.raises(ValueError, match="tile5: nside 2 and 1 in tile3"):
+        merged([*tiles(same, [3]), tile_map(5, same, nside=2)], GRID, partial=True)
+    shifted = RegularGrid((-57.0, -70.0, -40.0), (10.0,) * 3, (13, 14, 9))
+    with pytest.raises(ValueError, match=r"along X its nodes start at .* expected nodes of"):
+        merged(tiles(same, [4]), shifted, partial=True)
+    finer = RegularGrid((-60.0, -70.0, -40.0), (5.0,) * 3, (25, 27, 17))
+    with pytest.raises(ValueError, match="10 pc apart: expected nodes of the whole grid"):
+        merged(tiles(same, [4]), finer, partial=True)
+    larger = RegularGrid((-60.0, -170.0, -140.0), (10.0,) * 3, (33, 34, 29))
+    with pytest.raises(ValueError, match="expected those of tile 1/4"):
+        merged(tiles(same, [4]), larger, partial=True)
