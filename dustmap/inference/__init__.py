@@ -23,6 +23,7 @@ from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
 from dustmap.inference._gridded_draws import GriddedDraws as GriddedDraws
+from dustmap.inference._journal import NO_JOURNAL as NO_JOURNAL
 from dustmap.inference._journal import AbstractJournal as AbstractJournal
 from dustmap.inference._journal import Kept as Kept
 from dustmap.inference._journal import NoJournal as NoJournal
@@ -59,12 +60,12 @@ from dustmap.inference.lognormal._mgvi_report import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi_weights import Weighing as Weighing
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
-from dustmap.inference.solve._global_solve import GlobalSolution as GlobalSolution
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes
+from dustmap.inference.solve._solution import GlobalSolution as GlobalSolution
 from dustmap.inference.variational._direct import DirectSolution as DirectSolution
 from dustmap.inference.variational._direct import full_elbo as full_elbo
 from dustmap.inference.variational._direct import solve_direct as solve_direct

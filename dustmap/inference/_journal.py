@@ -40,6 +40,7 @@ class AbstractJournal(ABC):
     def keep(self, make: Callable[[], Kept]) -> None:
         """A place to go on from: make() is called and its state kept where one is due.
 
+        Its arrays are safe, or copied, when this returns: the computation changes them further on.
         May raise to end the computation, after the state is safe.
         """
 
@@ -63,3 +64,7 @@ class NoJournal(AbstractJournal):
 
     def finish(self, result: Kept) -> None:
         """Nothing is kept."""
+
+
+#: What functions take where they are given none.
+NO_JOURNAL = NoJournal()

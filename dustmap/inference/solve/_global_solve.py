@@ -8,25 +8,24 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
+from dustmap.inference._kept import Reading
 from dustmap.inference._precision import PrecisionOperator
+from dustmap.inference.solve._blocks import SOLVE, Progress, System, solved
 from dustmap.inference.solve._draws import Draws
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._profile import MeanEstimate, MeanProfile
-from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, block_pcg, nystrom
+from dustmap.inference.solve._solution import GlobalSolution, paired
+from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, nystrom
 
-#: Vectors over the whitened field, and over the data, that one right-hand side needs.
-_FIELD_VECTORS, _DATA_VECTORS = 12, 3
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
 #: rays), where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least such a trace; and
 #: vectors that building it holds per rank.
 _RANK, _TINY, _EASY, _RANK_VECTORS = 200, 2000, 1e3, 4
 #: Error of fitted coefficients, in their standard deviations.
 _COEFFICIENT_ERROR = 0.05
-#: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
-_WIDEST = 64
-#: Rounding errors above this part of the tolerance can keep a solve from it.
-_ROUNDING_SHARE = 0.1
 
 
 @final
@@ -72,77 +71,6 @@ class SolveSettings:
         return self.samples // 2 if self.antithetic else self.samples
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class GlobalSolution:
-    """What one global solve found.
-
-    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
-    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
-        the length √tr Λ of a draw's right-hand side.
-    preconditioner: for the next solve.
-    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
-    rounding: relative residual that the precision of the features leaves, about.
-    """
-
-    posterior: PathwisePosterior
-    sigma: Tensor
-    solve: SolveResult
-    preconditioner: AbstractOperator | None
-    quadratic_form: float
-    scale: float
-    rounding: float
-
-    @property
-    def eps_mean(self) -> Tensor:
-        """ε̂ (M_w,)."""
-        return self.posterior.eps_mean
-
-    @property
-    def deviations(self) -> Tensor:
-        """δ_s (S, M_w)."""
-        return self.posterior.deviations
-
-    @property
-    def mean_coefficients(self) -> Tensor:
-        """β (P,): fitted if so asked, else those of the model."""
-        return self.posterior.coefficients
-
-    @property
-    def worst_residual(self) -> float:
-        """Largest relative residual of any column."""
-        return float(self.solve.residuals.max())
-
-    @property
-    def mean_error(self) -> float:
-        """Bound of the error of E f for every functional f, β̂ included, in posterior std of f.
-
-        |ℓᵀe| ≤ ‖e‖_A · std(ℓ) and ‖e‖_A ≤ ‖r‖, because no eigenvalue of the precision A is below 1.
-        Most functionals see far less of the residual r of the mean.
-        """
-        return float(self.solve.residuals[0]) * self.scale
-
-    @property
-    def block_steps(self) -> int:
-        """Steps of the longest block; the mean's own are in `solve.steps[0]`."""
-        return int(self.solve.steps[1:].max())
-
-    @property
-    def converged(self) -> bool:
-        """Whether every column reached the tolerance; `message` says what to do if not."""
-        return self.solve.converged
-
-    def message(self) -> str:
-        """One sentence on how the solve ended."""
-        if self.converged or self.rounding < _ROUNDING_SHARE * self.solve.rtol:
-            return self.solve.message()
-        return (
-            f"{self.solve.message()}; the noise is so small beside the field that rounding errors "
-            f"of {self.solve.x.dtype} leave a relative residual of about {self.rounding:.0e}: use "
-            "features in float64, a noise floor, or a larger rtol"
-        )
-
-
 @torch.no_grad()
 def solve_global(
     model: GridModel,
@@ -151,6 +79,7 @@ def solve_global(
     *,
     sigma: Tensor | None = None,
     start: GlobalSolution | None = None,
+    journal: AbstractJournal = NO_JOURNAL,
 ) -> GlobalSolution:
     """Posterior mean ε̂ and exact draws ε̂ + δ_s of the gridded model, all in one block solve.
 
@@ -171,7 +100,12 @@ def solve_global(
 
     sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
     first guess of every column and its preconditioner.
+
+    journal: kept after the first approach to the mean and after every block of columns.
     """
+    reading = Reading.latest(journal, SOLVE)
+    if reading is not None and reading.finished:
+        return restored_solution(model, data, reading)
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     if start is not None:
@@ -179,78 +113,48 @@ def solve_global(
     A = PrecisionOperator(phi, sigma.reciprocal())
     draws = Draws(phi, sigma, settings.seed, settings.solved_samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
+    if reading is None:
+        progress = _approached(A, draws, profile, settings, start)
+        journal.keep(lambda: progress.kept(len(data)))
+    else:
+        earlier = None if start is None else start.preconditioner
+        progress = Progress.restored(reading, len(data), _columns(A, draws), earlier)
+    mean, T = progress.mean, progress.preconditioner
+    known = None if start is None else start.posterior.independent
+    system = System(draws, profile.residual(mean.x), known)
+    solve = solved(
+        A,
+        system,
+        progress,
+        rtol=settings.rtol,
+        max_steps=settings.max_steps,
+        memory=settings.memory,
+        journal=journal,
+    )
+    solve = _with_mean(solve, _finished(mean, profile, draws, solve, T, settings), draws.length)
+    solution = _solution(model, profile, draws, solve, T, settings)
+    journal.finish(kept_solution(solution))
+    return solution
+
+
+def _approached(
+    A: AbstractOperator,
+    draws: Draws,
+    profile: MeanProfile,
+    settings: SolveSettings,
+    start: GlobalSolution | None,
+) -> Progress:
+    """The preconditioner, and the mean to a residual of the length of a draw's right-hand side."""
     T = _preconditioner(A, draws, settings, start)
     x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
     mean = profile.refined(x, draws.length, T, settings.max_steps)
-    system = _System(draws, profile.residual(mean.x), start)
-    solve = _solved(A, system, T, settings)
-    solve = _with_mean(solve, _finished(mean, profile, draws, solve, T, settings), draws.length)
-    return _solution(model, profile, draws, solve, T, settings)
+    own = start is None or T is not start.preconditioner
+    return Progress(mean, T, own, _columns(A, draws))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _System:
-    """The columns of the block: r + b_1 for the mean, then b_1, ..., b_S.
-
-    r (M_w,): what the first approach to the mean has left. Its tolerance is relative to ‖b_1‖,
-    whatever its own length, because it is solved for together with b_1; δ_1 is subtracted after.
-    """
-
-    draws: Draws
-    r: Tensor
-    start: GlobalSolution | None
-
-    def __len__(self) -> int:
-        return 1 + self.draws.count
-
-    def together(self, memory: int) -> int:
-        """Columns of one block: those whose vectors fit the memory, at least one."""
-        n, width = self.draws.phi.shape
-        numbers = _FIELD_VECTORS * width + _DATA_VECTORS * n
-        return max(1, min(_WIDEST, memory // (numbers * self.r.dtype.itemsize)))
-
-    def right_hand_sides(self, first: int, last: int) -> Tensor:
-        """Columns first..last − 1, (k, M_w)."""
-        if first > 0:
-            return self.draws.right_hand_sides(first - 1, last - 1)
-        b = self.draws.right_hand_sides(0, max(1, last - 1))
-        return torch.cat([(self.r + b[0])[None], b[: last - 1]])
-
-    def guesses(self, first: int, last: int) -> Tensor | None:
-        """First guesses of the same columns, from the earlier solution if there is one."""
-        if self.start is None:
-            return None
-        draws = self.start.posterior.independent
-        known = torch.cat([draws[:1], draws])[first:last]
-        missing = last - first - len(known)
-        return torch.cat([known, known.new_zeros(missing, known.shape[1])])
-
-
-def _solved(
-    A: AbstractOperator,
-    system: _System,
-    preconditioner: AbstractOperator | None,
-    settings: SolveSettings,
-) -> SolveResult:
-    """All columns, as many together as the memory allows."""
-    count, size = len(system), system.together(settings.memory)
-    x = torch.empty(count, A.shape[0], dtype=A.dtype, device=A.device)
-    parts = []
-    for first in range(0, count, size):
-        last = min(first + size, count)
-        part = block_pcg(
-            A,
-            system.right_hand_sides(first, last),
-            preconditioner=preconditioner,
-            x0=system.guesses(first, last),
-            rtol=settings.rtol,
-            max_steps=settings.max_steps,
-        )
-        x[first:last] = part.x
-        parts.append((part.status, part.steps, part.residuals))
-    status, steps, residuals = (torch.cat(values) for values in zip(*parts, strict=True))
-    return SolveResult(x, status, steps, residuals, settings.rtol)
+def _columns(A: AbstractOperator, draws: Draws) -> Tensor:
+    """Room for the mean and the draws, (1 + S, M_w)."""
+    return torch.empty(1 + draws.count, A.shape[0], dtype=A.dtype, device=A.device)
 
 
 def _finished(
@@ -333,13 +237,6 @@ def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
     if width < _TINY or draws.length**2 < width + _EASY:
         return 0
     return min(_RANK, memory // (_RANK_VECTORS * width * A.dtype.itemsize))
-
-
-def paired(draws: Tensor, antithetic: bool) -> Tensor:
-    """The draws, each followed by its negative if antithetic."""
-    if not antithetic:
-        return draws
-    return torch.stack([draws, -draws], dim=1).flatten(0, 1)
 
 
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:

@@ -1,0 +1,177 @@
+"""The columns of a global solve, as many at a time as the memory allows."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.inference._journal import AbstractJournal, Kept
+from dustmap.inference._kept import (
+    Reading,
+    kept_preconditioner,
+    restored_preconditioner,
+    state,
+)
+from dustmap.inference.solve._draws import Draws
+from dustmap.inference.solve._profile import MeanEstimate
+from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, block_pcg
+
+#: What the states of a global solve are called.
+SOLVE = "solve_global"
+#: Vectors over the whitened field, and over the data, that one right-hand side needs.
+_FIELD_VECTORS, _DATA_VECTORS = 12, 3
+#: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
+_WIDEST = 64
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class System:
+    """The columns of the block: r + b_1 for the mean, then b_1, ..., b_S.
+
+    r (M_w,): what the first approach to the mean has left. Its tolerance is relative to ‖b_1‖,
+    whatever its own length, because it is solved for together with b_1; δ_1 is subtracted after.
+    known: independent draws of an earlier solution, or None.
+    """
+
+    draws: Draws
+    r: Tensor
+    known: Tensor | None
+
+    def __len__(self) -> int:
+        return 1 + self.draws.count
+
+    def together(self, memory: int) -> int:
+        """Columns of one block: those whose vectors fit the memory, at least one."""
+        n, width = self.draws.phi.shape
+        numbers = _FIELD_VECTORS * width + _DATA_VECTORS * n
+        return max(1, min(_WIDEST, memory // (numbers * self.r.dtype.itemsize)))
+
+    def right_hand_sides(self, first: int, last: int) -> Tensor:
+        """Columns first..last − 1, (k, M_w)."""
+        if first > 0:
+            return self.draws.right_hand_sides(first - 1, last - 1)
+        b = self.draws.right_hand_sides(0, max(1, last - 1))
+        return torch.cat([(self.r + b[0])[None], b[: last - 1]])
+
+    def guesses(self, first: int, last: int) -> Tensor | None:
+        """First guesses of the same columns, from the earlier solution if there is one."""
+        if self.known is None:
+            return None
+        known = torch.cat([self.known[:1], self.known])[first:last]
+        missing = last - first - len(known)
+        return torch.cat([known, known.new_zeros(missing, known.shape[1])])
+
+
+@final
+@dataclass(eq=False)
+class Progress:
+    """How far a global solve has come: the first approach to the mean, then one block after
+    the other.
+
+    preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
+    x (columns, M_w), of which the first `filled` are solved for; ends: status, steps and residuals
+    (see `SolveResult`) of one block after the other.
+    """
+
+    mean: MeanEstimate
+    preconditioner: AbstractOperator | None
+    own: bool
+    x: Tensor
+    filled: int = 0
+    ends: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def kept(self, n: int) -> Kept:
+        """All of it, for n data."""
+        mean, arrays = self.mean, {"mean": self.mean.x}
+        if self.filled:
+            status, steps, residuals = self._ends()
+            arrays |= {"status": status, "steps": steps, "residuals": residuals}
+            arrays |= {"x": self.x[: self.filled]}
+        values = {
+            "data": n,
+            "mean_status": mean.status.value,
+            "mean_steps": mean.steps,
+            "mean_residual": mean.residual,
+            "own": self.own,
+        }
+        made = kept_preconditioner(self.preconditioner) if self.own else None
+        return state(SOLVE, values, arrays, {"preconditioner": made})
+
+    @staticmethod
+    def restored(
+        reading: Reading, n: int, x: Tensor, earlier: AbstractOperator | None
+    ) -> "Progress":
+        """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
+        began with, if that was another's."""
+        reading.refuse_other("data", n)
+        count, width = x.shape
+        mean = MeanEstimate(
+            reading.array("mean", x, width),
+            SolveStatus(reading.integer("mean_status")),
+            reading.integer("mean_steps"),
+            reading.number("mean_residual"),
+        )
+        own = reading.flag("own")
+        made = restored_preconditioner(reading, "preconditioner", width, x)
+        found = Progress(mean, made if own else earlier, own, x)
+        if reading.has("x"):
+            part = reading.array("x", x, None, width)
+            found.filled = len(part)
+            if found.filled > count:
+                raise reading.refusal(f"{found.filled} columns where this solve has {count}")
+            x[: found.filled] = part
+            found.ends.append(_ends_of(reading, found.filled, x))
+        return found
+
+    def result(self, rtol: float) -> SolveResult:
+        """Of all columns."""
+        return SolveResult(self.x, *self._ends(), rtol)
+
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        status, steps, residuals = (torch.cat(parts) for parts in zip(*self.ends, strict=True))
+        return status, steps, residuals
+
+
+def solved(
+    A: AbstractOperator,
+    system: System,
+    progress: Progress,
+    *,
+    rtol: float,
+    max_steps: int,
+    memory: int,
+    journal: AbstractJournal,
+) -> SolveResult:
+    """All columns, as many together as the memory allows; kept after every block."""
+    count, size = len(system), system.together(memory)
+    n = system.draws.phi.shape[0]
+    for first in range(progress.filled, count, size):
+        last = min(first + size, count)
+        part = block_pcg(
+            A,
+            system.right_hand_sides(first, last),
+            preconditioner=progress.preconditioner,
+            x0=system.guesses(first, last),
+            rtol=rtol,
+            max_steps=max_steps,
+        )
+        progress.x[first:last], progress.filled = part.x, last
+        progress.ends.append((part.status, part.steps, part.residuals))
+        journal.keep(lambda: progress.kept(n))
+    return progress.result(rtol)
+
+
+def restored_result(reading: Reading, width: int, like: Tensor, rtol: float) -> SolveResult:
+    """All columns of a finished solve in a field of this width."""
+    x = reading.array("x", like, None, width)
+    return SolveResult(x, *_ends_of(reading, len(x), x), rtol)
+
+
+def _ends_of(reading: Reading, count: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        reading.array("status", like[:0].to(torch.int8), count),
+        reading.array("steps", like[:0].long(), count),
+        reading.array("residuals", like[:0].double(), count),
+    )

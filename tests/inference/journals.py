@@ -1,0 +1,127 @@
+"""A journal in memory that interrupts, and what must come of it: the bits of never stopping."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dustmap.inference import AbstractJournal, Kept
+
+V = TypeVar("V")
+
+
+class Interrupted(Exception):
+    """The computation was ended after its state was kept."""
+
+
+@final
+@dataclass
+class Pages:
+    """What a journal and its parts have kept, as bytes and text; left: keeps before the end."""
+
+    written: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    kept: int = 0
+    left: int | None = None
+
+
+@final
+@dataclass
+class MemoryJournal(AbstractJournal):
+    """Every keep is due; everything goes through numpy's bytes and JSON's text."""
+
+    pages: Pages = field(default_factory=Pages)
+    name: str = "whole"
+
+    def within(self, name: str) -> "MemoryJournal":
+        return MemoryJournal(self.pages, f"{self.name}/{name}")
+
+    def latest(self) -> Kept | None:
+        if self.name not in self.pages.written:
+            return None
+        text, arrays = self.pages.written[self.name]
+        return Kept(json.loads(text), {name: _loaded(data) for name, data in arrays.items()})
+
+    def keep(self, make: Callable[[], Kept]) -> None:
+        self._write(make())
+        self.pages.kept += 1
+        if self.pages.left is not None:
+            self.pages.left -= 1
+            if self.pages.left == 0:
+                raise Interrupted
+
+    def finish(self, result: Kept) -> None:
+        self._write(result)
+        self.pages.finished.append(self.name)
+        for name in [n for n in self.pages.written if n.startswith(f"{self.name}/")]:
+            del self.pages.written[name]
+
+    def _write(self, kept: Kept) -> None:
+        arrays = {name: _saved(array) for name, array in kept.arrays.items()}
+        self.pages.written[self.name] = json.dumps(kept.values), arrays
+
+
+def interrupted(compute: Callable[[AbstractJournal], V], after: int) -> V:
+    """The result of `compute`, ended after so many keeps and begun again with what was kept."""
+    pages = Pages(left=after)
+    try:
+        compute(MemoryJournal(pages))
+    except Interrupted:
+        pages.left = None
+        return compute(MemoryJournal(pages))
+    raise AssertionError(f"not kept {after} times")
+
+
+def often_interrupted(compute: Callable[[AbstractJournal], V]) -> V:
+    """The result of `compute`, ended after every single keep."""
+    pages = Pages()
+    while True:
+        pages.left = 1
+        try:
+            return compute(MemoryJournal(pages))
+        except Interrupted:
+            continue
+
+
+def keeps(compute: Callable[[AbstractJournal], Any]) -> int:
+    """How often `compute` can be interrupted."""
+    pages = Pages()
+    compute(MemoryJournal(pages))
+    return pages.kept
+
+
+def same_bits(one: object, other: object, where: str = "") -> None:
+    """An assertion for every tensor, number and text in two results."""
+    assert type(one) is type(other), where
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one.detach(), other.detach()), (where, one, other)
+    elif isinstance(one, nn.Module) and isinstance(other, nn.Module):
+        pairs = zip(one.named_parameters(), other.named_parameters(), strict=True)
+        for (name, p), (_, q) in pairs:
+            same_bits(p.detach(), q.detach(), f"{where}.{name}")
+    elif is_dataclass(one) and not isinstance(one, type):
+        for f in fields(one):
+            same_bits(getattr(one, f.name), getattr(other, f.name), f"{where}.{f.name}")
+    elif isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            same_bits(a, b, f"{where}[{i}]")
+    elif isinstance(one, (int, float, str, bool, Enum, type(None), torch.dtype)):
+        assert one == other, (where, one, other)
+
+
+def _saved(array: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array.detach().cpu().contiguous().numpy(), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _loaded(data: bytes) -> Tensor:
+    return torch.from_numpy(np.load(io.BytesIO(data), allow_pickle=False))
