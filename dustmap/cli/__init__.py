@@ -1,7 +1,8 @@
 """The command `dustmap`: one module a command, each with `add` (its parser) and `execute`.
 
 Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, but a check failed
-(outputs written, named in report.json); 1 anything else.
+(outputs written, named in report.json); 75 a run was asked to end by SIGTERM or SIGUSR1, and goes
+on with --resume; 1 anything else.
 
 torch and astropy take seconds to import, which help and configurations need not wait for: the
 modules here import what computes inside `execute`, never at their top.
@@ -20,6 +21,7 @@ from dustmap.cli import (
     _evaluate,
     _export,
     _ingest,
+    _merge,
     _plot,
     _predict,
     _query,
@@ -30,9 +32,10 @@ from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
 from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._exit import DONE as DONE
 from dustmap.cli._exit import FAILED as FAILED
+from dustmap.cli._exit import PREEMPTED as PREEMPTED
 from dustmap.cli._exit import BadInput as BadInput
 from dustmap.cli._parser import Commands
-from dustmap.cli._terminated import Terminated, terminating
+from dustmap.cli._terminated import Preempted, Terminated, terminating
 
 DESCRIPTION = """\
 dustmap builds 3D dust maps; the dustmaps package queries published ones.
@@ -41,7 +44,7 @@ usage: dustmap COMMAND ...          dustmap COMMAND --help tells more of each"""
 EPILOG = """\
 Lengths accept 300pc and 0.3kpc; bare numbers are pc, degrees and mag.
 Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, but a check failed
-(see report.json); 1 anything else.
+(see report.json); 75 pre-empted, to go on with run --resume; 1 anything else.
 
 Example:
   dustmap simulate --stars 2000 --seed 1 --output sky.fits
@@ -67,6 +70,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,
+    "merge": _merge,
     "query": _query,
     "plot": _plot,
 }
@@ -85,14 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with terminating():
             return COMMANDS[options.command].execute(options)
     except BadInput as error:
-        return _fail(error, BAD_INPUT)
-    except KeyboardInterrupt:
-        return _fail("interrupted", FAILED)
+        return _fail(_noted(str(error), error.__cause__), BAD_INPUT)
+    except KeyboardInterrupt as error:
+        return _fail(_noted("interrupted", error), FAILED)
     except Terminated:
         return _fail("terminated (SIGTERM)", FAILED)
+    except Preempted:
+        sys.stderr.write("dustmap: pre-empted: go on with --resume\n")
+        return PREEMPTED
     except Exception as error:
         log.debug("the error in full:", exc_info=True)
-        return _fail(str(error) or type(error).__name__, FAILED)
+        return _fail(_noted(str(error) or type(error).__name__, error), FAILED)
 
 
 def _values(arguments: Sequence[str]) -> list[str]:
@@ -116,6 +123,11 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS.values():
         command.add(commands)
     return root
+
+
+def _noted(text: str, error: BaseException | None) -> str:
+    """With what was added to the error on its way, such as how to go on."""
+    return "; ".join((text, *getattr(error, "__notes__", ())))
 
 
 def _fail(error: object, code: int) -> int:

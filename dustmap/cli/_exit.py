@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 #: 3: finished, but a solver or a calibration check failed; outputs are written.
-DONE, FAILED, BAD_INPUT, CHECK_FAILED = 0, 1, 2, 3
+#: 75: asked to end before it was done, as EX_TEMPFAIL: the same command with --resume goes on.
+DONE, FAILED, BAD_INPUT, CHECK_FAILED, PREEMPTED = 0, 1, 2, 3, 75
 
 
 class BadInput(Exception):

@@ -2,21 +2,32 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from typing import TypeAlias
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMPUTE = ("device", "dtype", "threads", "memory")
+#: Options of the [compute] section -> what stands for their values, and what they mean.
+COMPUTE = {
+    "device": ("auto|cpu|cuda", "where it is computed; auto is cuda where there is one"),
+    "dtype": ("float32|float64", "of data and fields; a finished run keeps its own"),
+    "threads": ("N", "processor threads; 0: as many as torch takes"),
+    "memory": ("8GiB", "what it may take; chunks follow it"),
+}
+#: The title of these options where they change what a finished run says.
+OF_A_RUN = "where it is computed now, instead of the [compute] section of the run"
 
 
-def new(commands: Commands, name: str, meaning: str, *examples: str) -> argparse.ArgumentParser:
-    """A command with its one line of meaning, and the examples that end its help."""
+def new(
+    commands: Commands, name: str, meaning: str, *examples: str, about: str = ""
+) -> argparse.ArgumentParser:
+    """A command with its one line of meaning, more about it, and examples that end its help."""
     lines = [f"  dustmap {example}" for example in examples]
     command = commands.add_parser(
         name,
         help=meaning,
-        description=meaning,
+        description=f"{meaning}\n\n{about}" if about else meaning,
         epilog="\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,17 +45,21 @@ def add_set(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_compute(command: argparse.ArgumentParser) -> None:
-    compute = command.add_argument_group("the [compute] section of the configuration")
-    compute.add_argument("--device", metavar="auto|cpu|cuda")
-    compute.add_argument("--dtype", metavar="float32|float64")
-    compute.add_argument("--threads", metavar="N")
-    compute.add_argument("--memory", metavar="8GiB")
+def add_compute(
+    command: argparse.ArgumentParser,
+    names: Sequence[str] = tuple(COMPUTE),
+    title: str = "the [compute] section of the configuration",
+) -> None:
+    """Those of the options that mean something to the command."""
+    group = command.add_argument_group(title)
+    for name in names:
+        metavar, meaning = COMPUTE[name]
+        group.add_argument(f"--{name}", metavar=metavar, help=meaning)
 
 
 def compute_overrides(options: argparse.Namespace) -> list[str]:
     """What `add_compute` has read, as overrides of a configuration."""
-    given = [(name, getattr(options, name)) for name in COMPUTE]
+    given = [(name, getattr(options, name, None)) for name in COMPUTE]
     return [f"compute.{name}={value}" for name, value in given if value is not None]
 
 

@@ -1,6 +1,7 @@
 """dustmap run: a map from a configuration."""
 
 import argparse
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,17 @@ from typing import Any
 from dustmap import config as configuration
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
-from dustmap.cli._tell import tell
+from dustmap.cli._tell import tell, tell_plan
+from dustmap.cli._terminated import Notice, preempting
+
+log = logging.getLogger(__name__)
+
+
+ABOUT = """\
+A run keeps its state in RUN/checkpoint every compute.checkpoint (5 min), to go on from after a
+kill, a crash or a full disk: the same command with --resume gives the same bits as a run that was
+never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
+batch script answers by queueing the same command again. `dustmap status RUN` says how far it is."""
 
 
 def add(commands: Commands) -> None:
@@ -18,10 +29,18 @@ def add(commands: Commands) -> None:
         "make a map from a configuration",
         "run run.toml --output run1 --set data.catalog=stars.fits",
         "run run.toml --output run1 --dry-run --memory 4GiB",
+        "run run.toml --output run1 --resume          starts it, or goes on after a stop",
+        about=ABOUT,
     )
     command.add_argument("config", metavar="CONFIG.toml")
     command.add_argument("--output", metavar="RUN", required=True, help="the run's directory")
-    command.add_argument("--overwrite", action="store_true", help="replace an existing run")
+    standing = command.add_mutually_exclusive_group()
+    standing.add_argument("--overwrite", action="store_true", help="replace an existing run")
+    standing.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with this run where it was interrupted, or start it if there is none",
+    )
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     command.add_argument(
         "--until",
@@ -35,26 +54,55 @@ def add(commands: Commands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    with preempting() as notice:
+        return _execute(options, notice)
+
+
+def _execute(options: argparse.Namespace, notice: Notice) -> int:
     import torch
 
     from dustmap.cli._progress import progress
-    from dustmap.runs import Stage, check_free, execute_run, prepare
+    from dustmap.runs import Stage, check_free, check_resumable, execute_run, prepare
 
-    output = Path(options.output)
+    output, until = Path(options.output), Stage(options.until)
     with checking_input():
         config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
-        check_free(output, options.overwrite)
         if config.compute.threads:
             torch.set_num_threads(config.compute.threads)
-        prepared, until = prepare(config), Stage(options.until)
+        if options.resume:
+            ended = check_resumable(output, config)
+            if ended is not None and until.reached_by(ended):
+                return _tell_finished(output, options)
+        else:
+            check_free(output, options.overwrite)
+        prepared = prepare(config, output if options.resume else None)
         prepared.check_until(until)
     if options.dry_run:
-        tell(prepared.plan().as_dict() | {"seconds_about": prepared.seconds()}, options.json)
+        tell_plan(prepared.plan(), prepared.seconds(), options.json)
         return DONE
     with checking_output(), progress() as shown:
-        report = execute_run(prepared, output, config, options.overwrite, until, shown)
+        report = execute_run(
+            prepared,
+            output,
+            config,
+            options.overwrite,
+            until,
+            shown,
+            resume=options.resume,
+            notice=notice,
+        )
     tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED
+
+
+def _tell_finished(output: Path, options: argparse.Namespace) -> int:
+    """The report that is there."""
+    from dustmap.runs import report_of
+
+    report = report_of(output)
+    log.info("%s is finished: there is nothing to go on with", output)
+    tell(report if options.json else _summary(report, output), options.json)
+    return DONE if report["status"] == "done" else CHECK_FAILED
 
 
 def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """The directory of a run: configuration, metrics and report beside what the run makes."""
 
 import json
+import logging
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -15,40 +16,31 @@ from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.inference import AbstractJournal, NoJournal
+from dustmap.runs._kept_file import durable
+from dustmap.runs._kept_journal import Keeper
+from dustmap.runs._stages import peak_memory
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
+LOG = "log.jsonl"
 REPORT = "report.json"
+#: What a run goes on from, and the states of its computations.
+CHECKPOINT = "checkpoint"
+KEPT = "checkpoint/kept"
 
 
 @final
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that `create` has made, or that an earlier run has left."""
+    """A directory that a run is made in, or that an earlier one has left.
+
+    keeper: what its journals share while it is made; rank: of this process among those at work.
+    """
 
     path: Path
-
-    @classmethod
-    @contextmanager
-    def create(cls, path: Path, config: Config, overwrite: bool) -> Iterator[Self]:
-        """Makes the directory with the echo of the configuration; what was there goes.
-
-        If the block fails, the new directory goes, and what was there is back.
-        """
-        check_free(path, overwrite)
-        aside = path.with_name(f".replaced-{os.getpid()}-{path.name}")
-        if path.exists():
-            path.rename(aside)
-        try:
-            path.mkdir(parents=True)
-            (path / CONFIG).write_text(configuration.echo(config), encoding="utf-8")
-            yield cls(path)
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            if aside.exists():
-                aside.rename(path)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
+    keeper: Keeper | None = None
+    rank: int = 0
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -60,10 +52,18 @@ class RunDirectory:
         """The resolved configuration that the run had."""
         return configuration.load(self.path / CONFIG)
 
+    def journal(self, scope: str) -> AbstractJournal:
+        """That of a stage: what it has kept outlives an interruption."""
+        return NoJournal() if self.keeper is None else self.keeper.journal(scope)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """Inside, a state is kept before long, which a wish to end the run waits for."""
+        return nullcontext() if self.keeper is None else self.keeper.notice.patiently()
+
     def record(self, **values: Any) -> None:
-        """Appends one line to metrics.jsonl."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(values) + "\n")
+        """Appends one line to metrics.jsonl, with time, rank and peak memory."""
+        told = {"time": round(time.time(), 3), "rank": self.rank, **values}
+        append(self.path / METRICS, told | {"peak_bytes": peak_memory()})
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file whole or not at all."""
@@ -72,7 +72,9 @@ class RunDirectory:
     def read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the run did not finish; run it again")
+            raise FileNotFoundError(
+                f"{path} is missing: the run did not get there; go on with dustmap run --resume"
+            )
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -83,11 +85,8 @@ class RunDirectory:
         """Writes an npz file whole or not at all; none where there are no arrays."""
         if not arrays:
             return
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".partial-{path.name}")
-        np.savez(partial, allow_pickle=False, **arrays)
-        partial.replace(path)
+        with durable(self.path / name) as file:
+            np.savez(file, allow_pickle=False, **arrays)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
         """What `write_arrays` kept under this name; nothing where it kept nothing."""
@@ -101,32 +100,50 @@ class RunDirectory:
             raise ValueError(f"{path} is damaged ({error}); run it again") from error
 
     def write_text(self, name: str, content: str) -> None:
-        path = self.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".partial-{path.name}")
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(path)
+        with durable(self.path / name) as file:
+            file.write(content.encode())
 
 
-def check_free(path: Path, overwrite: bool) -> None:
-    """Refuses a directory that holds a run, unless told; and one that holds anything else."""
-    if not path.exists():
-        _check_place(path)
-        return
-    if not path.is_dir():
-        raise FileExistsError(f"{path} is a file; choose another --output")
-    if not any(path.iterdir()):
-        return
-    if not (path / CONFIG).is_file():
-        raise FileExistsError(f"{path} is no run directory and not empty; choose another --output")
-    if not overwrite:
-        raise FileExistsError(f"{path} holds a run already; choose another name or --overwrite")
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Adds one line of JSON to a file in one step, so that a kill leaves no half of it."""
+    written = (json.dumps(line) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, written)
+    finally:
+        os.close(descriptor)
 
 
-def _check_place(path: Path) -> None:
-    """Refuses a directory that could not be made: hours of fitting would be in vain."""
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise NotADirectoryError(f"{path}: {above} is a file; choose another --output")
-    if not os.access(above, os.W_OK):
-        raise PermissionError(f"{path}: {above} may not be written to; choose another --output")
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that `append` has made; one that a full disk has cut is left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for written in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(written)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            found.append(line)
+    return found
+
+
+@final
+class LogFile(logging.Handler):
+    """Writes what is logged to log.jsonl, a line of JSON each."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        super().__init__()
+        self._path, self._rank = directory.path / LOG, directory.rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "rank": self._rank,
+            "message": record.getMessage(),
+        }
+        # A log that cannot be written ends no run: what matters is told by what else is written.
+        with suppress(OSError):
+            append(self._path, told)

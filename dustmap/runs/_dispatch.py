@@ -1,15 +1,18 @@
 """From data.kind to the run that it names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from dustmap.config import Config
 from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
+from dustmap.runs._kept_journal import Notice, Undisturbed
+from dustmap.runs._life import finish, going_on, refuse_unfinished, starting
 from dustmap.runs._progress import LogProgress, Progress
 from dustmap.runs._regression import prepare_regression
 from dustmap.runs._regression_result import RegressionResult, open_regression
+from dustmap.runs._reopened import reopened_config
 from dustmap.runs._report import Report
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
 from dustmap.runs._stages import Stage
@@ -22,8 +25,8 @@ from dustmap.runs._stars import prepare_stars
 class Kind:
     """How runs of one data.kind start, and how they are opened again."""
 
-    prepare: Callable[[Config], AbstractRun]
-    open: Callable[[RunDirectory], AbstractFinishedRun]
+    prepare: Callable[[Config, Path | None], AbstractRun]
+    open: Callable[[RunDirectory, Config], AbstractFinishedRun]
 
 
 KINDS = {
@@ -32,33 +35,43 @@ KINDS = {
 }
 
 
-def prepare(config: Config) -> AbstractRun:
-    """Reads and checks the input of a run; a ValueError or OSError says what is wrong with it."""
-    run = _kind(config).prepare(config)
+def prepare(config: Config, earlier: Path | None = None) -> AbstractRun:
+    """Reads and checks the input of a run; a ValueError or OSError says what is wrong with it.
+
+    earlier: the directory of the same run, where it is to go on.
+    """
+    run = _kind(config).prepare(config, earlier)
     run.plan().check()
     return run
 
 
-def open_run(path: Path) -> AbstractFinishedRun:
-    """A finished run with its posterior; what its directory lacks is an OSError."""
+def open_run(path: Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
+    """A finished run with its posterior; what its directory lacks is an OSError.
+
+    compute: overrides such as `compute.threads=4` of where and how it is computed now.
+    """
     directory = RunDirectory.open(path)
-    return _kind(directory.config()).open(directory)
+    refuse_unfinished(path)
+    config = reopened_config(directory, compute)
+    return _kind(config).open(directory, config)
 
 
-def open_star_map(path: Path) -> StarMap:
+def open_star_map(path: Path, compute: Sequence[str] = ()) -> StarMap:
     """A finished map of the dust; a run of another kind is a ValueError."""
-    finished = open_run(path)
+    finished = open_run(path, compute)
     if not isinstance(finished, StarMap):
         raise ValueError(f'{path}: expected a run with data.kind = "stars", a map of the dust')
     return finished
 
 
-def regression_at(path: Path) -> RegressionResult | None:
+def regression_at(path: Path, compute: Sequence[str] = ()) -> RegressionResult | None:
     """The finished regression at a path, or None where there is something else."""
     if not (path / CONFIG).is_file():
         return None
     directory = RunDirectory.open(path)
-    return open_regression(directory) if directory.config().data.kind == "regression" else None
+    refuse_unfinished(path)
+    config = reopened_config(directory, compute)
+    return open_regression(directory, config) if config.data.kind == "regression" else None
 
 
 def _kind(config: Config) -> Kind:
@@ -75,13 +88,24 @@ def execute_run(
     overwrite: bool,
     until: Stage = Stage.EXPORT,
     progress: Progress | None = None,
+    *,
+    resume: bool = False,
+    notice: Notice | None = None,
 ) -> Report:
     """Executes into a new directory and writes report.json and report.md last.
 
-    What fails, on a full disk or for want of memory, leaves no directory behind.
+    What fails, on a full disk or for want of memory, leaves no directory behind, unless a state
+    was kept to go on from. resume: goes on in the directory of the same run, if there is one.
+    notice: who may ask the run to end.
     """
-    with RunDirectory.create(path, config, overwrite) as directory:
+    heard = notice or Undisturbed()
+    if resume and (path / CONFIG).is_file():
+        work = going_on(path, config, heard)
+    else:
+        work = starting(path, config, overwrite, heard)
+    with work as directory:
         report = run.execute(directory, until, progress or LogProgress())
         directory.write_text("report.md", report.as_markdown())
         directory.write_json(REPORT, report.as_dict())
+        finish(directory, until)
     return report

@@ -6,13 +6,14 @@ from functools import cache
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ExactGP, HyperparameterFit, RegularGrid, fit_hyperparameters
+from dustmap.gp import Batch, ExactGP, RegularGrid, fit_hyperparameters
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.inference import GriddedDraws
+from dustmap.inference import NO_JOURNAL, AbstractJournal, GriddedDraws, Kept
 from dustmap.runs._grid import coarse_grid
+from dustmap.runs._kept_fit import hyperparameters_of, learning_of, plain_learning
 from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts, start_of
-from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit, Tell, silent
 
 MOST_ROWS = 10_000  # beyond, the dense covariance is too much to factor
 #: Stars of uncertain distances beyond which rays end at the mean distance: J² = 256 covariances
@@ -27,7 +28,13 @@ MOST_NODES = 3_000
 DRAWS = 8
 
 
-def fit_exact(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+def fit_exact(
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> StarFit:
     """Learns what model.learn names, from start (None: the configuration's values), and conditions
     on all data.
 
@@ -35,19 +42,29 @@ def fit_exact(config: Config, data: Batch, start: Hyperparameters | None) -> Sta
     than WEIGHTED_ROWS stars whose distances are uncertain: the noise has what they add, and the
     summary's `rays` says which rays there were.
     """
-    _, parts, learning = learn_exact(config, at_mean_distances(data), start, ClosedForm())
-    return replace(_conditioned(config, parts, data), learning=Learning.of_evidence(learning))
+    at, learning = learn_exact(
+        config, at_mean_distances(data), start, journal.within("learn"), tell
+    )
+    return replace(_conditioned(config, data, at), learning=learning)
 
 
 def learn_exact(
-    config: Config, data: Batch, start: Hyperparameters | None, estimator: AbstractEstimator
-) -> tuple[ExactGP, Parts, HyperparameterFit | None]:
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> tuple[Hyperparameters, Learning | None]:
     """Maximises the evidence of fit.learn_rows stars from start, or the configuration's values."""
+    kept = journal.latest()
+    if kept is not None:
+        return hyperparameters_of(kept), learning_of(kept)
     parts = Parts.of(config, start or start_of(config.model), data)
-    gp, likelihood = ExactGP(parts.kernel, parts.mean, estimator), parts.likelihood
-    learning = None
+    # All estimators have the same covariances in mind, and the table is the quickest.
+    gp, likelihood = ExactGP(parts.kernel, parts.mean, ClosedForm()), parts.likelihood
+    found = None
     if any(p.requires_grad for p in (*gp.parameters(), *likelihood.parameters())):
-        learning = fit_hyperparameters(
+        found = fit_hyperparameters(
             gp,
             likelihood,
             data,
@@ -56,19 +73,18 @@ def learn_exact(
             max_data=config.fit.learn_rows,
             seed=config.fit.seed,
         )
-    return gp, parts, learning
+    at, learning = parts.hyperparameters(), Learning.of_evidence(found)
+    for step in () if learning is None else learning.trace:
+        tell(step)
+    told = None if learning is None else plain_learning(learning)
+    journal.finish(Kept({"hyperparameters": at.as_dict(), "learning": told}))
+    return at, learning
 
 
 def reopen_exact(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior at hyperparameters that an earlier fit has learned."""
     del arrays  # the dense solve takes seconds
-    return _conditioned(config, Parts.of(config, at, data), data)
-
-
-def exact_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
-    """Covariance, factor and inverse of the data; mean and variance of the nodes; float64."""
-    del config  # float64 whatever it says
-    return 8 * (3 * rows**2 + 8 * grid.size)
+    return _conditioned(config, data, at)
 
 
 def estimator_of(config: Config) -> AbstractEstimator:
@@ -81,13 +97,13 @@ def estimator_of(config: Config) -> AbstractEstimator:
 
 
 @torch.no_grad()
-def _conditioned(config: Config, parts: Parts, data: Batch) -> StarFit:
-    """The posterior of all data at the hyperparameters of the parts."""
+def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+    """The posterior of all data at given hyperparameters."""
+    parts = Parts.of(config, at, data)
     gp = ExactGP(parts.kernel, parts.mean, estimator_of(config))
     seen, told = _rays(data)
     noise_variance = parts.likelihood.noise_variance(seen)
     posterior = gp.condition(seen.functional, seen.y, noise_variance)
-    at = parts.hyperparameters()
 
     @cache
     def on_grid() -> GriddedDraws:

@@ -1,17 +1,19 @@
 """The global engine: sparse weights on the map's own grid, one solve for all stars."""
 
 import logging
-import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, FitStatus, RegularGrid, torus_for
+from dustmap.gp import Batch, FitStatus
 from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
     GlobalFit,
     GlobalSettings,
-    GridSettings,
     LearnStep,
     ModelMaker,
     PathwisePosterior,
@@ -20,23 +22,26 @@ from dustmap.inference import (
 )
 from dustmap.runs._exact import estimator_of
 from dustmap.runs._grid import dtype_of, grid_of
-from dustmap.runs._parts import Parts, kernel_of, learned_names, scale_with_nu, start_of
-from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+from dustmap.runs._parts import Parts, learned_names, scale_with_nu, start_of
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit, Tell, silent
 
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 100_000_000
 #: Stars that take part in learning on the grid, at most: more would hardly sharpen it.
 LEARN_ROWS = 100_000
-#: Vectors over the torus beside the draws, and over the data, while solving.
-_FIELD_VECTORS, _DATA_VECTORS = 12, 3
-#: Bytes of spectra and lags for each point of the torus.
-_SPECTRA = 64
 
 
-def fit_whole(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+def fit_whole(
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> StarFit:
     """Learns on the grid from some of the stars, from start on; solves for all."""
     parts = Parts.of(config, start or start_of(config.model), data)
+    names = learned_names(parts.kernel, parts.likelihood)
     fit = fit_global(
         parts.kernel,
         parts.mean,
@@ -45,14 +50,16 @@ def fit_whole(config: Config, data: Batch, start: Hyperparameters | None) -> Sta
         grid_of(config.grid),
         _settings(config, start),
         estimator=estimator_of(config),
-        progress=_tell,
+        progress=_telling(names, tell),
     )
     at = parts.hyperparameters()
     if fit.robust is not None:
         at = at.with_student_t(fit.robust.noise)
-    names = learned_names(parts.kernel, parts.likelihood)
-    learning, posterior = _learning(fit, len(data), names), fit.posterior
-    return StarFit(posterior, at, fit.report, learning, _arrays(fit), posterior.at_nodes)
+    arrays = _arrays(fit)
+    # As a later command will see it, so that both see the same bits.
+    found = reopen_whole(config, data, at, arrays)
+    learning = _learning(fit, len(data), names)
+    return replace(found, summary=fit.report, learning=learning, arrays=arrays)
 
 
 def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
@@ -73,14 +80,6 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     )
     posterior = PathwisePosterior(maker.on_torus(torus, order), coefficients, mean, deviations)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
-
-
-def whole_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
-    """Draws, vectors and spectra of the torus; the sparse rows of the stars stay within memory."""
-    kernel = kernel_of(config.model, start_of(config.model))
-    torus = math.prod(torus_for(kernel, grid, GridSettings().padding))
-    vectors = torus * (config.fit.samples + _FIELD_VECTORS) + _DATA_VECTORS * rows
-    return dtype_of(config.compute).itemsize * vectors + _SPECTRA * torus
 
 
 def _settings(config: Config, start: Hyperparameters | None) -> GlobalSettings:
@@ -140,10 +139,16 @@ def _line(step: LearnStep, names: tuple[str, ...]) -> dict[str, float]:
     return values
 
 
-def _tell(step: LearnStep) -> None:
-    log.info(
-        "learning: log-parameters %s, gradient %s, %d solver steps",
-        ", ".join(f"{value:.3f}" for value in step.parameters),
-        ", ".join(f"{value:.3g}" for value in step.gradient),
-        step.solver_steps,
-    )
+def _telling(names: tuple[str, ...], tell: Tell) -> Callable[[LearnStep], None]:
+    """Logs a step, and tells its numbers."""
+
+    def told(step: LearnStep) -> None:
+        log.info(
+            "learning: log-parameters %s, gradient %s, %d solver steps",
+            ", ".join(f"{value:.3f}" for value in step.parameters),
+            ", ".join(f"{value:.3g}" for value in step.gradient),
+            step.solver_steps,
+        )
+        tell(_line(step, names))
+
+    return told

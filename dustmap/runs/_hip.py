@@ -10,12 +10,14 @@ import torch
 
 from dustmap.config import Config
 from dustmap.gp import Batch, GridPrior, RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo
+from dustmap.gp.covariances import AbstractEstimator, MonteCarlo
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
     GriddedDraws,
     RowSource,
     SVISettings,
@@ -31,7 +33,7 @@ from dustmap.runs._grid import coarse_grid, dtype_of, grid_of
 from dustmap.runs._hip_posterior import PlacesAndRays, draws_at_inducing_points
 from dustmap.runs._mean_rays import at_mean_distances
 from dustmap.runs._parts import Parts
-from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+from dustmap.runs._star_fit import Arrays, Hyperparameters, StarFit, Tell, silent
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +51,19 @@ RAY_POINTS = 32
 NUGGET = 1e-6
 
 
-def fit_hip(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+def fit_hip(
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> StarFit:
     """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
-    # All estimators have the same covariances in mind, and the table is the quickest.
-    _, parts, learning = learn_exact(config, at_mean_distances(data), start, ClosedForm())
-    at, told = _within_the_box(config, parts.hyperparameters())
+    part = journal.within("learn")
+    learned, learning = learn_exact(config, at_mean_distances(data), start, part, tell)
+    at, told = _within_the_box(config, learned)
     fit = _conditioned(config, data, at)
-    learned = Learning.of_evidence(learning)
-    return replace(fit, summary=fit.summary | told, learning=learned)
+    return replace(fit, summary=fit.summary | told, learning=learning)
 
 
 def _within_the_box(
@@ -80,7 +87,7 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     parts = Parts.of(config, at, data).fixed()
     grid = coarse_grid(config.grid, at.length / POINTS_PER_LENGTH)
-    plan = plan_fit(parts.kernel, grid, len(data), _settings(config))
+    plan = plan_fit(parts.kernel, grid, len(data), hip_settings(config))
     plan.check()
     model = VariationalModel(
         _features(config, parts.kernel, plan), parts.mean, parts.likelihood, make_family(plan)
@@ -150,12 +157,8 @@ def _log_epochs(n: int) -> Callable[[SVIState], None]:
     return tell
 
 
-def hip_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
-    """Covariances of rows with nodes, spectra and lags of the torus, a map; float32 and float64."""
-    return dtype_of(config.compute).itemsize * rows * grid.size + 64 * 8 * grid.size
-
-
-def _settings(config: Config) -> HipSettings:
+def hip_settings(config: Config) -> HipSettings:
+    """What the configuration leaves to choose."""
     return HipSettings(
         family=config.fit.family,
         whitening="hip" if config.fit.whitening == "auto" else config.fit.whitening,

@@ -3,16 +3,19 @@
 import functools
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, GridPrior, LogDiscMean, RegularGrid
-from dustmap.gp.features import interpolation
+from dustmap.gp import Batch, GridPrior, LogDiscMean
+from dustmap.gp.features import beamed_interpolation, interpolation
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
     Interpolation,
     LogNormalModel,
     LogNormalPosterior,
@@ -24,7 +27,8 @@ from dustmap.inference import (
     nugget_for,
     typical_log_density,
 )
-from dustmap.runs._global import robust_settings, whole_bytes
+from dustmap.linalg import AbstractOperator
+from dustmap.runs._global import robust_settings
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._parts import (
     learned_kernel,
@@ -35,7 +39,8 @@ from dustmap.runs._parts import (
     profile_of,
     start_of,
 )
-from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit
+from dustmap.runs._star_fit import Arrays, Hyperparameters, Learning, StarFit, Tell, silent
+from dustmap.sky.observations import HealpixBeams
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +49,13 @@ MOST_ROWS = 10_000_000
 STD = 1.0
 
 
-def fit_lognormal(config: Config, data: Batch, start: Hyperparameters | None) -> StarFit:
+def fit_lognormal(
+    config: Config,
+    data: Batch,
+    start: Hyperparameters | None,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> StarFit:
     """Mode, hyperparameters and samples, from start or the configuration's values.
 
     Priors stay around the configuration's values, wherever the fit starts.
@@ -54,15 +65,12 @@ def fit_lognormal(config: Config, data: Batch, start: Hyperparameters | None) ->
     origin = model.log_parameters()
     if start is not None:
         model = _model(config, replace(start, mean=first.mean), data)
-    solution = fit_mgvi(model, data, _settings(config, start), _tell, origin=origin)
-    at = _found(solution)
-    return StarFit(
-        posterior=solution.posterior,
-        hyperparameters=at,
-        summary=_summary(solution),
-        learning=_learning(solution, len(data)),
-        arrays=_arrays(solution.posterior),
-        at_nodes=solution.posterior.at_nodes,
+    solution = fit_mgvi(model, data, _settings(config, start), _telling(model, tell), origin=origin)
+    arrays = _arrays(solution.posterior)
+    # As a later command will see it, so that both see the same bits.
+    fit = reopen_lognormal(config, data, _found(solution), arrays)
+    return replace(
+        fit, summary=_summary(solution), learning=_learning(solution, len(data)), arrays=arrays
     )
 
 
@@ -76,11 +84,6 @@ def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: A
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
-def lognormal_bytes(config: Config, rows: int, grid: RegularGrid) -> int:
-    """As of the Gaussian density: draws, vectors and spectra of the torus."""
-    return whole_bytes(config, rows, grid)
-
-
 def _first(config: Config, data: Batch) -> Hyperparameters:
     """Where a first fit starts; the median density is the data's own where it is learned."""
     std = config.model.std or STD
@@ -90,12 +93,22 @@ def _first(config: Config, data: Batch) -> Hyperparameters:
     return replace(start_of(config.model), std=std, mean=mean)
 
 
-def _rows(config: Config) -> Interpolation:
+def _rows(config: Config) -> "functools.partial[AbstractOperator]":
     return functools.partial(
         interpolation,
         grid=grid_of(config.grid),
         memory=config.compute.memory_bytes // 2,
         dtype=dtype_of(config.compute),
+    )
+
+
+def _rows_of_fit(config: Config) -> Interpolation:
+    """Through shared beams where fit.beams says so: the posterior's own rows stay exact."""
+    rows = _rows(config)
+    if config.fit.beams == 0:
+        return rows
+    return functools.partial(
+        beamed_interpolation, beams=HealpixBeams(config.fit.beams), **rows.keywords
     )
 
 
@@ -111,7 +124,7 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
     )
     mean = log_profile_of(config.model, math.log(at.mean)).to(device)
     mean.requires_grad_("mean" in config.model.learn)
-    return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows(config))
+    return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows_of_fit(config))
 
 
 def _settings(config: Config, start: Hyperparameters | None) -> MGVISettings:
@@ -130,7 +143,7 @@ def _settings(config: Config, start: Hyperparameters | None) -> MGVISettings:
 def _found(solution: MGVISolution) -> Hyperparameters:
     model = solution.model
     (term,) = model.prior.kernel.terms()
-    noise, scatter = noise_of(model.likelihood)
+    noise, scatter, relative = noise_of(model.likelihood)
     height, length = None, None
     if isinstance(model.mean, LogDiscMean):
         height, length = model.mean.scales(solution.coefficients)
@@ -142,6 +155,7 @@ def _found(solution: MGVISolution) -> Hyperparameters:
         scatter=scatter,
         disc_height=height,
         disc_length=length,
+        relative_scatter=relative,
     )
     weighing = solution.weighing
     return found if weighing is None else found.with_student_t(weighing.noise)
@@ -196,11 +210,19 @@ def _arrays(posterior: LogNormalPosterior) -> Arrays:
     }
 
 
-def _tell(line: MGVIRound) -> None:
-    log.info(
-        "%s: energy %.5g, misfit %.3g of the noise, %d steps of CG",
-        line.stage,
-        line.energy,
-        line.misfit,
-        line.cg_steps,
-    )
+def _telling(model: LogNormalModel, tell: Tell) -> Callable[[MGVIRound], None]:
+    """Logs a round, and tells its numbers."""
+    assert isinstance(model.prior.kernel, StationaryKernel)
+    names = learned_names(model.prior.kernel, model.likelihood)
+
+    def told(line: MGVIRound) -> None:
+        log.info(
+            "%s: energy %.5g, misfit %.3g of the noise, %d steps of CG",
+            line.stage,
+            line.energy,
+            line.misfit,
+            line.cg_steps,
+        )
+        tell({"part": line.stage, **_line(line, names)})
+
+    return told

@@ -13,27 +13,22 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.inference import Scores, scores
-from dustmap.regression import (
-    HIPGPRegressor,
-    HipSettings,
-    WholeSettings,
-    plan_fit,
-    plan_global,
-)
+from dustmap.regression import HIPGPRegressor
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._estimate import dense_seconds, rounded
 from dustmap.runs._exact import MOST_ROWS
 from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
-from dustmap.runs._grid import dtype_of
 from dustmap.runs._parts import KERNELS
 from dustmap.runs._progress import Progress
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
+from dustmap.runs._regression_memory import regression_memory
 from dustmap.runs._report import Check, Picture, Report, coverage_check
 from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs._stages import Stage, Stopwatch
 from dustmap.runs._tables import read_tables
 from dustmap.sky import Provenance, save_figure
+from dustmap.sky._atomic import replacing
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +52,10 @@ class RegressionRun(AbstractRun):
     grid: RegularGrid | None
 
     def plan(self) -> Plan:
-        n, dim = self.train.X.shape
-        dense = min(n, self.config.fit.learn_rows)
-        needed = 8 * 3 * dense**2
-        if self.config.fit.engine == "exact":
-            needed = 8 * 3 * n**2
-        elif self.grid is not None:
-            needed += grid_bytes(self.config, self.grid, n)
+        memory = regression_memory(self.config, self.train, self.grid)
+        dim = self.train.X.shape[1]
         counts = {"engine": self.config.fit.engine, "device": "cpu", "inputs": dim}
-        return Plan(counts | self.counts(), needed, self.config.compute.memory_bytes)
+        return Plan(counts | self.counts(), memory, self.config.compute.memory_bytes)
 
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the table."""
@@ -90,13 +80,8 @@ class RegressionRun(AbstractRun):
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         del until, progress  # it has one stage, of seconds
-        watch = Stopwatch()
-        model = estimator_of(self.config, self.train, self.grid)
-        log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
-        with watch.stage("fit"):
-            model.fit(self.train.X, self.train.y, noise_std=self.train.error)
-        with watch.stage("checkpoint"):
-            self.save(directory, model)
+        watch = Stopwatch(tell=directory.record)
+        model = self._model(directory, watch)
         with watch.stage("evaluate"):
             held_out = score(model, self.holdout) if len(self.holdout) else None
         log.info("predicting on a grid")
@@ -122,13 +107,26 @@ class RegressionRun(AbstractRun):
             (Picture(PICTURE, "Prediction, its standard deviation, and the data"),),
         )
 
+    def _model(self, directory: RunDirectory, watch: Stopwatch) -> HIPGPRegressor:
+        """The fitted model, as later commands will see it: what it has kept, read back."""
+        kept = directory.path / CHECKPOINT
+        if not kept.exists():
+            model = estimator_of(self.config, self.train, self.grid)
+            log.info("fitting %d rows, engine %s", len(self.train), self.config.fit.engine)
+            with watch.stage("fit"):
+                model.fit(self.train.X, self.train.y, noise_std=self.train.error)
+            with watch.stage("checkpoint"):
+                self.save(directory, model)
+        return HIPGPRegressor.load(kept)
+
     def save(self, directory: RunDirectory, model: HIPGPRegressor) -> None:
-        """The model, and the rows that pictures show."""
-        model.save(directory.path / CHECKPOINT)
+        """The rows that pictures show, and the model, which is there when it is whole."""
         arrays = {"X": self.train.X, "y": self.train.y}
         if self.train.error is not None:
             arrays["error"] = self.train.error
-        np.savez(directory.path / ROWS, allow_pickle=False, **arrays)
+        directory.write_arrays(ROWS, arrays)
+        with replacing(directory.path / CHECKPOINT, False) as partial:
+            model.save(partial)
 
     def map_grid(self) -> RegularGrid:
         """The nodes of the run's maps."""
@@ -139,33 +137,22 @@ class RegressionRun(AbstractRun):
         outputs = {}
         for kind in self.config.export.formats:
             outputs[kind] = f"map.{kind}"
-            WRITERS[kind](directory.path / outputs[kind], field, provenance(self.config), False)
+            path = directory.path / outputs[kind]
+            # What is there is whole: it was written before the run was interrupted.
+            if not path.exists():
+                WRITERS[kind](path, field, provenance(self.config), False)
         outputs["picture"] = PICTURE
-        save_figure(plot_field(field, self.train), directory.path / PICTURE)
+        if not (directory.path / PICTURE).exists():
+            save_figure(plot_field(field, self.train), directory.path / PICTURE)
         return outputs
 
 
-def grid_bytes(config: Config, grid: RegularGrid, n: int) -> int:
-    """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
-    fit = config.fit
-    shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
-    if fit.engine == "global":
-        dtype = dtype_of(config.compute)
-        whole = WholeSettings(fit.samples, 1.0, dtype, config.compute.memory_bytes)
-        return plan_global(shortest, grid, n, fit.seed, whole).bytes_needed
-    settings = HipSettings(
-        family=fit.family,
-        block=fit.block or None,
-        whitening=fit.whitening,
-        padding=1.0,
-        dtype=torch.float64,
-        max_memory=config.compute.memory_bytes,
-    )
-    return plan_fit(shortest, grid, n, settings).bytes_needed
+def prepare_regression(config: Config, earlier: Path | None = None) -> RegressionRun:
+    """Reads and checks all that the run needs; writes nothing.
 
-
-def prepare_regression(config: Config) -> RegressionRun:
-    """Reads and checks all that the run needs; writes nothing."""
+    earlier: of the same run, which keeps its model alone; the rows are read again.
+    """
+    del earlier
     if config.compute.device == "cuda":
         raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
     found = rows_of(read_tables(config.data.catalog), config.data)

@@ -5,7 +5,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
@@ -31,19 +31,25 @@ class Stage(enum.Enum):
 @final
 @dataclass(frozen=True)
 class Stopwatch:
-    """Seconds, and the peak memory of the process by the end of each stage, in their order."""
+    """Seconds, and the peak memory of the process by the end of each stage, in their order.
+
+    tell: hears of the stages as they begin and end.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    tell: Callable[..., None] = lambda **values: None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         log.info("%s", name)
         start = time.perf_counter()
+        self.tell(stage=name, event="begins")
         try:
             yield
         finally:
             self.add(name, time.perf_counter() - start)
+        self.tell(stage=name, event="ends", seconds=self.seconds[name])
 
     def add(self, name: str, seconds: float) -> None:
         """Of a stage that was timed elsewhere."""

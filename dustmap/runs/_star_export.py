@@ -1,5 +1,7 @@
 """The files of a run on stars: maps in the formats asked for, and the figures."""
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from dustmap import config as configuration
@@ -19,6 +21,8 @@ from dustmap.sky.maps import (
     write_zarr,
 )
 
+log = logging.getLogger(__name__)
+
 WRITERS = {"zarr": write_zarr, "fits": write_fits}
 
 
@@ -35,10 +39,13 @@ def export_run(
     outputs: dict[str, Any] = {}
     for name in config.export.formats:
         path = directory.path / f"map.{name}"
+        outputs[name] = path.name
+        if path.exists():
+            log.info("%s was written before the run was interrupted", path.name)
+            continue
         watched = WatchedField(field, f"writing map.{name}", progress)
         memory = slab_memory(config.compute.memory_bytes)
         WRITERS[name](path, watched, grid, request, provenance, False, memory)
-        outputs[name] = path.name
     outputs["samples_in_the_map"] = request.samples
     return outputs, _drawn(directory, config, field, grid)
 
@@ -55,11 +62,13 @@ def _drawn(
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 
-def provenance_of(config: Config, fitted: int) -> Provenance:
-    """What the maps of a run say of where they come from."""
+def provenance_of(config: Config, fitted: int, tile: Mapping[str, Any]) -> Provenance:
+    """What the maps of a run say of where they come from; tile: of a part of a sky."""
+    part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",) if tile else ()
     return Provenance(
         configuration.sha256(config),
-        (f"engine {config.fit.engine}, density {config.density}", f"{fitted} stars fitted"),
+        (f"engine {config.fit.engine}, density {config.density}", f"{fitted} stars fitted", *part),
         catalog=tuple(str(name) for name in config.data.catalog),
         seed=config.fit.seed,
+        tile=tile,
     )

@@ -128,11 +128,14 @@ def draw_figures(
     pictures, names = [], material.config.export.figures
     for i, name in enumerate(names):
         progress("drawing figures", i, len(names))
-        figure = FIGURES[name].draw(material)
-        if figure is not None:
-            path = f"plots/{name}.png"
+        path = f"plots/{name}.png"
+        # Pictures are written whole: one that is there was drawn before the run was interrupted.
+        if not (directory.path / path).exists():
+            figure = FIGURES[name].draw(material)
+            if figure is None:
+                continue
             save_figure(figure, directory.path / path)
-            pictures.append(Picture(path, FIGURES[name].caption))
+        pictures.append(Picture(path, FIGURES[name].caption))
     if names:
         progress("drawing figures", len(names), len(names))
     return tuple(pictures)

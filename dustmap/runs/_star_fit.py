@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,22 @@ from dustmap.inference import StudentTNoise
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
 
-_ABSENT = ("scatter", 0.0)
+_ABSENT = (("scatter", 0.0), ("relative_scatter", 0.0))
 
 Arrays = Mapping[str, NDArray[np.generic]]
+#: Hears of one step of learning: its numbers by name.
+Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
+
+
+def silent(step: Mapping[str, Any]) -> None:
+    """Nobody listens."""
 
 
 @final
 @dataclass(frozen=True)
 class Hyperparameters:
-    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors.
+    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors;
+    relative_scatter: the same as a fraction of the extinction itself.
 
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
     mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
@@ -39,26 +46,43 @@ class Hyperparameters:
     scatter: float = 0.0
     disc_height: float | None = None
     disc_length: float | None = None
+    relative_scatter: float = 0.0
 
-    def noise_variance(self, given: Tensor) -> Tensor:
-        """noise² σ² + scatter² (N,) for errors whose squares are `given` (N,).
+    def noise_variance(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`.
+
+        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
+        nothing asks for it where there is no relative scatter.
 
         For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
         speaks of outliers, and is infinite for ν ≤ 2.
         """
         width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
-        return width**2 * (self.noise**2 * given + self.scatter**2)
+        constant = self.noise**2 * given + self.scatter**2
+        if self.relative_scatter == 0.0:
+            return width**2 * constant
+        assert predicted is not None
+        square = (predicted.mean.square() + predicted.variance).to(given)
+        return width**2 * (constant + self.relative_scatter**2 * square)
 
     def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
         """The same for Student-t noise whose scale multiplies errors and scatter."""
         scale = noise.scale
-        return replace(self, noise=scale * self.noise, scatter=scale * self.scatter, nu=noise.nu)
+        return replace(
+            self,
+            noise=scale * self.noise,
+            scatter=scale * self.scatter,
+            relative_scatter=scale * self.relative_scatter,
+            nu=noise.nu,
+        )
 
     def as_dict(self) -> dict[str, float]:
-        """What the model has: no scatter of zero, no value that is None."""
+        """What the model has: no scatter of zero, nothing that is None."""
         values = asdict(self).items()
         return {
-            name: value for name, value in values if value is not None and (name, value) != _ABSENT
+            name: value
+            for name, value in values
+            if value is not None and (name, value) not in _ABSENT
         }
 
 

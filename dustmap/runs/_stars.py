@@ -1,8 +1,11 @@
 """From a star catalog to a map of the dust: the run of data.kind = "stars"."""
 
+import itertools
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -27,12 +30,14 @@ from dustmap.runs._star_export import export_run, provenance_of
 from dustmap.runs._star_field import field_of
 from dustmap.runs._star_figures import Material, draw_figures
 from dustmap.runs._star_fit import Learning, StarFit
-from dustmap.runs._star_input import StarInput, read_input, rows_by_fate, store_input
+from dustmap.runs._star_input import StarInput, from_store, read_input, rows_by_fate, store_input
+from dustmap.runs._star_plan import plan_stars
 from dustmap.runs._star_truth import truth_scores
+from dustmap.runs._tiles import TilePart, described, part_of_sky
 from dustmap.sky import Provenance
 from dustmap.sky.maps import AbstractDensityField, DustMap
 from dustmap.sky.observations import Observations, observe
-from dustmap.sky.stars import StarTable
+from dustmap.sky.stars import StarTable, open_star_store
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ UNITS = {
     "noise": "factor on the errors",
     "nu": "degrees of freedom",
     "scatter": "mag",
+    "relative_scatter": "fraction of the extinction",
     "disc_height": "pc",
     "disc_length": "pc",
 }
@@ -56,9 +62,12 @@ UNITS = {
 class StarRun(AbstractRun):
     """Stars seen through the box, split into those to learn from and those held out.
 
-    train, holdout: indices into the observations; truth: the density they were simulated from.
+    asked: the configuration as it was given; config: the same with the box of the tile that it
+    names. train, holdout: indices into the observations; truth: the density they were simulated
+    from; tile: what is left of a whole sky.
     """
 
+    asked: Config
     config: Config
     given: StarInput
     grid: RegularGrid
@@ -66,6 +75,7 @@ class StarRun(AbstractRun):
     train: torch.Tensor
     holdout: torch.Tensor
     truth: DustMap | None
+    tile: TilePart | None = None
     seconds_to_read: float = 0.0
 
     @property
@@ -83,8 +93,7 @@ class StarRun(AbstractRun):
             "device": str(self.device),
             **self.counts(),
         }
-        needed = engine_of(self.config).bytes_needed(self.config, len(self.train), self.grid)
-        return Plan(counts, needed, self.config.compute.memory_bytes)
+        return plan_stars(self.config, counts, self.stars, self.observed, self.train)
 
     def check_until(self, until: Stage) -> None:
         """Any will do."""
@@ -99,6 +108,7 @@ class StarRun(AbstractRun):
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the catalog, and the size of the map."""
         return {
+            **({} if self.tile is None else self.tile.counts()),
             "stars": len(self.stars),
             "stars_fitted": len(self.train),
             "stars_held_out": len(self.holdout),
@@ -109,7 +119,7 @@ class StarRun(AbstractRun):
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        account = _Account(self.config)
+        account = _Account(self.asked, Stopwatch(tell=directory.record))
         self._ingest(directory, account)
         if Stage.FIT.reached_by(until):
             found = self._fit(directory, account)
@@ -122,15 +132,23 @@ class StarRun(AbstractRun):
 
     def _ingest(self, directory: RunDirectory, account: "_Account") -> None:
         with account.watch.stage("ingest"):
-            store_input(directory.path / ARCHIVE, self.given)
+            # A run that goes on has read its own.
+            if not (directory.path / ARCHIVE).exists():
+                store_input(directory.path / ARCHIVE, self.given)
         account.watch.add("ingest", self.seconds_to_read)
         account.sections["data"] = _data(self.given)
         account.sections["counts"] = self.counts()
 
     def _fit(self, directory: RunDirectory, account: "_Account") -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
-        with account.watch.stage("fit"):
-            found = fit_distances(self.config, self.observed, self.train)
+        step = itertools.count()
+
+        def tell(values: Mapping[str, Any]) -> None:
+            directory.record(stage="learn", step=next(step), **values)
+
+        with account.watch.stage("fit"), directory.keeping():
+            journal = directory.journal("fit")
+            found = fit_distances(self.config, self.observed, self.train, journal, tell)
         fit = found.fit
         _record_fit(directory, found)
         account.sections["hyperparameters"] = fit.hyperparameters.as_dict()
@@ -139,6 +157,8 @@ class StarRun(AbstractRun):
         if found.rounds:
             account.sections["distances"] = {"rounds": list(found.rounds)}
         account.checks += checks_of_fit(fit)
+        if self.tile is not None:
+            account.checks.append(self.tile.check(fit.hyperparameters.length))
         return found
 
     def _evaluate(self, found: DistanceFit, account: "_Account") -> Predictions | None:
@@ -167,9 +187,10 @@ class StarRun(AbstractRun):
         """The density, for maps."""
         return field_of(self.config, fit, self.grid, self.stars.system, self.device)
 
-    def provenance(self) -> Provenance:
+    def provenance(self, fit: StarFit) -> Provenance:
         """What the maps say of where they come from."""
-        return provenance_of(self.config, len(self.train))
+        tile = described(self.tile, self.asked, fit.hyperparameters.as_dict())
+        return provenance_of(self.asked, len(self.train), tile)
 
     def _export(
         self,
@@ -181,7 +202,7 @@ class StarRun(AbstractRun):
     ) -> None:
         with account.watch.stage("export"):
             outputs, density = export_run(
-                directory, self.config, self.field(fit), self.grid, self.provenance(), progress
+                directory, self.config, self.field(fit), self.grid, self.provenance(fit), progress
             )
             material = Material(self.config, density, self.truth, self.stars, held_out)
             account.pictures += draw_figures(material, directory, progress)
@@ -209,11 +230,18 @@ class _Account:
         )
 
 
-def prepare_stars(config: Config) -> StarRun:
-    """Reads and checks all that the run needs; writes nothing."""
+def prepare_stars(config: Config, earlier: Path | None = None) -> StarRun:
+    """Reads and checks all that the run needs; writes nothing.
+
+    earlier: the directory of the same run when it is gone on with; its stars are there already.
+    """
     engine = engine_of(config)
     start = time.perf_counter()
-    given = read_input(config.data)
+    own = None if earlier is None else earlier / ARCHIVE
+    if own is not None and own.exists():
+        given = from_store(open_star_store(own))
+    else:
+        given = read_input(config.data)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
     if truth is not None and truth.system != given.stars.system:
@@ -234,6 +262,8 @@ def assemble(
     config: Config, given: StarInput, truth: DustMap | None, seconds: float = 0.0
 ) -> StarRun:
     """Observations and split; the same configuration and stars give the same split."""
+    asked = config
+    config, given, tile = part_of_sky(asked, given)
     grid = grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     # The exact engine works in float64 whatever compute.dtype says.
@@ -245,7 +275,7 @@ def assemble(
             f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
         )
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
-    return StarRun(config, given, grid, observed, train, holdout, truth, seconds)
+    return StarRun(asked, config, given, grid, observed, train, holdout, truth, tile, seconds)
 
 
 def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Predictions:
@@ -253,7 +283,7 @@ def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Pr
     data = observed.batch[index]
     predicted = fit.posterior.predict(data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise_variance(data.noise_variance)
+    noise = fit.hyperparameters.noise_variance(data.noise_variance, predicted)
     rows = observed.rows[index.cpu().numpy()]
     return Predictions(data.y, predicted.mean, predicted.variance + noise, rows)
 
@@ -279,8 +309,6 @@ def _record_fit(directory: RunDirectory, found: DistanceFit) -> None:
     directory.write_arrays(POSTERIOR, fit.arrays)
     if found.added is not None:
         directory.write_arrays(DISTANCES, {"added_variance": found.added.cpu().numpy()})
-    for step, values in enumerate(() if fit.learning is None else fit.learning.trace):
-        directory.record(stage="learn", step=step, **values)
     for line in found.rounds:
         directory.record(stage="distances", **line)
     directory.record(stage="fit", **fit.summary, **fit.hyperparameters.as_dict())

@@ -106,7 +106,11 @@ def test_metrics_tell_how_learning_went(sky: Path) -> None:
     records = [json.loads(line) for line in lines]
     objective = [r["objective_per_star"] for r in records if r["stage"] == "learn"]
     assert max(objective) > objective[0]
-    assert records[-1]["stage"] == "fit"
+    (fit,) = [r for r in records if r["stage"] == "fit" and "log_evidence" in r]
+    assert fit["peak_bytes"] > 0
+    assert [r["time"] for r in records] == sorted(r["time"] for r in records)
+    assert all(r["rank"] == 0 for r in records)
+    assert records[-1]["event"] == "finished"
 
 
 def test_the_map_knows_more_than_the_prior(sky: Path) -> None:
