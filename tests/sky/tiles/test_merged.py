@@ -1,6 +1,6 @@
 """Merged tiles against sums over all tiles, node by node."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,34 +11,9 @@ from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
 from dustmap.sky.maps import DustMap, Quantity, fits_of_slabs, zarr_of_slabs
 from dustmap.sky.tiles import Merged, SkyPixel, Tile, TileMap, merged
+from tests.sky.tiles.cases import ARRAYS, GRID, MARGIN, Field, different, expected, nodes, same
 
-GRID = RegularGrid((-60.0, -70.0, -40.0), (10.0,) * 3, (13, 14, 9))
-MARGIN = 25.0
-ARRAYS = (Quantity.MEAN, Quantity.STD, Quantity.SAMPLES)
 SAMPLES = 2
-
-#: (pixel, X, Y, Z (N, 3), quantity, sample) -> values (N,)
-Field = Callable[[int, NDArray[np.float64], Quantity, int], NDArray[np.float64]]
-
-
-def same(pixel: int, x: NDArray[np.float64], quantity: Quantity, k: int) -> NDArray[np.float64]:
-    """What all tiles agree upon."""
-    phase = ARRAYS.index(quantity) + 2.0 * k
-    return 2.0 + np.sin(x @ [0.05, 0.03, -0.04] + phase)
-
-
-def different(
-    pixel: int, x: NDArray[np.float64], quantity: Quantity, k: int
-) -> NDArray[np.float64]:
-    """Every tile its own."""
-    return same(pixel, x, quantity, k) * (1.0 + pixel)
-
-
-def nodes(grid: RegularGrid) -> NDArray[np.float64]:
-    """X, Y, Z of the voxels in the order [z, y, x]."""
-    x, y, z = (axis.numpy() for axis in grid.axes())
-    found = np.stack(np.meshgrid(z, y, x, indexing="ij"), axis=-1)[..., ::-1]
-    return found.reshape(-1, 3)
 
 
 def tile_map(pixel: int, field: Field, nside: int = 1, system: str = "A_V") -> TileMap:
@@ -62,16 +37,6 @@ def whole(found: Merged, depth: int = 4) -> dict[str, NDArray[np.float32]]:
     """All slabs."""
     slabs = [slab.arrays for slab in found.slabs.walk(depth)]
     return {name: np.concatenate([slab[name] for slab in slabs], axis=-3) for name in slabs[0]}
-
-
-def expected(field: Field, pixels: Sequence[int], q: Quantity, k: int = 0) -> NDArray[np.float64]:
-    """Σ u q / Σ u over the tiles, every tile's field known everywhere."""
-    points = nodes(GRID)
-    influence = {p: Tile(SkyPixel(1, p), MARGIN).influence(points) for p in pixels}
-    weighted = sum(influence[p] * field(p, points, q, k) for p in pixels)
-    total = np.sum([*influence.values()], axis=0)
-    known = np.where(total > 0.0, weighted / np.where(total > 0.0, total, 1.0), np.nan)
-    return known.reshape(GRID.shape[::-1])
 
 
 def test_what_tiles_agree_upon_is_kept() -> None:
