@@ -41,6 +41,11 @@ class Config:
         return replace(self, model=replace(self.model, noise=noise))
 
     @property
+    def tile_margin(self) -> float:
+        """Around the cone of a tile: data.tile_margin, or the 2 lengths that 0 stands for."""
+        return self.data.tile_margin or 2.0 * self.model.length
+
+    @property
     def _solves_for_all_stars(self) -> bool:
         return self.data.kind == "stars" and self.fit.engine == "global"
 
@@ -49,6 +54,7 @@ class Config:
         _check_model(self, self._solves_for_all_stars)
         if self.data.kind == "stars":
             _check_box(self.grid)
+        _check_tile(self)
 
 
 def _check_data(data: DataConfig) -> None:
@@ -73,6 +79,13 @@ def _check_model(config: Config, whole: bool) -> None:
                 f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
                 f'everything else takes "gaussian"'
             )
+    if config.density != "lognormal" and (
+        model.relative_scatter > 0 or "relative_scatter" in model.learn
+    ):
+        raise ConfigError(
+            "model.relative_scatter, given or in model.learn, is for a log-normal density "
+            '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
+        )
     if config.density == "lognormal" and model.mean_density <= 0:
         raise ConfigError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
@@ -89,6 +102,17 @@ def _check_model(config: Config, whole: bool) -> None:
     if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
         raise ConfigError(
             'model.std is neither given nor in model.learn: expected a number, or "std" there'
+        )
+
+
+def _check_tile(config: Config) -> None:
+    data, least = config.data, 2.0 * config.model.length
+    if data.tile and data.kind != "stars":
+        raise ConfigError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
+    if data.tile and config.tile_margin < least:
+        raise ConfigError(
+            f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
+            f"{least:g} pc, or 0, which stands for that"
         )
 
 

@@ -1,0 +1,40 @@
+#!/bin/bash
+# One run on several nodes, a rank a GPU:   sbatch many_nodes.sh CONFIG.toml RUN [--set ...]
+#
+#SBATCH --job-name=dustmap-ranks
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=256G
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+## Edit: partition, account, GPUs.
+##SBATCH --partition=gpu
+##SBATCH --account=project
+##SBATCH --gpus-per-node=4
+
+set -euo pipefail
+# shellcheck source=requeue.sh
+source "${SLURM_SUBMIT_DIR}/requeue.sh"
+
+config=$1 run=$2
+shift 2
+memory=${DUSTMAP_MEMORY:-60GiB} # of each rank
+command=(dustmap run "$config" --output "$run" --resume
+    --threads "${SLURM_CPUS_PER_TASK:-1}" --memory "$memory" "$@")
+
+"${command[@]}" --dry-run
+
+# What torchrun would set. srun starts the ranks instead, for torchrun turns every exit code into
+# 1, and 75 would be lost. It is for a machine without Slurm:
+#   torchrun --nproc-per-node 4 -m dustmap run CONFIG.toml --output RUN
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
+# A rank that ends ends the others by itself; srun must not, or states would be lost half-written.
+# shellcheck disable=SC2016 # the variables are those of each task
+run_or_requeue srun --kill-on-bad-exit=0 --wait=600 \
+    bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' rank "${command[@]}"

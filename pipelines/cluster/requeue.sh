@@ -1,0 +1,33 @@
+# Sourced by the job scripts: runs a command that may be pre-empted, and queues the job again.
+# shellcheck shell=bash
+
+# dustmap ends with this code when SIGTERM has made it keep its state: `run --resume` goes on.
+readonly PREEMPTED=75
+
+# run_or_requeue COMMAND...
+#
+# Slurm sends SIGUSR1 to this shell alone (#SBATCH --signal=B:USR1@120), two minutes before the
+# time limit or the pre-emption; some sites send SIGTERM. Either goes on to the command as SIGTERM.
+# A shell that waits for a program in the foreground would hear of a signal only when it is over,
+# so the program is in the background and `wait` is what the signal interrupts.
+run_or_requeue() {
+    local child="" told=0 heard=0 code=0
+    trap 'told=1; heard=1; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi' USR1 TERM
+    "$@" &
+    child=$!
+    if ((told)); then kill -TERM "$child" 2>/dev/null || true; fi
+    while true; do
+        heard=0 code=0
+        wait "$child" || code=$?
+        # After a signal the code is that of `wait`, not of the command: ask again.
+        if ((heard == 0)); then break; fi
+    done
+    trap - USR1 TERM
+    # 143: SIGTERM came before the program had begun to listen.
+    if ((code == PREEMPTED || (told && code == 143))); then
+        echo "pre-empted: job ${SLURM_JOB_ID} goes back to the queue" >&2
+        scontrol requeue "${SLURM_JOB_ID}"
+        exit "$PREEMPTED"
+    fi
+    return "$code"
+}
