@@ -86,6 +86,16 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("model", {"density": "uniform"}, '"auto", "lognormal", "gaussian"'),
         ("model", {"mean": "bulge"}, '"constant", "disc"'),
         ("model", {"scatter": -0.1}, "model.scatter = -0.1: expected a number >= 0 (unit: mag)"),
+        (
+            "model",
+            {"relative_scatter": 0.1, "density": "gaussian"},
+            "model.relative_scatter, given or in model.learn, is for a log-normal density",
+        ),
+        (
+            "model",
+            {"learn": ["relative_scatter"], "density": "gaussian"},
+            "model.relative_scatter, given or in model.learn, is for a log-normal density",
+        ),
         ("model", {"disc_height": "100mas"}, "model.disc_height = '100mas': expected a positive"),
         ("data", {"catalog": "s.fits", "invalid": "keep"}, '"", "error", "drop"'),
         ("data", {"catalog": "s.fits", "distance_prior": "1/x"}, '"flat-parallax", '),

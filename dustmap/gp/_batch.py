@@ -15,15 +15,19 @@ class Batch:
     """Data y_n = f_n + noise, where f_n is the n-th linear functional of the field.
 
     functional: N functionals; y (N,); noise_variance (N,) = σ_n² > 0, or None where the noise is
-    learned. Validated once, here: whatever accepts a `Batch` may trust it.
+    learned; response (N,): f_n as far as it is known, for noise that grows with it, or None.
+    Validated once, here: whatever accepts a `Batch` may trust it.
     """
 
     functional: AbstractFunctional
     y: Tensor
     noise_variance: Tensor | None = None
+    response: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_vector("y", self.y, self.functional)
+        if self.response is not None:
+            _check_vector("response", self.response, self.functional)
         if self.noise_variance is None:
             return
         _check_vector("noise_variance", self.noise_variance, self.functional)
@@ -39,7 +43,8 @@ class Batch:
 
     def __getitem__(self, index: Tensor | slice) -> "Batch":
         noise = None if self.noise_variance is None else self.noise_variance[index]
-        return Batch(self.functional[index], self.y[index], noise)
+        response = None if self.response is None else self.response[index]
+        return Batch(self.functional[index], self.y[index], noise, response)
 
 
 _NOISE = "drop these data or give them the variance of their measurement"

@@ -29,9 +29,12 @@ _NAMES = {
     "log_variance": "variance",
     "log_scale": "noise",
     "log_jitter": "scatter",
+    "log_relative": "relative_scatter",
 }
 #: Where a scatter that is learned starts, of the median error of the data.
 _SCATTER = 0.1
+#: Where one in proportion to the extinction starts.
+_RELATIVE_SCATTER = 0.1
 
 
 @final
@@ -64,20 +67,28 @@ class Parts:
     def hyperparameters(self) -> Hyperparameters:
         """The present values."""
         (term,) = self.kernel.terms()
-        noise, scatter = noise_of(self.likelihood)
+        noise, scatter, relative = noise_of(self.likelihood)
         return Hyperparameters(
             length=float(term.lengthscale[0]),
             std=float(term.variance.sqrt()),
             mean=float(self.mean.coefficients()[0]),
             noise=noise,
             scatter=scatter,
+            relative_scatter=relative,
         )
 
 
 def start_of(model: ModelConfig) -> Hyperparameters:
     """Where learning starts, and what stays where nothing is learned."""
     std = model.std or model.mean_density
-    return Hyperparameters(model.length, std, model.mean_density, noise=1.0, scatter=model.scatter)
+    return Hyperparameters(
+        model.length,
+        std,
+        model.mean_density,
+        noise=1.0,
+        scatter=model.scatter,
+        relative_scatter=model.relative_scatter,
+    )
 
 
 def profile_of(model: ModelConfig, density: float) -> AbstractMean:
@@ -108,23 +119,29 @@ def learned_kernel(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
 
 
 def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
-    """Noise of variance noise² σ² + scatter², on the device of the data.
+    """Noise of variance noise² σ² + scatter² + (relative_scatter a)², on the device of the data.
 
     A scatter that is learned and starts at nothing starts at a tenth of the median error, for its
-    logarithm is what is learned; with Student-t noise at the whole of it, lest heavy tails take its
-    place. The factor of Student-t noise is learned with its ν, elsewhere, but with the scatter
-    where both are learned: taken in turns they would stop on the ridge of equal total noise.
+    logarithm is what is learned, and where that is far down no slope leads up; with Student-t
+    noise or a relative scatter at the whole of it, lest these take its place. The factor of
+    Student-t noise is learned with its ν, elsewhere, but with the scatter where both are learned:
+    taken in turns they would stop on the ridge of equal total noise.
     """
-    scatter = at.scatter
+    scatter, relative = at.scatter, at.relative_scatter
+    if relative == 0.0 and "relative_scatter" in model.learn:
+        relative = _RELATIVE_SCATTER
     if scatter == 0.0 and "scatter" in model.learn:
         assert data.noise_variance is not None
-        part = _SCATTER if model.noise == "gaussian" else 1.0
+        rivals = model.noise != "gaussian" or relative > 0
+        part = 1.0 if rivals else _SCATTER
         scatter = part * float(data.noise_variance.median().sqrt())
-    likelihood = GaussianLikelihood(scale=at.noise, jitter=scatter or None)
+    likelihood = GaussianLikelihood(at.noise, scatter or None, relative or None)
     assert likelihood.log_scale is not None
     likelihood.log_scale.requires_grad_("noise" in model.learn and not scale_with_nu(model))
     if likelihood.log_jitter is not None:
         likelihood.log_jitter.requires_grad_("scatter" in model.learn)
+    if likelihood.log_relative is not None:
+        likelihood.log_relative.requires_grad_("relative_scatter" in model.learn)
     return likelihood.to(data.y.device)
 
 
@@ -141,10 +158,11 @@ def learned_names(kernel: StationaryKernel, likelihood: GaussianLikelihood) -> t
 
 
 @torch.no_grad()
-def noise_of(likelihood: GaussianLikelihood) -> tuple[float, float]:
-    """Factor on the errors, and scatter."""
-    scale, jitter = likelihood.log_scale, likelihood.log_jitter
-    return (
-        1.0 if scale is None else float(scale.exp()),
-        0.0 if jitter is None else float(jitter.exp()),
+def noise_of(likelihood: GaussianLikelihood) -> tuple[float, float, float]:
+    """Factor on the errors, scatter, and relative scatter."""
+    scale = likelihood.log_scale
+    jitter, relative = (
+        0.0 if value is None else float(value.exp())
+        for value in (likelihood.log_jitter, likelihood.log_relative)
     )
+    return 1.0 if scale is None else float(scale.exp()), jitter, relative

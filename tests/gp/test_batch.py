@@ -30,6 +30,10 @@ def test_length_and_indexing() -> None:
     assert part.noise_variance is not None
     assert torch.equal(part.noise_variance, torch.tensor([5.0, 1.0], dtype=torch.float64))
     assert Batch(points(), y)[1:3].noise_variance is None
+    assert part.response is None
+    response = Batch(points(), y, None, 2 * y)[1:3].response
+    assert response is not None
+    assert torch.equal(response, torch.tensor([2.0, 4.0], dtype=torch.float64))
 
 
 def test_several_kinds_keep_their_order() -> None:
@@ -50,6 +54,8 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
         Batch(points(), y)
     with pytest.raises(ValueError, match=r"noise_variance must be finite: 1 of 5"):
         Batch(points(), ones(), y)
+    with pytest.raises(ValueError, match=r"response must be finite: 1 of 5"):
+        Batch(points(), ones(), ones(), y)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])

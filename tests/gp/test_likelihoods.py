@@ -35,9 +35,11 @@ def log_density(y: Tensor, noise: Tensor) -> Callable[[Tensor], Tensor]:
     return of
 
 
-def batch(noise: Tensor | None, dtype: torch.dtype = torch.float64) -> Batch:
+def batch(
+    noise: Tensor | None, dtype: torch.dtype = torch.float64, response: Tensor | None = None
+) -> Batch:
     x = torch.arange(6, dtype=torch.float64)[:, None]
-    return Batch(PointValues(x), torch.zeros(6, dtype=dtype), noise)
+    return Batch(PointValues(x), torch.zeros(6, dtype=dtype), noise, response)
 
 
 def test_expected_log_prob_is_the_integral_over_q() -> None:
@@ -86,14 +88,19 @@ def test_noise_given_scaled_and_learned(dtype: torch.dtype) -> None:
     both = GaussianLikelihood(scale=2.0, jitter=0.5).noise_variance(given)
     torch.testing.assert_close(both, 4 * noise + 0.25)
     assert both.dtype == learned.dtype == dtype
+    response = torch.arange(-2.0, 4.0, dtype=dtype)
+    grows = GaussianLikelihood(jitter=0.5, relative=0.2)
+    got = grows.noise_variance(batch(noise, dtype, response))
+    torch.testing.assert_close(got, noise + 0.25 + 0.04 * response.square())
+    assert got.dtype == dtype
 
 
 def test_noise_is_differentiable_in_what_is_learned() -> None:
     y, mean, variance, noise = data()
-    likelihood = GaussianLikelihood(scale=1.5, jitter=0.4)
+    likelihood = GaussianLikelihood(scale=1.5, jitter=0.4, relative=0.3)
 
     def evidence(*_: Tensor) -> Tensor:
-        total = likelihood.noise_variance(batch(noise))
+        total = likelihood.noise_variance(batch(noise, response=mean))
         return likelihood.expected_log_prob(y, mean, variance, total).sum()
 
     assert torch.autograd.gradcheck(evidence, tuple(likelihood.parameters()))
@@ -106,6 +113,8 @@ def test_missing_noise_is_refused() -> None:
         GaussianLikelihood().noise_variance(batch(None))
     with pytest.raises(ValueError, match=r"noise_variance=None.*scales given noise"):
         GaussianLikelihood(scale=1.0, jitter=0.1).noise_variance(batch(None))
+    with pytest.raises(ValueError, match=r"response=None.*grows with the response"):
+        GaussianLikelihood(relative=0.1).noise_variance(batch(data()[3]))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -114,3 +123,5 @@ def test_impossible_starting_values_are_refused(value: float) -> None:
         GaussianLikelihood(jitter=value)
     with pytest.raises(ValueError, match="scale must be a positive number"):
         GaussianLikelihood(scale=value)
+    with pytest.raises(ValueError, match="relative must be a positive number"):
+        GaussianLikelihood(relative=value)

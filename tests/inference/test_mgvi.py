@@ -203,7 +203,7 @@ def test_descent_reaches_the_mode() -> None:
 
 
 def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
-    likelihood = GaussianLikelihood(scale=1.2, jitter=0.02)
+    likelihood = GaussianLikelihood(scale=1.2, jitter=0.02, relative=0.1)
     model = model_of(box(1, 12), likelihood=likelihood)
     data = observe(model, draw_truth(model, 0), positions(30, 1, 0), 0.1, 0)
     problem = LogNormalProblem.of(model, data)
@@ -228,8 +228,8 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
     step = evidence_step(
         iterate, mode.z, draws, HyperPrior(theta, 1e3), Accuracy(), None, largest=1.0
     )
-    for place in range(4):
-        shift = torch.zeros(4, dtype=torch.float64)
+    for place in range(5):
+        shift = torch.zeros(5, dtype=torch.float64)
         shift[place] = 1e-4
         slope = float(log_evidence(shift) - log_evidence(-shift)) / 2e-4
         write(problem, theta)

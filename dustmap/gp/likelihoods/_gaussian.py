@@ -12,22 +12,33 @@ from dustmap.gp.likelihoods._likelihood import AbstractLikelihood
 
 @final
 class GaussianLikelihood(AbstractLikelihood):
-    """y_n ~ N(f_n, scale² σ_n² + jitter²), σ_n² given with the batch.
+    """y_n ~ N(f_n, scale² σ_n² + jitter² + (relative a_n)²), σ_n² given with the batch.
 
     GaussianLikelihood()                          the given σ_n alone
     GaussianLikelihood(jitter=0.1)                learned homoscedastic noise; σ_n may be absent
     GaussianLikelihood(scale=1.0, jitter=0.01)    both learned on top of the given σ_n
+    GaussianLikelihood(relative=0.1)              noise that grows with the field
 
-    scale, jitter > 0: starting values in the units of y; what is None is not in the model. With
-    `learn=False` they stay fixed.
+    scale, jitter, relative > 0: starting values, jitter in the units of y; what is None is not in
+    the model. With `learn=False` they stay fixed.
+
+    a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
+    small would weigh more than those it has made large. Whoever fits the field sets it, and
+    renews it as the field is found.
     """
 
     def __init__(
-        self, scale: float | None = None, jitter: float | None = None, *, learn: bool = True
+        self,
+        scale: float | None = None,
+        jitter: float | None = None,
+        relative: float | None = None,
+        *,
+        learn: bool = True,
     ) -> None:
         super().__init__()
         self.log_scale = _log_parameter("scale", scale, learn)
         self.log_jitter = _log_parameter("jitter", jitter, learn)
+        self.log_relative = _log_parameter("relative", relative, learn)
 
     def noise_variance(self, batch: Batch) -> Tensor:
         given = batch.noise_variance
@@ -42,6 +53,14 @@ class GaussianLikelihood(AbstractLikelihood):
             total = total * (2.0 * self.log_scale).exp().to(total)
         if self.log_jitter is not None:
             total = total + (2.0 * self.log_jitter).exp().to(total)
+        if self.log_relative is not None:
+            if batch.response is None:
+                raise ValueError(
+                    "the batch has response=None, but the noise of this GaussianLikelihood grows "
+                    "with the response: give the batch response (N,), or fit it with fit_mgvi"
+                )
+            response = batch.response.to(total)
+            total = total + (2.0 * self.log_relative).exp().to(total) * response.square()
         return total
 
     def expected_log_prob(

@@ -18,7 +18,7 @@ class LogNormalProblem:
 
     rows L (N, M); root T (M, n), n = M_w + P; log_mean H β₀ (M,); covariance K (M, M); y (N,);
     noise Σ (N,), the likelihood's divided by weights (N,). All in the prior's dtype, without a
-    graph.
+    graph. Noise that grows with the response takes data.response, at first that of ξ = 0.
     """
 
     model: LogNormalModel
@@ -43,12 +43,15 @@ class LogNormalProblem:
                 f"of prior.grid, got {rows.shape}"
             )
         dtype = model.prior.dtype
+        log_mean = model.log_mean()
+        if model.likelihood.log_relative is not None:
+            data = replace(data, response=rows.matmul(log_mean.exp()).to(data.y))
         return LogNormalProblem(
             model,
             data,
             rows,
             model.latent_root(),
-            model.log_mean(),
+            log_mean,
             model.prior.covariance(),
             data.y.to(dtype),
             model.likelihood.noise_variance(data).to(dtype),
@@ -72,6 +75,11 @@ class LogNormalProblem:
         """At the likelihood's present parameters."""
         noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
         return replace(self, noise=noise / self.weights)
+
+    def with_response(self, response: Tensor) -> "LogNormalProblem":
+        """With noise that grows with the response taken at another one (N,)."""
+        data = replace(self.data, response=response.to(self.data.y))
+        return replace(self, data=data).with_present_noise()
 
     def weighted(self, weights: Tensor) -> "LogNormalProblem":
         """With the noise variances divided by weights (N,)."""
@@ -140,11 +148,17 @@ class Iterate:
         fields = problem.log_mean + problem.root.matmul(moved)
         densities = (fields if alone else fields[1:]).exp()
         responses = problem.rows.matmul(densities)
-        misfit = ((tether.target - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
-        strain = (xi - tether.anchor).square().sum(dtype=torch.float64)
-        energy = 0.5 * float(misfit.mean() + strain)
+        energy = _energy(problem, tether, xi, responses)
         kept = torch.zeros_like(xi)[None] if deviations is None else deviations
         return Iterate(problem, tether, xi, kept, fields[0], densities, responses, energy)
+
+    def with_own_response(self) -> "Iterate":
+        """The same ξ and δ_s under the noise of their own mean response, where it grows with it."""
+        if self.problem.model.likelihood.log_relative is None:
+            return self
+        problem = self.problem.with_response(self.responses.mean(0))
+        energy = _energy(problem, self.tether, self.xi, self.responses)
+        return replace(self, problem=problem, energy=energy)
 
     @property
     def residuals(self) -> Tensor:
@@ -175,3 +189,10 @@ class Iterate:
         forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
         pull = (self.densities * forces).mean(0) - self.density * forces.mean(0)
         return self.problem.root.rmatmul(pull)
+
+
+def _energy(problem: LogNormalProblem, tether: Tether, xi: Tensor, responses: Tensor) -> float:
+    """E(ξ) of responses L ρ_s (S, N), in nats."""
+    misfit = ((tether.target - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
+    strain = (xi - tether.anchor).square().sum(dtype=torch.float64)
+    return 0.5 * float(misfit.mean() + strain)

@@ -72,6 +72,11 @@ def fit_mgvi(
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
     ν and the scale, from residuals and spread of the linearised model.
 
+    Noise that grows with the response (likelihood.relative) takes that of the centre, renewed
+    before every descent and every draw and held fixed in between: neither the pull on ξ nor the
+    evidence's gradient has a derivative of it. These are the estimating equations of Carroll &
+    Ruppert (1982), which are right on average whatever the shape of the noise.
+
     origin (Q,): centre of the priors of the log-parameters, in the order of
     `LogNormalModel.log_parameters`; None: where they start.
 
@@ -136,8 +141,8 @@ class _Fit:
         if self.settings.robust is not None:
             self._find_weights(self.settings.robust, accuracy)
         for _ in range(10):
-            before = self.centre
             self._precondition()
+            before = self.centre
             found = self._descend(replace(accuracy, steps=_STRIDE), "mode")
             gained = before.energy - found.iterate.energy
             if found.decrease < accuracy.decrease and gained < 0.05 * before.energy:
@@ -257,8 +262,8 @@ class _Fit:
 
     def sample(self) -> None:
         """Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests."""
-        mode, z = self.centre, self.z
         self._precondition()
+        mode, z = self.centre, self.z
         self._draw()
         for _ in range(self.settings.refinements):
             before = self.centre
@@ -320,7 +325,8 @@ class _Fit:
         return found
 
     def _precondition(self) -> None:
-        """Nyström of I + W^½ J Jᵀ W^½ at the centre."""
+        """Nyström of I + W^½ J Jᵀ W^½ at the centre, under the noise of its own response."""
+        self.centre = self.centre.with_own_response()
         n = len(self.z)
         rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
         if rank == 0:
