@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
+from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, checking_input
-from dustmap.cli._parser import Commands, add_catalog, add_json, new
+from dustmap.cli._parser import OF_A_RUN, Commands, add_catalog, add_compute, add_json, new
 from dustmap.cli._tell import tell
 
 
@@ -30,6 +31,7 @@ def add(commands: Commands) -> None:
         metavar="NAME",
         help="of its extinctions [what its header or card says]",
     )
+    add_compute(command, title=OF_A_RUN)
     add_json(command)
 
 
@@ -37,7 +39,8 @@ def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
 
     with checking_input():
-        finished = open_run(Path(options.run))
+        run = Path(options.run)
+        finished = open_run(run, computing(options, run))
         told = finished.evaluate(
             Path(options.catalog), options.schema, options.truth_column, options.system
         )

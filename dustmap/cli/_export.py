@@ -4,14 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_json, add_output, new
-from dustmap.cli._tell import tell
+from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
+from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
     from dustmap.gp import RegularGrid
-    from dustmap.runs import RegressionResult, StarMap
+    from dustmap.runs import Plan, RegressionResult, StarMap
     from dustmap.sky.layouts import LayoutRequest
     from dustmap.sky.maps import AbstractDensityField, MapRequest
 
@@ -60,6 +61,8 @@ def add(commands: Commands) -> None:
         help="of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
     )
     command.add_argument("--samples", type=int, metavar="N", help="how many samples")
+    add_compute(command, title=OF_A_RUN)
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     add_json(command)
 
 
@@ -70,12 +73,17 @@ def execute(options: argparse.Namespace) -> int:
     output = Path(options.output)
     with checking_input():
         refuse_existing(output, options.overwrite)
-        regression = regression_at(Path(options.run))
+        run = Path(options.run)
+        compute = computing(options, run)
+        regression = regression_at(run, compute)
         _refuse_idle_options(options)
     if regression is not None:
         return _export_regression(regression, options)
     with checking_input():
-        finished = open_star_map(Path(options.run))
+        finished = open_star_map(run, compute)
+        if options.dry_run:
+            tell_plan(_plan(finished, options), None, options.json)
+            return DONE
         told = _write(finished, output, options)
     tell({"output": str(output), "format": options.format, **told}, options.json)
     return DONE
@@ -110,6 +118,15 @@ def _refuse_other_quantities(options: argparse.Namespace) -> None:
         raise BadInput(f"--quantity: a file of --format {options.format} has {' or '.join(places)}")
 
 
+def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
+    from dustmap.runs import export_plan
+
+    if options.format not in CUBES:
+        raise BadInput(f"--dry-run: --format {options.format} takes no plan; {', '.join(CUBES)} do")
+    request = _request(finished, finished.field(), options)
+    return export_plan(finished, _grid(finished, options), request)
+
+
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.cli._progress import progress
     from dustmap.runs import WatchedField
@@ -117,7 +134,7 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
     from dustmap.sky.maps import slab_memory, write_fits, write_zarr
 
     field, grid = finished.field(), _grid(finished, options)
-    request, provenance = _request(finished, field, options), finished.run.provenance()
+    request, provenance = _request(finished, field, options), finished.made
     if options.format in CUBES:
         memory = slab_memory(finished.run.config.compute.memory_bytes)
         write = write_zarr if options.format == "zarr" else write_fits
@@ -178,8 +195,9 @@ def _layout(
 def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
     if options.format not in CUBES:
         raise BadInput(f"--format {options.format} is for maps of the dust; take zarr or fits")
-    idle = ("box", "step", "quantity", "samples")
-    given = [f"--{name}" for name in idle if getattr(options, name) is not None]
+    idle = ("box", "step", "quantity", "samples", "dry_run")
+    given = [name for name in idle if getattr(options, name) not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name in given]
     if given:
         raise BadInput(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
     told = finished.export(options.format, Path(options.output), options.overwrite)

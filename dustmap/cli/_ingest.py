@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from dustmap.cli._compute import compute_alone, use_threads
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_json, add_output, new
+from dustmap.cli._parser import Commands, add_compute, add_json, add_output, new
 from dustmap.cli._tell import tell
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def add(commands: Commands) -> None:
     )
     _add_parallaxes(command)
     add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
+    add_compute(command, ("threads",), "how it is computed")
     add_json(command)
 
 
@@ -92,6 +94,7 @@ def execute(options: argparse.Namespace) -> int:
     if output.suffix != ".zarr":
         raise BadInput(f"--output {output}: expected a name that ends in .zarr")
     with checking_input(), _counter() as progress:
+        use_threads(compute_alone(options).threads)
         counts = ingest(
             options.catalogs,
             options.schema,

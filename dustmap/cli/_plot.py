@@ -5,14 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dustmap import config as configuration
+from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_output, new
+from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dustmap.sky.figures import Comparison
     from dustmap.sky.maps import DustMap
 
 #: Options that say more of a picture -> the options of the pictures that they belong to.
@@ -63,6 +66,8 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--truth", metavar="TRUTH.zarr", help="draw the true density beside it")
     add_output(command, ".png or .pdf")
+    add_compute(command, title=OF_A_RUN)
+    add_json(command)
 
 
 #: What is drawn of a run's held-out stars.
@@ -80,7 +85,8 @@ def execute(options: argparse.Namespace) -> int:
     with checking_input():
         check_picture(options.output)
         chosen = _check(options)
-        regression = regression_at(Path(options.map))
+        path = Path(options.map)
+        regression = regression_at(path, computing(options, path))
         if regression is not None:
             if chosen != "slice":
                 raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
@@ -88,7 +94,7 @@ def execute(options: argparse.Namespace) -> int:
         else:
             figure = _PICTURES[chosen](options)
             save_figure(figure, options.output, options.overwrite)
-    tell({"output": options.output}, as_json=False)
+    tell({"output": options.output}, options.json)
     return DONE
 
 
@@ -151,7 +157,7 @@ def _los(options: argparse.Namespace) -> "Figure":
         if options.beam is not None:
             raise ValueError(f"--beam needs the stars of a run, and {path} is a map")
         return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
-    finished = open_star_map(path)
+    finished = open_star_map(path, computing(options, path))
     step = 0.25 * min(finished.run.grid.spacing)
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = BEAM if options.beam is None else options.beam
@@ -159,24 +165,28 @@ def _los(options: argparse.Namespace) -> "Figure":
 
 
 def _extinctions(options: argparse.Namespace) -> "Figure":
-    from dustmap.runs import open_star_map
     from dustmap.sky.figures import extinction_figure
 
-    return extinction_figure(open_star_map(Path(options.map)).held_out())
+    return extinction_figure(_held_out(options))
 
 
 def _residuals(options: argparse.Namespace) -> "Figure":
-    from dustmap.runs import open_star_map
     from dustmap.sky.figures import residual_figure
 
-    return residual_figure(open_star_map(Path(options.map)).held_out())
+    return residual_figure(_held_out(options))
 
 
 def _calibration(options: argparse.Namespace) -> "Figure":
-    from dustmap.runs import open_star_map
     from dustmap.sky.figures import calibration_figure
 
-    return calibration_figure(open_star_map(Path(options.map)).held_out().pit)
+    return calibration_figure(_held_out(options).pit)
+
+
+def _held_out(options: argparse.Namespace) -> "Comparison":
+    from dustmap.runs import open_star_map
+
+    path = Path(options.map)
+    return open_star_map(path, computing(options, path)).held_out()
 
 
 #: By the option that asks for it.
@@ -195,7 +205,12 @@ _PICTURES: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
 def _map(options: argparse.Namespace) -> "DustMap":
     from dustmap.sky.maps import DustMap
 
-    return DustMap.open(options.map)
+    path = Path(options.map)
+    if (path / "config.toml").is_file():  # the threads of the run, and its memory or another
+        compute = configuration.load(path / "config.toml", computing(options, path)).compute
+    else:
+        compute = computing_on_map(options, path)
+    return DustMap.open(path, memory=compute.memory_bytes // 2)
 
 
 def _truth(options: argparse.Namespace) -> "DustMap | None":

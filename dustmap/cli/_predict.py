@@ -3,8 +3,17 @@
 import argparse
 from pathlib import Path
 
+from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, checking_input
-from dustmap.cli._parser import Commands, add_catalog, add_output, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_catalog,
+    add_compute,
+    add_json,
+    add_output,
+    new,
+)
 from dustmap.cli._tell import tell
 
 
@@ -19,6 +28,8 @@ def add(commands: Commands) -> None:
     command.add_argument("run", metavar="RUN")
     add_catalog(command)
     add_output(command, "ends in .fits, .csv, .ecsv, .parquet or .vot")
+    add_compute(command, title=OF_A_RUN)
+    add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -28,7 +39,8 @@ def execute(options: argparse.Namespace) -> int:
     output = Path(options.output)
     with checking_input():
         refuse_existing(output, options.overwrite)
-        finished = open_run(Path(options.run))
+        run = Path(options.run)
+        finished = open_run(run, computing(options, run))
         told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)
-    tell(told, as_json=False)
+    tell(told, options.json)
     return DONE

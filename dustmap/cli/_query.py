@@ -3,14 +3,13 @@
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
+from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_json, new
+from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, new
 from dustmap.cli._tell import tell
 from dustmap.config import DataConfig, parsecs
 
@@ -45,6 +44,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
     )
+    add_compute(command, title=OF_A_RUN)
     add_json(command)
 
 
@@ -68,7 +68,7 @@ def _one(options: argparse.Namespace) -> int:
         if not distance > 0.0:
             raise ValueError(f"--distance {options.distance}: expected more than 0 pc")
         l, b, d = (np.array([value], np.float64) for value in (options.l, options.b, distance))
-        found = _answers(Path(options.map), l, b, ExactDistances(d))
+        found = _answers(options, l, b, ExactDistances(d))
         if np.isnan(found["density_mean"][0]):
             raise ValueError(
                 f"l = {options.l:g}, b = {options.b:g}, distance = {distance:g} pc is outside "
@@ -89,7 +89,7 @@ def _many(options: argparse.Namespace) -> int:
         own = where / "config.toml"  # what a run says of distances holds for these, too
         data = configuration.load(own).data if own.is_file() else DataConfig()
         places = places_of(data, Path(options.file), options.schema)
-        found = _answers(where, places.l, places.b, places.distances)
+        found = _answers(options, places.l, places.b, places.distances)
     outside = int(np.isnan(found["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places.l))
     if options.json:
@@ -109,7 +109,7 @@ def _json(values: "NDArray[np.float64]") -> list[float | None]:
 
 
 def _answers(
-    path: Path,
+    options: argparse.Namespace,
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
     distances: "AbstractDistances",
@@ -117,23 +117,15 @@ def _answers(
     """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
     knows what uncertain distances mean, or of a map at the median distance."""
     from dustmap.runs import open_star_map
-    from dustmap.sky.maps import DustMap
+    from dustmap.sky.maps import DustMap, quietly
 
+    path = Path(options.map)
     if (path / "config.toml").is_file():
-        return dict(open_star_map(path).at_stars(l, b, distances))
-    with _quiet(logging.getLogger("dustmap.sky.maps")):
-        return _of_map(DustMap.open(path), l, b, distances.median)
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Four questions about the same places would count those outside four times."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+        return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
+    compute = computing_on_map(options, path)
+    # Four questions about the same places would count those outside four times.
+    with quietly():
+        return _of_map(DustMap.open(path, memory=compute.memory_bytes // 2), l, b, distances.median)
 
 
 def _of_map(

@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
+from dustmap.cli._compute import compute_alone, use_threads
 from dustmap.cli._exit import DONE, checking_input, checking_output
-from dustmap.cli._parser import Commands, add_json, add_output, command_line, new
-from dustmap.cli._tell import tell
+from dustmap.cli._parser import (
+    Commands,
+    add_compute,
+    add_json,
+    add_output,
+    command_line,
+    new,
+)
+from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
@@ -47,10 +55,13 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--exact-distances", action="store_true", help="write distances in place of parallaxes"
     )
+    add_compute(command, ("threads", "memory"), "how it is computed")
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.runs import sky_plan
     from dustmap.sky import Provenance, refuse_existing, write_map
     from dustmap.sky.maps import check_map_name
     from dustmap.sky.simulation import format_of, simulate, write_sky
@@ -62,7 +73,14 @@ def execute(options: argparse.Namespace) -> int:
         format_of(output)
         if truth:
             check_map_name(truth)
-        sky = simulate(_model(options), options.stars, options.seed)
+        compute, model = compute_alone(options), _model(options)
+        use_threads(compute.threads)
+        plan = sky_plan(model, options.stars, compute)
+        plan.check()
+        if options.dry_run:
+            tell_plan(plan, None, options.json)
+            return DONE
+        sky = simulate(model, options.stars, options.seed)
         made = Provenance(_sha256(options), (command_line(options),), seed=options.seed)
     with checking_output():
         write_sky(output, sky, options.exact_distances, options.overwrite, made)

@@ -3,7 +3,10 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dustmap.runs import Plan
 
 
 def tell(values: Mapping[str, Any], as_json: bool) -> None:
@@ -13,6 +16,19 @@ def tell(values: Mapping[str, Any], as_json: bool) -> None:
         return
     for name, value in values.items():
         sys.stdout.write(f"{name}: {_shown(value)}\n")
+
+
+def tell_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
+    """What a command would do: one JSON object, or a table of what takes memory.
+
+    seconds: None where they are too few to plan.
+    """
+    if as_json:
+        known = {} if seconds is None else {"seconds_about": seconds}
+        tell(plan.as_dict() | known, True)
+        return
+    about = [] if seconds is None else [f"seconds_about: {seconds:g}"]
+    sys.stdout.write("\n".join([*plan.lines(), *about]) + "\n")
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,9 @@ Both report on every column in a `SolveResult`.
 
 from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
+from dustmap.linalg._chunks import Chunks as Chunks
+from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
+from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
 from dustmap.linalg._fft import fast_length as fast_length
 from dustmap.linalg._nystrom import NystromPreconditioner as NystromPreconditioner

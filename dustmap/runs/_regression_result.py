@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.regression import HIPGPRegressor
 from dustmap.runs._directory import RunDirectory
@@ -15,24 +16,24 @@ from dustmap.runs._regression import (
     ROWS,
     map_grid,
     predict_field,
-    provenance,
     score,
     stored_rows,
 )
 from dustmap.runs._regression_data import Rows, grid_of, inputs_of, rows_of, within
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs._tables import read_table, write_columns
-from dustmap.sky import save_figure
+from dustmap.sky import Provenance, save_figure
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class RegressionResult(AbstractFinishedRun):
-    """The run's configuration, its fitted model and the rows it was fitted to."""
+    """The run's configuration, its fitted model, the rows it was fitted to, and what made it."""
 
     config: Config
     model: HIPGPRegressor
     rows: Rows
+    made: Provenance
 
     def evaluate(
         self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
@@ -70,7 +71,7 @@ class RegressionResult(AbstractFinishedRun):
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
         """Writes mean and standard deviation on the run's grid."""
         field = self.field()
-        WRITERS[kind](output, field, provenance(self.config), overwrite)
+        WRITERS[kind](output, field, self.made, overwrite)
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
     def plot(self, slice_: str, output: Path, overwrite: bool) -> None:
@@ -88,9 +89,11 @@ class RegressionResult(AbstractFinishedRun):
         return predict_field(self.model, self.config, map_grid(grid, self.rows))
 
 
-def open_regression(directory: RunDirectory) -> RegressionResult:
-    """Reads the fitted model back."""
-    path = directory.path
-    return RegressionResult(
-        directory.config(), HIPGPRegressor.load(path / CHECKPOINT), stored_rows(path / ROWS)
-    )
+def open_regression(directory: RunDirectory, config: Config) -> RegressionResult:
+    """Reads the fitted model back; config: the run's, computing where and how it is now asked."""
+    if config.compute.device == "cuda":
+        raise ValueError("--device cuda: a regression runs on the CPU; leave it out")
+    path, own = directory.path, directory.config()
+    made = Provenance(configuration.sha256(own), (f"engine {own.fit.engine}",))
+    model = HIPGPRegressor.load(path / CHECKPOINT)
+    return RegressionResult(config, model, stored_rows(path / ROWS), made)

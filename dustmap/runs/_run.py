@@ -1,5 +1,6 @@
 """What every kind of run offers to the command line."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 
 from dustmap.config import ComputeConfig
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._memory import MIB, MemoryPlan, shown, table_of
 from dustmap.runs._progress import Progress
 from dustmap.runs._report import Report
 from dustmap.runs._stages import Stage
@@ -18,27 +20,59 @@ from dustmap.runs._stages import Stage
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a run is about to do: counts and settings, and the bytes of its largest stage."""
+    """What a run is about to do: counts and settings, what it holds in memory, and in which chunks.
+
+    remedies: settings of the configuration with which it would fit, for one that does not. The
+    program itself, some 0.5 GiB of libraries, is not counted.
+    """
 
     counts: Mapping[str, Any]
-    bytes_needed: int
+    memory: MemoryPlan
     bytes_allowed: int
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def bytes_needed(self) -> int:
+        """Of the part of the run that holds the most."""
+        return self.memory.peak
 
     def check(self) -> None:
         """Refuses a plan that does not fit, before anything large is allocated."""
-        if self.bytes_needed > self.bytes_allowed:
-            raise ValueError(
-                f"the run needs {self.bytes_needed:,} bytes and compute.memory allows "
-                f"{self.bytes_allowed:,}; allow more with --memory, or take fewer data, fewer "
-                f"fit.samples or a coarser grid"
-            )
+        if self.bytes_needed <= self.bytes_allowed:
+            return
+        largest = self.memory.largest
+        enough = f"--memory {math.ceil(self.bytes_needed / MIB)}MiB"
+        raise ValueError(
+            f"the run needs {shown(self.bytes_needed)} and compute.memory allows "
+            f"{shown(self.bytes_allowed)}; the largest part is {largest.name} with "
+            f"{shown(largest.bytes)} ({largest.what}); it would fit with "
+            f"{' or '.join((*self.remedies, enough))}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "plan": dict(self.counts),
+            "components": [component.as_dict() for component in self.memory.components],
+            "chunks": dict(self.memory.chunks),
             "bytes_needed": self.bytes_needed,
             "bytes_allowed": self.bytes_allowed,
         }
+
+    def lines(self) -> list[str]:
+        """For people: what is planned, a table of what takes memory, and the chunks."""
+        return [
+            *(f"{name}: {_told(value)}" for name, value in self.counts.items()),
+            "",
+            *table_of(self.memory.components),
+            "",
+            f"at most {shown(self.bytes_needed)} at a time, beside the program itself; "
+            f"{shown(self.bytes_allowed)} are allowed",
+            *(f"{name}: {size}" for name, size in self.memory.chunks.items()),
+        ]
+
+
+def _told(value: object) -> str:
+    return " × ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 class AbstractRun(ABC):

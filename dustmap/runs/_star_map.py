@@ -11,6 +11,7 @@ from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
+from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import scores
@@ -67,10 +68,12 @@ CUTS = "default"
 @final
 @dataclass(frozen=True, eq=False)
 class StarMap(AbstractFinishedRun):
-    """The run, as it was, and the posterior at the hyperparameters it had learned."""
+    """The run, as it was, the posterior at the hyperparameters it had learned, and what made it:
+    the configuration of its fit, wherever it now computes."""
 
     run: StarRun
     fit: StarFit
+    made: Provenance
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +142,7 @@ class StarMap(AbstractFinishedRun):
         columns = self.at_stars(places.l, places.b, places.distances)
         for name, values in columns.items():
             table[name] = values * PREDICTED[name]
-        _tell_history(table, self.run.provenance())
+        _tell_history(table, self.made)
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         return {"rows": len(table), "rows_outside_the_box": outside, "output": str(output)}
@@ -217,9 +220,11 @@ def _tell_history(table: Table, provenance: Provenance) -> None:
     table.meta |= own | {"HISTORY": [*lines, *own["HISTORY"]]}
 
 
-def reopen_star_map(directory: RunDirectory) -> StarMap:
-    """The posterior of the run, brought back from its checkpoint; seconds, not minutes."""
-    config = directory.config()
+def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
+    """The posterior of the run, brought back from its checkpoint; seconds, not minutes.
+
+    config: the run's, computing where and how it is now asked.
+    """
     store = open_star_store(directory.path / ARCHIVE)
     run = assemble(config, from_store(store), None)
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
@@ -227,4 +232,5 @@ def reopen_star_map(directory: RunDirectory) -> StarMap:
     if distances:
         added = np.asarray(distances["added_variance"], np.float64)
         run = replace(run, observed=reopened(run.observed, added))
-    return StarMap(run, engine_of(config).reopen(config, run.observed.batch[run.train], at, arrays))
+    fit = engine_of(config).reopen(run.config, run.observed.batch[run.train], at, arrays)
+    return StarMap(run, fit, replace(run, asked=directory.config()).provenance(fit))

@@ -34,5 +34,6 @@ from dustmap.gp.features._residual_check import exact_residual_variance as exact
 from dustmap.gp.features._residual_check import residual_check as residual_check
 from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
 from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
+from dustmap.gp.features._row_bytes import row_bytes as row_bytes
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._torus import TorusFeatures as TorusFeatures

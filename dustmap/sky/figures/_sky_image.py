@@ -8,7 +8,7 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps import DustMap, Quantity, quietly
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -95,13 +95,16 @@ def shell_of(
     known = density.available
     mean = density.query(coords)
     _check_known(mean, f"no place at {distance:g} pc")
+    with quietly():  # the mean has told how many places are outside
+        std = density.query(coords, mode="std") if Quantity.STD in known else None
+        coverage = density.coverage(coords) if Quantity.COVERAGE in known else None
     return SkyImage(
         pixels=pixels,
         distance=distance,
         integrated=False,
         mean=mean,
-        std=density.query(coords, mode="std") if Quantity.STD in known else None,
-        coverage=density.coverage(coords) if Quantity.COVERAGE in known else None,
+        std=std,
+        coverage=coverage,
         truth=None if truth is None else truth.query(coords),
     )
 
@@ -118,12 +121,14 @@ def extinction_of(
     several = density.n_samples > 1
     mean = density.query(coords, integrated=True)
     _check_known(mean, f"no line from the Sun to {distance:g} pc")
+    with quietly():  # the mean has told how many lines leave the map
+        std = density.query(coords, mode="std", integrated=True) if several else None
     return SkyImage(
         pixels=pixels,
         distance=distance,
         integrated=True,
         mean=mean,
-        std=density.query(coords, mode="std", integrated=True) if several else None,
+        std=std,
         coverage=None,
         truth=None if truth is None else truth.query(coords, integrated=True),
     )

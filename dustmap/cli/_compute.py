@@ -1,0 +1,39 @@
+"""--device, --dtype, --threads and --memory of commands that work on what is finished."""
+
+import argparse
+from pathlib import Path
+
+from dustmap import config as configuration
+from dustmap.cli._parser import compute_overrides
+
+
+def computing(options: argparse.Namespace, path: Path) -> list[str]:
+    """Sets the threads; the overrides of [compute] with which to open the run at `path`."""
+    overrides, own = compute_overrides(options), path / "config.toml"
+    if own.is_file():
+        use_threads(configuration.load(own, overrides).compute.threads)
+    return overrides
+
+
+def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.ComputeConfig:
+    """The same for a map in a file, which has float32 numbers on no device."""
+    for name in ("device", "dtype"):
+        if getattr(options, name, None) is not None:
+            raise ValueError(f"--{name} is for runs, and {path} is a map: leave it out")
+    compute = compute_alone(options)
+    use_threads(compute.threads)
+    return compute
+
+
+def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
+    """What the options say where no configuration is at hand."""
+    anything = {"data": {"catalog": "stars.fits"}}
+    return configuration.from_mapping(anything, compute_overrides(options)).compute
+
+
+def use_threads(threads: int) -> None:
+    """0: as many as torch takes."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
