@@ -29,3 +29,5 @@ from dustmap.gp._posterior import Prediction as Prediction
 from dustmap.gp._prior import GridPrior as GridPrior
 from dustmap.gp._prior import PriorReport as PriorReport
 from dustmap.gp._prior import torus_for as torus_for
+from dustmap.gp._shares import own_batch as own_batch
+from dustmap.gp._shares import whole_batch as whole_batch

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dustmap.gp._batch import Batch
 from dustmap.gp._exact import ExactGP
+from dustmap.gp._shares import whole_batch
 from dustmap.gp.likelihoods import GaussianLikelihood
 
 #: Log-parameters stay within this distance of their start: a factor of 1000 either way.
@@ -81,7 +82,7 @@ def fit_hyperparameters(
     max_data: if given, a random subset of that size is used.
     """
     generator = torch.Generator().manual_seed(seed)
-    used = _subset(batch, max_data, generator)
+    used = whole_batch(_subset(batch, max_data, generator))
     with torch.no_grad():
         noise_variance = likelihood.noise_variance(used)
     if any(p.requires_grad for p in gp.mean.parameters()):

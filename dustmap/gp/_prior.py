@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
 
@@ -12,7 +12,15 @@ from torch import Tensor
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.linalg import AbstractOperator, CirculantOperator, ToeplitzOperator, fast_length
+from dustmap.linalg import (
+    AbstractOperator,
+    AbstractWorld,
+    Alone,
+    CirculantOperator,
+    ToeplitzOperator,
+    divided,
+    fast_length,
+)
 
 #: Eigenvalues below this fraction of the largest are round-off of the float64 FFT.
 _ROUND_OFF = 1e-14
@@ -70,6 +78,9 @@ class GridPrior:
     Build it with `GridPrior.padded` (the default of all engines) or `GridPrior.minimal` (the
     embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
     indefinite, but then it has no root).
+
+    world: ranks that divide the columns of products with K, R and powers of C among them; all of
+    them have to ask for the same.
     """
 
     kernel: AbstractKernel
@@ -82,6 +93,7 @@ class GridPrior:
     dtype: torch.dtype
     memory: int
     report: PriorReport
+    world: AbstractWorld = field(default_factory=Alone)
 
     @staticmethod
     def padded(
@@ -93,6 +105,7 @@ class GridPrior:
         dtype: torch.dtype = torch.float64,
         torus_shape: Sequence[int] | None = None,
         memory: int = 2**33,
+        world: AbstractWorld | None = None,
     ) -> "GridPrior":
         """The wrapped kernel on box + `padding` length scales per axis.
 
@@ -114,8 +127,9 @@ class GridPrior:
         report = PriorReport(shape, wrap_error, smallest, clamped, float(variance.detach()))
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
+        wrapping, world = Wrapping(periods), world or Alone()
         return GridPrior(
-            kernel, grid, Wrapping(periods), spectrum, lags, inverse, nugget, dtype, memory, report
+            kernel, grid, wrapping, spectrum, lags, inverse, nugget, dtype, memory, report, world
         )
 
     @staticmethod
@@ -157,6 +171,7 @@ class GridPrior:
             dtype=self.dtype,
             torus_shape=self.torus_shape,
             memory=self.memory,
+            world=self.world,
         )
 
     @property
@@ -178,7 +193,7 @@ class GridPrior:
         """K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
         minimal = math.prod(fast_length(2 * m - 1) for m in self.grid.shape)
         if minimal < self.n_white:
-            return ToeplitzOperator(self.lags.detach(), self.dtype)
+            return divided(ToeplitzOperator(self.lags.detach(), self.dtype), self.world)
         return self._block(self.spectrum.detach(), self.grid.shape)
 
     def root(self) -> AbstractOperator:
@@ -188,7 +203,8 @@ class GridPrior:
     def torus_root(self, power: float) -> AbstractOperator:
         """C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
         self._root_spectrum()
-        return CirculantOperator(self.spectrum.pow(power).to(self.dtype), self.torus_shape)
+        spectrum = self.spectrum.pow(power).to(self.dtype)
+        return self._divided(CirculantOperator(spectrum, self.torus_shape))
 
     def preconditioner(self) -> AbstractOperator:
         """P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
@@ -232,10 +248,16 @@ class GridPrior:
         """All points of the torus as a grid: the box first, then the padding, on every axis."""
         return RegularGrid(self.grid.lower, self.grid.spacing, self.torus_shape)
 
-    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> CirculantOperator:
-        return CirculantOperator(
-            spectrum.to(self.dtype), self.torus_shape, rows=self.grid.shape, columns=columns
+    def _block(self, spectrum: Tensor, columns: tuple[int, ...] | None) -> AbstractOperator:
+        box = self.grid.shape
+        return self._divided(
+            CirculantOperator(spectrum.to(self.dtype), self.torus_shape, rows=box, columns=columns)
         )
+
+    def _divided(self, operator: CirculantOperator) -> AbstractOperator:
+        """By columns, unless derivatives with respect to the kernel are asked for."""
+        has_graph = torch.is_grad_enabled() and operator.spectrum.requires_grad
+        return operator if has_graph else divided(operator, self.world)
 
     def _root_spectrum(self) -> Tensor:
         if not self.is_definite:

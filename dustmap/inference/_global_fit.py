@@ -8,9 +8,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch, RegularGrid
+from dustmap.gp import AbstractMean, Batch, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
+from dustmap.gp.functionals import world_of
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._model_maker import GridSettings, ModelMaker
@@ -157,7 +158,8 @@ def fit_global(
     if len(data) == 0:
         raise ValueError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
-    maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, estimator or ClosedForm())
+    world, using = world_of(data.functional), estimator or ClosedForm()
+    maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, using, world)
     fit = _Fit(maker, data, settings, progress)
     fit.learn()
     return fit.result()
@@ -266,9 +268,10 @@ class _Fit:
         some = self.data if part is None else self.data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
+        # Where ranks share the data, they share the products of solves; gradients are everyone's.
         return learn_evidence(
             self.maker.build,
-            some,
+            whole_batch(some),
             self.settings.learn,
             self._solver(some),
             prior_draws=keyed_prior_draws(self.settings.seed),

@@ -12,6 +12,7 @@ from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.linalg import AbstractWorld
 
 #: A torus is kept while its padding is at least this part of what was asked for,
 _LEAST_PADDING = 0.75
@@ -50,9 +51,11 @@ class ModelMaker:
         grid: RegularGrid,
         settings: GridSettings,
         estimator: AbstractEstimator,
+        world: AbstractWorld | None = None,
     ) -> None:
         self.kernel, self.mean, self.likelihood = kernel, mean, likelihood
         self.grid, self.settings, self.estimator = grid, settings, estimator
+        self.world = world
         self.stencils: StencilOrder | None = None
         self._torus: tuple[int, ...] | None = None
 
@@ -107,6 +110,7 @@ class ModelMaker:
             dtype=self.settings.dtype,
             torus_shape=torus,
             memory=self.settings.memory,
+            world=self.world,
         )
 
     def _fitting(self, present: tuple[int, ...] | None) -> tuple[int, ...]:

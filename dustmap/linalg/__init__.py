@@ -11,6 +11,9 @@ Both report on every column in a `SolveResult`.
 `nystrom` makes a preconditioner for shift · I + G of a few products with it.
 `toeplitz_solve` is `pcg` for a Toeplitz matrix, differentiable in its lags and in b.
 
+`ShardedRows` and `DividedColumns` share the work of operators among the ranks of an
+`AbstractWorld`; to a solver they are like any other.
+
 `KeyedNormal` makes normal numbers that depend on nothing but their address.
 `TilePartition` cuts grid vectors into blocks of neighbouring points and back.
 """
@@ -21,6 +24,9 @@ from dustmap.linalg._chunks import Chunks as Chunks
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
+from dustmap.linalg._divided import DividedColumns as DividedColumns
+from dustmap.linalg._divided import ShardedRows as ShardedRows
+from dustmap.linalg._divided import divided as divided
 from dustmap.linalg._fft import fast_length as fast_length
 from dustmap.linalg._nystrom import NystromPreconditioner as NystromPreconditioner
 from dustmap.linalg._nystrom import nystrom as nystrom

@@ -1,8 +1,10 @@
 """The processes that share a computation, as linear algebra sees them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
 
@@ -25,13 +27,30 @@ class AbstractWorld(ABC):
         """Σ over ranks of tensors of one shape."""
 
     @abstractmethod
-    def gathered(self, part: Tensor) -> Tensor:
-        """The parts (..., n_r) of all ranks, one after the other: (..., Σ n_r)."""
+    def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        """The parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
+
+        counts: n_r of all ranks where they are known; else the ranks ask each other.
+        """
 
     def share(self, n: int) -> slice:
         """This rank's part of n rows or columns: contiguous, in the order of ranks, as even as
         whole numbers are."""
-        return slice(self.rank * n // self.size, (self.rank + 1) * n // self.size)
+        return slice(*self._ends(n, self.rank))
+
+    def shares(self, n: int) -> tuple[int, ...]:
+        """How many rows or columns of n each rank has in its share."""
+        ends = (self._ends(n, rank) for rank in range(self.size))
+        return tuple(stop - start for start, stop in ends)
+
+    def texts(self, text: str) -> list[str]:
+        """What each rank has to say."""
+        spoken = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        heard = bytes(self.gathered(spoken).tolist())
+        return [part.decode() for part in heard.split(b"\0")[:-1]]
+
+    def _ends(self, n: int, rank: int) -> tuple[int, int]:
+        return rank * n // self.size, (rank + 1) * n // self.size
 
 
 @final
@@ -49,5 +68,6 @@ class Alone(AbstractWorld):
     def total(self, part: Tensor) -> Tensor:
         return part
 
-    def gathered(self, part: Tensor) -> Tensor:
+    def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
+        del counts
         return part

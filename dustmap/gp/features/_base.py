@@ -17,6 +17,7 @@ from dustmap.gp.functionals import (
     LineIntegrals,
     PointValues,
     Stacked,
+    by_rows,
 )
 from dustmap.linalg import AbstractOperator, SolveResult
 
@@ -169,8 +170,12 @@ def residual_variance_by_rows(
     features: AbstractFeatureMap, functional: AbstractFunctional
 ) -> Tensor:
     """Var r (N,) of stored rows, a chunk at a time."""
-    parts = chunks(len(functional), features.chunk)
-    return torch.cat([features.rows(functional[part]).residual_variance for part in parts])
+
+    def of(f: AbstractFunctional) -> Tensor:
+        parts = chunks(len(f), features.chunk)
+        return torch.cat([features.rows(f[part]).residual_variance for part in parts])
+
+    return by_rows(functional, of)
 
 
 def refuse_outside(

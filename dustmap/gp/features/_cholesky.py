@@ -18,7 +18,7 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
 
@@ -76,8 +76,11 @@ class CholeskyFeatures(AbstractFeatureMap):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             factor = self.factor.detach()
-            cross = CrossCovarianceOperator(
-                self._cross_without_graph, functional, self.n_features, factor, self.memory
+            cross = operator_by_rows(
+                functional,
+                lambda f: CrossCovarianceOperator(
+                    self._cross_without_graph, f, self.n_features, factor, self.memory
+                ),
             )
             return ProductOperator(cross, _InverseTriangle(factor))
 

@@ -25,7 +25,7 @@ from dustmap.gp.features._operators import (
     InverseOperator,
     ProductOperator,
 )
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import AbstractOperator, toeplitz_solve
 
 Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
@@ -133,8 +133,10 @@ class HIPFeatures(AbstractFeatureMap):
         self, functional: AbstractFunctional, evaluate: Callable[[AbstractFunctional], Tensor]
     ) -> AbstractOperator:
         like = self.prior.lags.new_empty(0, dtype=self.dtype)
-        return CrossCovarianceOperator(
-            torch.no_grad()(evaluate), functional, self.prior.grid.size, like, self.memory
+        without_graph, width = torch.no_grad()(evaluate), self.prior.grid.size
+        return operator_by_rows(
+            functional,
+            lambda f: CrossCovarianceOperator(without_graph, f, width, like, self.memory),
         )
 
     def _dense_weights(self, functional: AbstractFunctional) -> Tensor:

@@ -25,6 +25,7 @@ from dustmap.gp.functionals import (
     LineIntegrals,
     PointMeasure,
     Stacked,
+    operator_by_rows,
 )
 from dustmap.linalg import AbstractOperator
 
@@ -48,6 +49,12 @@ def interpolation(
     memory: bytes that L and its transpose may take; beyond, the same rows are computed anew in
     every product.
     """
+    return operator_by_rows(functional, lambda f: _interpolation(f, grid, memory, dtype))
+
+
+def _interpolation(
+    functional: AbstractFunctional, grid: RegularGrid, memory: int, dtype: torch.dtype
+) -> AbstractOperator:
     _refuse_derivatives(functional)
     _refuse_beyond_box(functional, grid)
     like = torch.empty(0, dtype=dtype, device=functional.device)

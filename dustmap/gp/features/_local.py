@@ -33,7 +33,15 @@ from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
 from dustmap.gp.features._stencil import Stencil
-from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointMeasure, Stacked
+from dustmap.gp.functionals import (
+    AbstractFunctional,
+    LineIntegrals,
+    PointMeasure,
+    Sharded,
+    Stacked,
+    by_rows,
+    operator_by_rows,
+)
 from dustmap.linalg import AbstractOperator
 
 log = logging.getLogger(__name__)
@@ -111,6 +119,9 @@ class LocalFeatures(AbstractFeatureMap):
     @torch.no_grad()
     def weights(self, functional: AbstractFunctional) -> AbstractOperator:
         """W (N, M_w), stored where it fits the memory; carries no graph."""
+        return operator_by_rows(functional, self._all_weights)
+
+    def _all_weights(self, functional: AbstractFunctional) -> AbstractOperator:
         self._check(functional)
         planned = self.plan_bytes(functional)
         keep = planned <= self.memory
@@ -123,7 +134,10 @@ class LocalFeatures(AbstractFeatureMap):
 
     @torch.no_grad()
     def plan_bytes(self, functional: AbstractFunctional) -> int:
-        """Bytes of W and its transpose, known before anything is built."""
+        """Bytes of W and its transpose, known before anything is built: the most of any rank."""
+        if isinstance(functional, Sharded):
+            own = torch.tensor([self.plan_bytes(functional.local)])
+            return int(functional.world.gathered(own).max())
         if isinstance(functional, Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
         sample = functional[spread_rows(len(functional), functional.device)]
@@ -136,7 +150,7 @@ class LocalFeatures(AbstractFeatureMap):
         return self._arranged(functional, lambda piece: piece.product(u).mT).mT
 
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return self._residuals.variance(functional).value
+        return by_rows(functional, lambda f: self._residuals.variance(f).value)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return self.prior.kernel.parameters()

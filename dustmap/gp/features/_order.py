@@ -10,7 +10,7 @@ from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Stacked
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, Sharded, Stacked, whole
 
 
 @final
@@ -61,9 +61,8 @@ def stencil_order(
     drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(seed))[:sample]
     drawn = drawn.to(functional.device)
     noise = noise_variance[drawn].double()
-    left = [
-        LocalResiduals(prior, using, p).variance(functional[drawn]).value.double() for p in (2, 4)
-    ]
+    some = whole(functional[drawn])
+    left = [LocalResiduals(prior, using, p).variance(some).value.double() for p in (2, 4)]
     ratios = [float((value / noise).nanmedian()) for value in left]
     lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
     needed = [LocalFeatures(prior, using, p).plan_bytes(functional) for p in (2, 4)]
@@ -89,4 +88,6 @@ def _decision(
 def _has_rays(functional: AbstractFunctional) -> bool:
     if isinstance(functional, Stacked):
         return any(_has_rays(part) for part in functional.parts)
+    if isinstance(functional, Sharded):
+        return _has_rays(functional.local)
     return isinstance(functional, LineIntegrals)

@@ -20,7 +20,7 @@ from dustmap.gp.features._base import (
 )
 from dustmap.gp.features._groups import gathered, rows_together
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import AbstractOperator
 
 
@@ -74,12 +74,12 @@ class TorusFeatures(AbstractFeatureMap):
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
-            cross = CrossCovarianceOperator(
-                self._cross_without_graph,
+            like = self.prior.lags.new_empty(0, dtype=self.dtype)
+            cross = operator_by_rows(
                 functional,
-                self.n_features,
-                self.prior.lags.new_empty(0, dtype=self.dtype),
-                self.memory,
+                lambda f: CrossCovarianceOperator(
+                    self._cross_without_graph, f, self.n_features, like, self.memory
+                ),
             )
             return ProductOperator(cross, self.prior.torus_root(-0.5))
 

@@ -2,6 +2,7 @@
 
 `PointValues` for ordinary regression, `Derivatives` for slopes, `LineIntegrals` for extinctions
 (plain, weighted along the ray, or means over segments), `Stacked` for several kinds at once.
+`Sharded` is functionals of which every rank of a world holds some.
 `PointMeasure`, a weighted sum over points, is the common form that every functional takes under a
 rule: `GaussLegendre` where accuracy counts, `Stratified` for seeded Monte Carlo.
 Coordinates are float64 throughout; the covariance estimators choose the dtype of their results.
@@ -17,4 +18,9 @@ from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
 from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
 from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
 from dustmap.gp.functionals._rules import Stratified as Stratified
+from dustmap.gp.functionals._sharded import Sharded as Sharded
+from dustmap.gp.functionals._sharded import by_rows as by_rows
+from dustmap.gp.functionals._sharded import operator_by_rows as operator_by_rows
+from dustmap.gp.functionals._sharded import whole as whole
+from dustmap.gp.functionals._sharded import world_of as world_of
 from dustmap.gp.functionals._stacked import Stacked as Stacked

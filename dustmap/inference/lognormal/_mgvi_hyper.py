@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
-from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, pcg
+from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, divided, pcg
 
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
 #: error is of the order of 1e-2.
@@ -150,7 +150,7 @@ class _KernelSlope:
 
     problem: LogNormalProblem
     density: Tensor
-    covariance: CirculantOperator
+    covariance: AbstractOperator
 
     def product(self, z: Tensor) -> Tensor:
         """A_p z (..., N)."""
@@ -190,7 +190,7 @@ def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _
             slope = spectrum.to(problem.y.dtype)
             box = prior.grid.shape
             covariance = CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
-            found.append(_KernelSlope(problem, density, covariance))
+            found.append(_KernelSlope(problem, density, divided(covariance, prior.world)))
     for p in problem.model.noise_parameters():
         for place in range(p.numel()):
             given = problem.model.likelihood.noise_variance(problem.data)

@@ -36,6 +36,7 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
         nugget=prior.nugget,
         dtype=prior.dtype,
         memory=prior.memory,
+        world=prior.world,
     )
     _log.info("torus %s -> %s for the present length", prior.torus_shape, other.torus_shape)
     return problem.on(other)

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import warn_unconverged
 from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
@@ -64,22 +64,23 @@ def one_pass_covariance(
     model: VariationalModel, source: RowSource, weights: Tensor
 ) -> AbstractGaussian:
     """S_i = (I + Σ_n w_n φ_{n,i} φ_{n,i}ᵀ)⁻¹ with m = 0: one pass over the rows (S4)."""
-    statistics = None
-    for part, rows in source.chunks():
-        statistics = model.family.precision_statistics(rows.phi, weights[part], statistics)
-    if statistics is None:
+    if len(source) == 0:
         raise ValueError("the data set is empty: at least one datum is needed")
+    own, statistics = source.own(weights), None
+    for part, rows in source.chunks():
+        statistics = model.family.precision_statistics(rows.phi, own[part], statistics)
+    assert statistics is not None
     mean = torch.zeros(model.family.n_features, dtype=model.features.dtype, device=weights.device)
-    return model.family.posterior(mean, statistics)
+    return model.family.posterior(mean, source.total(statistics))
 
 
 def full_elbo(
     model: VariationalModel, state: AbstractGaussian, batch: Batch, source: RowSource
 ) -> float:
     """The ELBO over all data, chunk by chunk."""
+    own = own_batch(batch)
     with torch.no_grad():
         terms = [
-            float(model.expected_log_likelihood(state, rows, batch[part]))
-            for part, rows in source.chunks()
+            model.expected_log_likelihood(state, rows, own[part]) for part, rows in source.chunks()
         ]
-        return sum(terms) - float(state.kl())
+        return float(source.total(torch.stack(terms).sum())) - float(state.kl())

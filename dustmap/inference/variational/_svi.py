@@ -11,6 +11,7 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
+from dustmap.gp.functionals import whole
 from dustmap.inference._precision import batch_stability
 from dustmap.inference.variational._direct import one_pass_covariance
 from dustmap.inference.variational._learning import HyperparameterLearner, restored
@@ -123,7 +124,7 @@ def svi(
         order = torch.randperm(len(batch), generator=generator)
         for index in torch.split(order, settings.batch_size):
             part, scale = batch[index], len(batch) / len(index)
-            rows = learner.rows(part.functional) if learner.active else source.select(index)
+            rows = learner.rows(whole(part.functional)) if learner.active else source.select(index)
             taken = natural_step(
                 learner.model, posterior, rows.detached(), part, scale, settings.lengths(step)
             )

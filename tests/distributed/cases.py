@@ -1,0 +1,262 @@
+"""What ranks compute together, small: each case gives arrays that do not depend on the ranks."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.distributed import check_agreement
+from dustmap.gp import Batch, ConstantMean, DiscMean, GridPrior, RegularGrid, own_batch, whole_batch
+from dustmap.gp.families import BlockFamily
+from dustmap.gp.features import HIPFeatures, LocalFeatures, interpolation
+from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded, whole
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    GlobalFit,
+    GlobalSettings,
+    LogNormalModel,
+    MGVISettings,
+    RobustSettings,
+    RowSource,
+    SVISettings,
+    VariationalModel,
+    VariationalPosterior,
+    fit_global,
+    fit_mgvi,
+    fit_svi,
+    full_elbo,
+    solve_direct,
+)
+from dustmap.linalg import (
+    AbstractWorld,
+    CirculantOperator,
+    DividedColumns,
+    SparseOperator,
+    TilePartition,
+)
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+GRID = RegularGrid.from_bounds((-1.0, -1.0, -0.5), (1.0, 1.0, 0.5), (7, 7, 4))
+#: Rays; no multiple of a number of ranks.
+COUNT = 61
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, dtype=torch.float64, generator=generator)
+
+
+def all_rays(count: int = COUNT) -> LineIntegrals:
+    ends = (draw(1, count, 3) - 0.5) * torch.tensor([1.9, 1.9, 0.95], dtype=torch.float64)
+    return LineIntegrals.from_observer(ends, torch.zeros(3, dtype=torch.float64))
+
+
+def data(world: AbstractWorld, count: int = COUNT, uneven: bool = False) -> Batch:
+    """Positive data; this rank has the geometry of its share, or all have none but the last."""
+    rays = all_rays(count)
+    middle = 0.5 * rays.edges[:, 1:] * rays.direction
+    y = rays.edges[:, 1] * (1.0 + 0.7 * (4.0 * middle[:, 0] + 3.0 * middle[:, 1]).sin())
+    noise = 0.15**2 * torch.ones(count, dtype=torch.float64)
+    y = y + noise.sqrt() * torch.randn(
+        count, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
+    if world.size == 1:
+        return Batch(rays, y, noise)
+    share = world.share(count)
+    if uneven:
+        share = slice(0, count) if world.rank == world.size - 1 else slice(0, 0)
+    return Batch(Sharded.of(rays[share], world), y, noise)
+
+
+def numpy(**tensors: Tensor | float) -> Arrays:
+    return {k: np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for k, v in
+            tensors.items()}
+
+
+def operators(world: AbstractWorld) -> Arrays:
+    """Products of rows and columns that are shared, with vectors and batches."""
+    shared = data(world).functional
+    rows = interpolation(shared, GRID, dtype=torch.float64)
+    anew = interpolation(shared, GRID, memory=0, dtype=torch.float64)
+    spectrum = 1.0 + draw(4, 8, 8, 5)
+    circulant = DividedColumns(CirculantOperator(spectrum, (8, 8, 8)), world)
+    x, y, z = draw(5, 5, GRID.size), draw(6, 5, COUNT), draw(7, 3, 512)
+    features = LocalFeatures(GridPrior.padded(Matern32(0.6, dim=3), GRID, world=world))
+    phi = features.operator(shared)
+    with torch.no_grad():
+        eps = draw(8, 4, features.n_features)
+        return numpy(
+            product=rows.matmul(x),
+            adjoint=rows.rmatmul(y),
+            single=rows.matmul(x[0]),
+            adjoint_single=anew.rmatmul(y[0]),
+            recomputed=anew.matmul(x),
+            columns=circulant.matmul(z),
+            columns_deeper=circulant.rmatmul(z.reshape(3, 1, 512)),
+            column=circulant.matmul(z[0]),
+            phi=phi.matmul(eps),
+            phi_adjoint=phi.rmatmul(y),
+            left=features.residual_variance(shared),
+            bytes=float(features.plan_bytes(whole(shared))),
+            total=world.total(torch.full((3,), 1.0 / world.size)),
+        )
+
+
+def picked(world: AbstractWorld) -> Arrays:
+    """Rows picked by slices, masks and in any order, and what is known of them."""
+    shared = data(world)
+    some = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0))
+    parts = {
+        "sorted": shared[some[:20].sort().values],
+        "any": shared[some],
+        "twice": shared[some][torch.tensor([5, 3, 40])],
+        "sliced": shared[slice(0, COUNT, 7)],
+        "masked": shared[shared.y > shared.y.median()],
+    }
+    found: dict[str, Tensor | float] = {}
+    for name, part in parts.items():
+        mean = DiscMean(0.3, 0.2, 2.0)
+        rows = interpolation(part.functional, GRID, dtype=torch.float64)
+        rays = whole_batch(part).functional
+        assert isinstance(rays, LineIntegrals)
+        found |= {
+            f"{name}_origin": rays.edges,
+            f"{name}_keys": rays.keys,
+            f"{name}_moments": part.functional.moments(),
+            f"{name}_mean": mean.values(part.functional),
+            f"{name}_product": rows.matmul(draw(5, 2, GRID.size)),
+            f"{name}_adjoint": rows.rmatmul(draw(6, 2, len(part))),
+            f"{name}_own": world.total(own_batch(part).y.sum()),
+        }
+    return numpy(**found)
+
+
+def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) -> Arrays:
+    """The default engine: hyperparameters, centre and samples."""
+    kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
+    assert likelihood.log_scale is not None
+    likelihood.log_scale.requires_grad_(not robust)
+    model = LogNormalModel(
+        GridPrior.padded(kernel, GRID, padding=2.0, world=world),
+        ConstantMean(math.log(0.8)),
+        likelihood,
+        partial(interpolation, grid=GRID, dtype=torch.float64),
+        # The one large eigenvalue of a mean that is next to free makes the first steps of CG
+        # magnify rounding errors, in one process as in several.
+        mean_std=0.1,
+    )
+    settings = MGVISettings(
+        samples=4, rounds=3, refinements=1, draws=4,
+        robust=RobustSettings(max_rounds=6) if robust else None,
+    )
+    found = fit_mgvi(model, data(world, uneven=uneven), settings)
+    learned = {} if found.weighing is None else {"weights": found.weighing.weights}
+    return numpy(
+        theta=model.log_parameters(),
+        coefficients=found.coefficients,
+        centre=found.posterior.log_density,
+        samples=found.posterior.log_samples,
+        **learned,
+    )
+
+
+def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
+    """The global engine: learning from some of the data, then the solve of all."""
+    kernel, likelihood = Matern32(0.5, 0.2, dim=3), GaussianLikelihood(scale=1.0)
+    settings = GlobalSettings(
+        samples=4, rtol=1e-6, start_rows=0, learn_rows=40, order=2, padding=2.0,
+        dtype=torch.float64, robust=RobustSettings(max_rounds=4) if robust else None,
+    )
+    found: GlobalFit = fit_global(
+        kernel, ConstantMean(0.8), likelihood, data(world), GRID, settings
+    )
+    parameters = [p.detach().reshape(-1) for p in (*kernel.parameters(), *likelihood.parameters())]
+    return numpy(
+        theta=torch.cat(parameters),
+        coefficients=found.solution.mean_coefficients,
+        mean=found.solution.eps_mean,
+        samples=found.solution.deviations,
+        ratio=found.residual_ratio,
+        **({} if found.robust is None else {"weights": found.robust.weights}),
+    )
+
+
+def hip(world: AbstractWorld, memory: int = 2**31) -> Arrays:
+    """The hip engine, in closed form and by minibatches."""
+    grid = RegularGrid.from_bounds((-1.0, -1.0, -0.5), (1.0, 1.0, 0.5), (4, 4, 3))
+    prior = GridPrior.padded(Matern32(0.8, 0.2, dim=3), grid, padding=1.0)
+    features = HIPFeatures(prior)
+    family = BlockFamily(TilePartition(prior.torus_shape, (2, 2, 2)))
+    model = VariationalModel(features, ConstantMean(0.8), GaussianLikelihood(), family)
+    batch = data(world)
+    source = RowSource(features, batch.functional, memory)
+    direct = solve_direct(model, batch, source)
+    settings = SVISettings(batch_size=25, epochs=2)
+    generator = torch.Generator().manual_seed(0)
+    last = fit_svi(model, batch, source, settings, generator)
+    places = PointValues((draw(9, 6, 3) - 0.5) * 0.9)
+    predicted = VariationalPosterior(model, direct.state).predict(places)
+    return numpy(
+        mean=direct.state.mean,
+        statistics=direct.state.statistics,
+        elbo=direct.elbo,
+        svi_mean=last.posterior.mean,
+        svi_elbo=full_elbo(model, last.posterior, batch, source),
+        predicted=predicted.variance,
+    )
+
+
+def dying(world: AbstractWorld) -> Arrays:
+    """Rank 1 is killed while the others wait for it."""
+    if world.rank == 1:
+        os._exit(9)
+    return numpy(total=world.total(torch.ones(3)))
+
+
+def failing(world: AbstractWorld) -> Arrays:
+    """Rank 1 ends with an error of its own."""
+    if world.rank == 1:
+        raise ValueError("the disk is full")
+    return numpy(total=world.total(torch.ones(3)))
+
+
+def late(world: AbstractWorld) -> Arrays:
+    """Rank 1 keeps the others waiting."""
+    if world.rank == 1:
+        time.sleep(7.0)
+        os._exit(0)
+    return numpy(total=world.total(torch.ones(3)))
+
+
+def differing(world: AbstractWorld) -> Arrays:
+    """The last rank has another version."""
+    version = "1.0" if world.rank < world.size - 1 else "1.1"
+    check_agreement(world, {"configuration": "abc", "version": version})
+    return {}
+
+
+CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
+    "operators": operators,
+    "picked": picked,
+    "lognormal": lognormal,
+    "lognormal-again": lognormal,
+    "lognormal-uneven": partial(lognormal, uneven=True),
+    "lognormal-robust": partial(lognormal, robust=True),
+    "gaussian": gaussian,
+    "gaussian-robust": partial(gaussian, robust=True),
+    "hip": hip,
+    "hip-streamed": partial(hip, memory=0),
+    "dying": dying,
+    "failing": failing,
+    "late": late,
+    "differing": differing,
+}
