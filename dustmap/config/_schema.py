@@ -18,6 +18,7 @@ from dustmap.config._values import (
     memory_size,
     number,
     parsecs,
+    power_of_two,
     seconds_of,
     several,
     sky_tile,
@@ -302,6 +303,16 @@ class FitConfig:
             "relative change or residual at which steps end (a log-normal density has its own)",
         ),
     ] = 1e-3
+    beams: Annotated[
+        int,
+        Key(
+            power_of_two(1024),
+            "lognormal: HEALPix nside of beams from the Sun that all rays of the fit are "
+            "interpolated between (predictions and maps are not), 0: every ray has its own cells; "
+            "pays from some 300,000 stars on if pixels are about a cell wide at the faces of the "
+            "box: 64 for 40 cells from the Sun to them",
+        ),
+    ] = 0
     distance_rounds: Annotated[
         int,
         Key(

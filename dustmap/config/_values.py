@@ -80,6 +80,20 @@ def integer(low: int, high: int | None = None) -> Parser:
     return Parser(parse)
 
 
+def power_of_two(high: int) -> Parser:
+    """0, or a power of two up to high."""
+    expected = f"0 or a power of two <= {high}"
+
+    def parse(raw: object) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int):
+            raise Rejected(expected)
+        if not 0 <= raw <= high or raw & (raw - 1):
+            raise Rejected(expected)
+        return raw
+
+    return Parser(parse)
+
+
 def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
     match = re.fullmatch(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*", raw)
     if match is None or match[2] not in units:

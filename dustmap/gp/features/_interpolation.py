@@ -61,10 +61,10 @@ def _interpolation(
     shape = (len(functional), grid.size)
 
     def source(part: slice) -> Taps:
-        return _taps(functional[part], grid, dtype)
+        return interpolation_taps(functional[part], grid, dtype)
 
     sample = functional[spread_rows(len(functional), functional.device)]
-    taps = _taps(sample, grid, dtype)
+    taps = interpolation_taps(sample, grid, dtype)
     planned = planned_bytes(taps, shape)
     keep = planned <= memory
     how = "stored" if keep else "recomputed in every product"
@@ -74,7 +74,10 @@ def _interpolation(
     return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
 
 
-def _taps(functional: AbstractFunctional, grid: RegularGrid, dtype: torch.dtype) -> Taps:
+def interpolation_taps(
+    functional: AbstractFunctional, grid: RegularGrid, dtype: torch.dtype
+) -> Taps:
+    """Rows of `interpolation` of few data, as they are made; the data are not checked."""
     nodes = _nodes(functional, grid)
     entry = torch.arange(len(nodes), device=nodes.cell.device)
     shifts = torch.arange(2, device=nodes.cell.device)

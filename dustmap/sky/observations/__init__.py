@@ -4,6 +4,7 @@
 are uncertain, a `DistanceSpread` says how much variance that adds to every extinction.
 """
 
+from dustmap.sky.observations._healpix_beams import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._predict import predict_extinction as predict_extinction
