@@ -156,7 +156,7 @@ class StarRun(AbstractRun):
         account.sections["fit"] = fit.summary | _learning(fit.learning)
         if found.rounds:
             account.sections["distances"] = {"rounds": list(found.rounds)}
-        account.checks += checks_of_fit(fit)
+        account.checks += checks_of_fit(self.config, fit)
         if self.tile is not None:
             account.checks.append(self.tile.check(fit.hyperparameters.length))
         return found

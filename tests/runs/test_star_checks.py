@@ -1,0 +1,63 @@
+"""Learned values that the data do not speak for fail a check."""
+
+import pytest
+
+from dustmap.config import Config, from_mapping
+from dustmap.runs._star_checks import checks_of_fit
+from dustmap.runs._star_fit import Hyperparameters, Learning, StarFit
+from tests.runs.test_relative_scatter import fitted, sky
+
+
+def config(*settings: str) -> Config:
+    tables: dict[str, dict[str, object]] = {
+        "data": {"catalog": ["stars.fits"]},
+        "grid": {"size": [1000.0, 1000.0, 400.0], "spacing": 20.0},
+        "model": {"length": 60.0, "std": 0.8},
+    }
+    return from_mapping(tables, settings)
+
+
+LEARNING = Learning("converged", True, "nothing to do", 100, ())
+
+
+@pytest.fixture(scope="module")
+def fit() -> StarFit:
+    return fitted(sky(0.03, 0.0)[0][:60], "model.learn=[]")
+
+
+def failed(fit: StarFit, at: Hyperparameters, *settings: str) -> list[str]:
+    found = StarFit(fit.posterior, at, {}, LEARNING)
+    return [check.name for check in checks_of_fit(config(*settings), found) if not check.passed]
+
+
+@pytest.mark.parametrize(
+    ("length", "std", "names"),
+    [
+        (60.0, 0.8, []),
+        (41.0, 2.0, []),
+        (39.0, 0.8, ["learned length in spacings"]),
+        (520.0, 0.8, ["learned length in spacings"]),
+        (60.0, 0.17, ["learned std / model.std"]),
+        (60.0, 3.7, ["learned std / model.std"]),
+    ],
+)
+def test_length_and_std_are_the_datas_own(
+    fit: StarFit, length: float, std: float, names: list[str]
+) -> None:
+    at = Hyperparameters(length, std, 1e-3, 1.0)
+    assert failed(fit, at) == names
+    # What is held is the user's, and other densities have checks of their own.
+    assert failed(fit, at, 'model.learn=["mean"]') == []
+    assert failed(fit, at, "model.density=gaussian") == []
+
+
+def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:
+    at = Hyperparameters(60.0, 1.0, 1e-3, 1.0)
+    assert failed(fit, at, "model.length=2pc") == ["learned length / model.length"]
+    # An open std stands for 1.
+    assert failed(fit, at, "model.std=0") == []
+
+
+def test_nothing_is_said_where_nothing_was_learned(fit: StarFit) -> None:
+    at = Hyperparameters(1.0, 9.0, 1e-3, 1.0)
+    assert checks_of_fit(config(), StarFit(fit.posterior, at, {}, None)) == ()
