@@ -129,18 +129,18 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.cli._progress import progress
-    from dustmap.runs import WatchedField
+    from dustmap.runs import WatchedField, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
-    from dustmap.sky.maps import slab_memory, write_fits, write_zarr
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.made
     if options.format in CUBES:
-        memory = slab_memory(finished.run.config.compute.memory_bytes)
-        write = write_zarr if options.format == "zarr" else write_fits
+        compute, kind = finished.run.config.compute, options.format
         with progress() as shown:
             watched = WatchedField(field, f"writing {output.name}", shown)
-            write(output, watched, grid, request, provenance, options.overwrite, memory)
+            write_in_slabs(
+                kind, output, watched, grid, request, provenance, options.overwrite, compute
+            )
         return {
             "voxels": list(grid.shape),
             "quantities": [quantity.value for quantity in request.quantities],

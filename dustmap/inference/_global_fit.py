@@ -39,7 +39,8 @@ class GlobalSettings:
     """How to fit.
 
     samples: draws S; standard deviations have a relative error of 1/√(2S). antithetic, rtol,
-    max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory: see `GridSettings`.
+    max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory,
+    rows_memory: see `GridSettings`. solve_memory: bytes of a solve's vectors, None for half.
     learn_rows: at most so many random data take part in learning. start_rows: where they are more,
         so many of them find its start, in steps that cost little; 0 leaves that out.
     learn: how it climbs.
@@ -58,13 +59,15 @@ class GlobalSettings:
     padding: float = 4.0
     dtype: torch.dtype = torch.float32
     memory: int = 2**33
+    rows_memory: int | None = None
+    solve_memory: int | None = None
     learn: LearnSettings = field(default_factory=LearnSettings)
     robust: RobustSettings | None = None
 
     @property
     def grid(self) -> GridSettings:
         """How the grid carries the field."""
-        return GridSettings(self.padding, self.order, self.dtype, self.memory)
+        return GridSettings(self.padding, self.order, self.dtype, self.memory, self.rows_memory)
 
     def solve(self, samples: int, fit_mean: bool, antithetic: bool = False) -> SolveSettings:
         """The settings of a solve for so many draws."""
@@ -75,7 +78,7 @@ class GlobalSettings:
             antithetic=antithetic,
             seed=self.seed,
             rank=self.rank,
-            memory=self.memory // 2,
+            memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
             fit_mean=fit_mean,
         )
 

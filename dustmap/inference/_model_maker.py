@@ -30,13 +30,20 @@ class GridSettings:
     """How the grid carries the field.
 
     padding: length scales around the grid. order: nodes per axis of the kriging stencils, None for
-    `stencil_order` to choose. dtype: of fields and products. memory: bytes, half of them for W.
+    `stencil_order` to choose. dtype: of fields and products. memory: bytes. rows_memory: of
+    them for W, None for half.
     """
 
     padding: float = 4.0
     order: int | None = None
     dtype: torch.dtype = torch.float32
     memory: int = 2**33
+    rows_memory: int | None = None
+
+    @property
+    def for_rows(self) -> int:
+        """Bytes that W may take."""
+        return self.memory // 2 if self.rows_memory is None else self.rows_memory
 
 
 @final
@@ -74,7 +81,7 @@ class ModelMaker:
     def on_torus(self, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
         features = LocalFeatures(
-            self._prior(torus), self.estimator, order=order, memory=self.settings.memory // 2
+            self._prior(torus), self.estimator, order=order, memory=self.settings.for_rows
         )
         return GridModel(features, self.mean, self.likelihood)
 
@@ -99,7 +106,7 @@ class ModelMaker:
             data.functional,
             self.likelihood.noise_variance(data),
             estimator=self.estimator,
-            memory=self.settings.memory // 2,
+            memory=self.settings.for_rows,
         )
 
     def _prior(self, torus: tuple[int, ...]) -> GridPrior:

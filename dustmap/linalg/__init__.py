@@ -20,6 +20,7 @@ Both report on every column in a `SolveResult`.
 
 from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
+from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import Chunks as Chunks
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import out_of_memory as out_of_memory

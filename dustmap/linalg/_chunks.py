@@ -7,7 +7,9 @@ from typing import TypeVar, final
 
 import torch
 
-log = logging.getLogger(__name__)
+#: The logger of halvings.
+HALVED = __name__
+log = logging.getLogger(HALVED)
 
 #: Times that the chunks of one step may be halved.
 HALVINGS = 3

@@ -20,6 +20,7 @@ from dustmap.inference import (
     RobustSettings,
     fit_global,
 )
+from dustmap.runs._allotment import allotted
 from dustmap.runs._exact import estimator_of
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._parts import Parts, learned_names, scale_with_nu, start_of
@@ -48,7 +49,7 @@ def fit_whole(
         parts.likelihood,
         data,
         grid_of(config.grid),
-        _settings(config, start),
+        _settings(config, start, data),
         estimator=estimator_of(config),
         progress=_telling(names, tell),
     )
@@ -70,7 +71,7 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
         parts.mean,
         parts.likelihood,
         grid_of(config.grid),
-        _settings(config, None).grid,
+        _settings(config, None, data).grid,
         estimator_of(config),
     )
     order, torus = int(arrays["order"]), tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
@@ -82,8 +83,9 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
-def _settings(config: Config, start: Hyperparameters | None) -> GlobalSettings:
+def _settings(config: Config, start: Hyperparameters | None, data: Batch) -> GlobalSettings:
     """What was learned before needs no start from few stars."""
+    allotment = allotted(config, data.functional)
     return GlobalSettings(
         samples=config.fit.samples,
         rtol=config.fit.tolerance,
@@ -91,6 +93,8 @@ def _settings(config: Config, start: Hyperparameters | None) -> GlobalSettings:
         seed=config.fit.seed,
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
+        rows_memory=allotment.rows,
+        solve_memory=allotment.vectors,
         start_rows=GlobalSettings.start_rows if start is None else 0,
         learn_rows=LEARN_ROWS,
         robust=robust_settings(config, start),

@@ -28,6 +28,7 @@ from dustmap.inference import (
     typical_log_density,
 )
 from dustmap.linalg import AbstractOperator
+from dustmap.runs._allotment import allotted
 from dustmap.runs._global import robust_settings
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._parts import (
@@ -102,9 +103,9 @@ def _rows(config: Config) -> "functools.partial[AbstractOperator]":
     )
 
 
-def _rows_of_fit(config: Config) -> Interpolation:
+def _rows_of_fit(config: Config, data: Batch) -> Interpolation:
     """Through shared beams where fit.beams says so: the posterior's own rows stay exact."""
-    rows = _rows(config)
+    rows = functools.partial(_rows(config), memory=allotted(config, data.functional).rows)
     if config.fit.beams == 0:
         return rows
     return functools.partial(
@@ -124,7 +125,9 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
     )
     mean = log_profile_of(config.model, math.log(at.mean)).to(device)
     mean.requires_grad_("mean" in config.model.learn)
-    return LogNormalModel(prior, mean, likelihood_of(config.model, at, data), _rows_of_fit(config))
+    return LogNormalModel(
+        prior, mean, likelihood_of(config.model, at, data), _rows_of_fit(config, data)
+    )
 
 
 def _settings(config: Config, start: Hyperparameters | None) -> MGVISettings:

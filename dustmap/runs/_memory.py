@@ -15,6 +15,7 @@ class During(enum.Enum):
     WHOLE = "the whole run"
     FIT = "fit"
     LEARNING = "learning"
+    PREPARING = "preparing the solve"
     SOLVING = "solving"
     EXPORT = "export"
     FIGURES = "figures"
@@ -64,14 +65,9 @@ class MemoryPlan:
 
     def _held(self, part: During) -> list[Component]:
         beside = {During.WHOLE, part}
-        if part in (During.LEARNING, During.SOLVING):
+        if part in (During.LEARNING, During.PREPARING, During.SOLVING):
             beside.add(During.FIT)
         return [component for component in self.components if component.during in beside]
-
-
-def size(count: float, itemsize: int) -> int:
-    """Bytes of so many numbers."""
-    return round(count * itemsize)
 
 
 def table_of(components: Iterable[Component]) -> list[str]:

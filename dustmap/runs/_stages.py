@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
+from dustmap.linalg import HALVED
+
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,7 @@ class Stopwatch:
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    retries: dict[str, int] = field(default_factory=dict)
     tell: Callable[..., None] = lambda **values: None
 
     @contextmanager
@@ -46,9 +49,11 @@ class Stopwatch:
         start = time.perf_counter()
         self.tell(stage=name, event="begins")
         try:
-            yield
+            with counting_retries() as retries:
+                yield
         finally:
             self.add(name, time.perf_counter() - start)
+            self.retries[name] = self.retries.get(name, 0) + len(retries)
         self.tell(stage=name, event="ends", seconds=self.seconds[name])
 
     def add(self, name: str, seconds: float) -> None:
@@ -59,10 +64,38 @@ class Stopwatch:
     def as_dict(self) -> dict[str, list[dict[str, float | str]]]:
         """One line a stage, for the report."""
         lines: list[dict[str, float | str]] = [
-            {"stage": name, "seconds": seconds, "peak_gib": self.peak_bytes[name] / 2**30}
+            {
+                "stage": name,
+                "seconds": seconds,
+                "peak_gib": self.peak_bytes[name] / 2**30,
+                "out_of_memory_retries": self.retries.get(name, 0),
+            }
             for name, seconds in self.seconds.items()
         ]
         return {"stages": lines}
+
+
+@final
+class _Retries(logging.Handler):
+    """The warnings of chunks that were halved."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+@contextmanager
+def counting_retries() -> Iterator[list[str]]:
+    """Inside, what is told whenever memory runs out and a step is tried in smaller chunks."""
+    handler, logger = _Retries(), logging.getLogger(HALVED)
+    logger.addHandler(handler)
+    try:
+        yield handler.seen
+    finally:
+        logger.removeHandler(handler)
 
 
 def peak_memory() -> int:

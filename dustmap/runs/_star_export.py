@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dustmap import config as configuration
-from dustmap.config import Config
+from dustmap.config import ComputeConfig, Config
 from dustmap.gp import RegularGrid
+from dustmap.linalg import Chunks
 from dustmap.runs._directory import RunDirectory
+from dustmap.runs._memory import MIB
 from dustmap.runs._progress import Progress, WatchedField
 from dustmap.runs._star_field import request_of
 from dustmap.sky import Provenance
@@ -24,6 +27,8 @@ from dustmap.sky.maps import (
 log = logging.getLogger(__name__)
 
 WRITERS = {"zarr": write_zarr, "fits": write_fits}
+#: What helps where even thin slabs are too large.
+_ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
 
 def export_run(
@@ -44,10 +49,27 @@ def export_run(
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = WatchedField(field, f"writing map.{name}", progress)
-        memory = slab_memory(config.compute.memory_bytes)
-        WRITERS[name](path, watched, grid, request, provenance, False, memory)
+        write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute)
     outputs["samples_in_the_map"] = request.samples
     return outputs, _drawn(directory, config, field, grid)
+
+
+def write_in_slabs(
+    kind: str,
+    path: Path,
+    field: AbstractDensityField,
+    grid: RegularGrid,
+    request: MapRequest,
+    provenance: Provenance,
+    overwrite: bool,
+    compute: ComputeConfig,
+) -> None:
+    """Writes cubes in slabs that the memory holds; anew in smaller ones where it runs out."""
+    mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
+    slabs = Chunks(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
+    slabs.attempt(
+        lambda size: WRITERS[kind](path, field, grid, request, provenance, overwrite, size * MIB)
+    )
 
 
 def _drawn(

@@ -16,7 +16,7 @@ from dustmap.gp.features._local_weights import (
     planned_bytes,
     sites_of,
     spread_rows,
-    stored,
+    stored_or_recomputed,
 )
 from dustmap.gp.features._nodes import Nodes, nodes_of, stacked_nodes
 from dustmap.gp.functionals import (
@@ -70,7 +70,7 @@ def _interpolation(
     how = "stored" if keep else "recomputed in every product"
     log.debug("L of %d data needs %d bytes: %s", shape[0], planned, how)
     per_row = max(1, taps.column.numel() // max(1, taps.count))
-    build = stored if keep else RecomputedOperator
+    build = stored_or_recomputed if keep else RecomputedOperator
     return build(source, shape, max(1, CHUNK_ENTRIES // per_row), like)
 
 

@@ -27,7 +27,7 @@ from dustmap.gp.features._local_weights import (
     TapSource,
     planned_bytes,
     spread_rows,
-    stored,
+    stored_or_recomputed,
 )
 from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
@@ -209,9 +209,9 @@ class LocalFeatures(AbstractFeatureMap):
         if not keep:
             return RecomputedOperator(self._source(observed), shape, size, self._like)
         if not isinstance(observed, LineIntegrals) or len(observed) < MANY_RAYS:
-            return stored(self._source(observed), shape, size, self._like)
+            return stored_or_recomputed(self._source(observed), shape, size, self._like)
         order = neighbours_together(observed)
-        together = stored(self._source(observed[order]), shape, size, self._like)
+        together = stored_or_recomputed(self._source(observed[order]), shape, size, self._like)
         return ArrangedOperator([together], order.argsort())
 
 

@@ -1,5 +1,6 @@
 """W, the sparse rows that local weights make of data, stored or recomputed by chunks."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,16 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.features._base import chunks
-from dustmap.linalg import AbstractOperator, SparseOperator, apply_linear, check_vectors
+from dustmap.linalg import (
+    AbstractOperator,
+    Chunks,
+    OutOfMemory,
+    SparseOperator,
+    apply_linear,
+    check_vectors,
+)
+
+log = logging.getLogger(__name__)
 
 #: Entries of a chunk: its arrays of 8-byte numbers stay below 32 MB, where memory is reused.
 CHUNK_ENTRIES = 2**19
@@ -209,6 +219,18 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
     found = sample.compressed(shape[1])[2]
     entries = len(found) * shape[0] // max(1, sample.count)
     return 2 * entries * (4 + found.element_size()) + 4 * (sum(shape) + 2)
+
+
+def stored_or_recomputed(
+    source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
+) -> AbstractOperator:
+    """W (N, M) stored, or computed anew in every product where memory runs out."""
+    chunks_of_rows = Chunks("storing sparse rows", rows_at_once, "they are not stored")
+    try:
+        return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
+    except OutOfMemory as error:
+        log.warning("%s; they are computed anew in every product", error)
+    return RecomputedOperator(source, shape, chunks_of_rows.size, like)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from dustmap.inference._kept import (
 )
 from dustmap.inference.solve._draws import Draws
 from dustmap.inference.solve._profile import MeanEstimate
-from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, block_pcg
+from dustmap.linalg import AbstractOperator, Chunks, SolveResult, SolveStatus, block_pcg
 
 #: What the states of a global solve are called.
 SOLVE = "solve_global"
@@ -23,6 +23,8 @@ SOLVE = "solve_global"
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
 #: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
 _WIDEST = 64
+#: What helps where even few columns are too many.
+_ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 
 
 @final
@@ -144,12 +146,15 @@ def solved(
     memory: int,
     journal: AbstractJournal,
 ) -> SolveResult:
-    """All columns, as many together as the memory allows; kept after every block."""
-    count, size = len(system), system.together(memory)
-    n = system.draws.phi.shape[0]
-    for first in range(progress.filled, count, size):
-        last = min(first + size, count)
-        part = block_pcg(
+    """All columns, as many together as the memory allows; kept after every block.
+
+    Where memory runs out all the same, the blocks get smaller.
+    """
+    n, count = system.draws.phi.shape[0], len(system)
+
+    def block(size: int) -> SolveResult:
+        first, last = progress.filled, min(progress.filled + size, count)
+        return block_pcg(
             A,
             system.right_hand_sides(first, last),
             preconditioner=progress.preconditioner,
@@ -157,7 +162,12 @@ def solved(
             rtol=rtol,
             max_steps=max_steps,
         )
-        progress.x[first:last], progress.filled = part.x, last
+
+    together = Chunks("columns solved together", min(count, system.together(memory)), _ADVICE)
+    while progress.filled < count:
+        part, first = together.attempt(block), progress.filled
+        progress.filled = first + len(part.x)
+        progress.x[first : progress.filled] = part.x
         progress.ends.append((part.status, part.steps, part.residuals))
         journal.keep(lambda: progress.kept(n))
     return progress.result(rtol)
