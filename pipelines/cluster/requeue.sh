@@ -11,17 +11,18 @@ readonly PREEMPTED=75
 # A shell that waits for a program in the foreground would hear of a signal only when it is over,
 # so the program is in the background and `wait` is what the signal interrupts.
 run_or_requeue() {
-    local child="" told=0 heard=0 code=0
-    trap 'told=1; heard=1; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi' USR1 TERM
+    local child="" told=0 code=0
+    # Once is enough: what follows cannot be interrupted again.
+    trap 'trap "" USR1 TERM; told=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' USR1 TERM
     "$@" &
     child=$!
     if ((told)); then kill -TERM "$child" 2>/dev/null || true; fi
-    while true; do
-        heard=0 code=0
+    wait "$child" || code=$?
+    # The signal ended `wait`, or came when it was over: the shell still knows the command's code.
+    if ((told)); then
+        code=0
         wait "$child" || code=$?
-        # After a signal the code is that of `wait`, not of the command: ask again.
-        if ((heard == 0)); then break; fi
-    done
+    fi
     trap - USR1 TERM
     # 143: SIGTERM came before the program had begun to listen.
     if ((code == PREEMPTED || (told && code == 143))); then
