@@ -22,7 +22,9 @@ from dustmap.gp.features._beams import beamed_interpolation as beamed_interpolat
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._interpolation import interpolation as interpolation
+from dustmap.gp.features._interpolation import interpolation_taps as interpolation_taps
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
+from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
 from dustmap.gp.features._operators import ArrangedOperator as ArrangedOperator

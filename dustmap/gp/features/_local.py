@@ -133,6 +133,12 @@ class LocalFeatures(AbstractFeatureMap):
         return self._part_weights(functional, keep)
 
     @torch.no_grad()
+    def taps(self, rays: LineIntegrals) -> Taps:
+        """Rows of W of few rays, as they are made."""
+        observed = self.estimator.observed(rays)
+        return self._source(observed)(slice(0, len(rays)))
+
+    @torch.no_grad()
     def plan_bytes(self, functional: AbstractFunctional) -> int:
         """Bytes of W and its transpose, known before anything is built: the most of any rank."""
         if isinstance(functional, Sharded):

@@ -1,14 +1,18 @@
 """The one bridge from the sky to the Gaussian process: stars become weighted line integrals.
 
 `sight_lines` turns directions and distances into rays, `observe` stars into data. Where distances
-are uncertain, a `DistanceSpread` says how much variance that adds to every extinction.
+are uncertain, a `DistanceSpread` says how much variance that adds to every extinction. `stream`
+takes a store of any size through the rows of an engine once, chunk by chunk.
 """
 
 from dustmap.sky.observations._healpix_beams import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._predict import predict_extinction as predict_extinction
+from dustmap.sky.observations._shared import observe_share as observe_share
 from dustmap.sky.observations._sight_lines import NothingSeen as NothingSeen
 from dustmap.sky.observations._sight_lines import SightLines as SightLines
 from dustmap.sky.observations._sight_lines import sight_lines as sight_lines
 from dustmap.sky.observations._spread import DistanceSpread as DistanceSpread
+from dustmap.sky.observations._streamed import StreamedPass as StreamedPass
+from dustmap.sky.observations._streamed import stream as stream

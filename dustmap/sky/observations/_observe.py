@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap.gp import Batch, RegularGrid
-from dustmap.gp.functionals import Counts, OutsidePolicy
+from dustmap.gp import AbstractPosterior, Batch, RegularGrid
+from dustmap.gp.functionals import Counts, OutsidePolicy, Sharded
 from dustmap.sky.observations._sight_lines import sight_lines
 from dustmap.sky.observations._spread import DistanceSpread
 from dustmap.sky.stars import StarTable
@@ -25,6 +25,8 @@ class Observations:
     uncertain distances add to the noise, None where all are known; error_variance (N,): of the
     measurements alone; cut: stars of which more than 1e-3 of the expected distance lies beyond
     their last edge.
+
+    Where ranks share the rays, the spread is that of this rank's, and all else is of all.
     """
 
     batch: Batch
@@ -36,6 +38,24 @@ class Observations:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def uniform_spread(self, density: float | Tensor) -> Tensor:
+        """ρ² Var d (N,) of the uncertain distances, in a density that is the same everywhere."""
+        return self._of_all(self._spread.uniform(density))
+
+    def added_variance(self, posterior: AbstractPosterior) -> Tensor:
+        """V_n (N,) of the uncertain distances, the mean over draws of the posterior density."""
+        return self._of_all(self._spread.added_variance(posterior))
+
+    @property
+    def _spread(self) -> DistanceSpread:
+        if self.spread is None:
+            raise ValueError("all distances are known: they add nothing to the noise")
+        return self.spread
+
+    def _of_all(self, values: Tensor) -> Tensor:
+        rays = self.batch.functional
+        return rays.gathered(values) if isinstance(rays, Sharded) else values
 
     def with_added(self, variance: Tensor) -> "Observations":
         """The same data with noise of error_variance + variance (N,), whatever was added before."""

@@ -55,6 +55,29 @@ def sight_lines(
     Every random rule knows a ray by its row, so that batches do not change it. A ray that loses
     at most 1e-3 of its weight at the box is truncated under every policy.
     """
+    lines = lines_if_any(l, b, distances, grid, outside, device)
+    refuse_nothing(len(lines), len(l), grid)
+    return lines
+
+
+def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
+    """An error where none of the stars has a ray in the box."""
+    if rays == 0:
+        raise NothingSeen(
+            f"none of the {stars} stars is seen through the box {grid.lower} to "
+            f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
+        )
+
+
+def lines_if_any(
+    l: Array,
+    b: Array,
+    distances: AbstractDistances,
+    grid: RegularGrid,
+    outside: OutsidePolicy,
+    device: torch.device | None = None,
+) -> SightLines:
+    """`sight_lines`, of stars of which none need be seen."""
     if distances.exact:
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
@@ -71,11 +94,6 @@ def _clipped(
     whole: LineIntegrals, grid: RegularGrid, outside: OutsidePolicy, negligible: float
 ) -> tuple[LineIntegrals, NDArray[np.int64], Counts]:
     rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
-    if len(rays) == 0:
-        raise NothingSeen(
-            f"none of the {len(whole)} stars is seen through the box {grid.lower} to "
-            f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
-        )
     return rays, kept.cpu().numpy(), counts
 
 

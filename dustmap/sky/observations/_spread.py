@@ -65,12 +65,13 @@ class DistanceSpread:
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
-        generator = torch.Generator(self.rays.device).manual_seed(seed)
+        generator = torch.Generator(self.rays.device)
         stored = _stored_draws(posterior)
         count = samples if stored is None else min(samples, stored)
-        parts = []
+        parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
         for chunk in self._chunks(_DENSE if stored is None else _STORED):
-            a = chunk._segment_draws(posterior, count, generator)
+            # Draws know a segment by its key: neither chunks nor ranks change them.
+            a = chunk._segment_draws(posterior, count, generator.manual_seed(seed))
             parts.append(chunk.of_segments(a).mean(0))
         return torch.cat(parts)
 
