@@ -36,6 +36,8 @@ from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import power_stability as power_stability
 from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
+from dustmap.inference.evidence._learn_evidence import AbstractMaker as AbstractMaker
+from dustmap.inference.evidence._learn_evidence import AbstractSolver as AbstractSolver
 from dustmap.inference.evidence._learn_evidence import LearnedModel as LearnedModel
 from dustmap.inference.evidence._learn_evidence import LearnSettings as LearnSettings
 from dustmap.inference.evidence._learn_evidence import LearnStep as LearnStep

@@ -14,12 +14,21 @@ from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
+from dustmap.inference._kept import Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
-from dustmap.inference.evidence._learn_values import LearnedModel, LearnSettings, LearnStep, Solve
+from dustmap.inference.evidence._learn_values import (
+    AbstractSolver,
+    LearnedModel,
+    LearnSettings,
+    LearnStep,
+)
 from dustmap.inference.evidence._robust import RobustFit, RobustSettings, fit_student_t
+from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import GlobalSolution
 
@@ -151,19 +160,23 @@ def fit_global(
     *,
     estimator: AbstractEstimator | None = None,
     progress: Progress | None = None,
+    journal: AbstractJournal = NO_JOURNAL,
 ) -> GlobalFit:
     """Learns what requires a gradient in kernel, mean and likelihood, in place; then solves.
 
     Learning climbs the evidence of the gridded model. The final solve takes all data. With
     Student-t noise, weights of the data and learning take turns; the scale of the noise is then
     learned with ν, and not by the evidence (unless robust.learn_scale is False).
+
+    journal: its parts are the stages, each with its own result. Going on, the stages that are
+    finished give theirs, and nothing is kept of the whole.
     """
     if len(data) == 0:
         raise ValueError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, using, world)
-    fit = _Fit(maker, data, settings, progress)
+    fit = _Fit(maker, data, settings, progress, journal)
     fit.learn()
     return fit.result()
 
@@ -181,9 +194,15 @@ class _Fit:
     """The stages of one fit."""
 
     def __init__(
-        self, maker: ModelMaker, data: Batch, settings: GlobalSettings, progress: Progress | None
+        self,
+        maker: ModelMaker,
+        data: Batch,
+        settings: GlobalSettings,
+        progress: Progress | None,
+        journal: AbstractJournal,
     ) -> None:
         self.maker, self.data, self.settings, self.progress = maker, data, settings, progress
+        self.journal = journal
         self.fit_mean = any(p.requires_grad for p in maker.mean.parameters())
         self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
@@ -196,12 +215,12 @@ class _Fit:
         # Outliers would bend what few data say: weights come first where there are any.
         plain = self.settings.robust is None
         if plain and climbs and 0 < few < min(len(self.data), self.settings.learn_rows):
-            self.started = self._climbed(None, few)
+            self.started = self._climbed("start", None, few)
             self.maker.choose_order(self.data)
         if self.settings.robust is not None:
             self._take_turns(self.settings.robust)
         elif climbs:
-            self.learned = self._climbed(None, self.settings.learn_rows)
+            self.learned = self._climbed("climb", None, self.settings.learn_rows)
         if climbs:
             self.maker.choose_order(self.data)
 
@@ -212,7 +231,13 @@ class _Fit:
         settings = self.settings.solve(
             self.settings.samples, self.fit_mean, self.settings.antithetic
         )
-        solution = solve_global(model, self.data, settings, sigma=self._sigma(model))
+        solution = solve_global(
+            model,
+            self.data,
+            settings,
+            sigma=self._sigma(model),
+            journal=self.journal.within("solve"),
+        )
         if self.fit_mean:
             model.mean.assign(solution.mean_coefficients)
         return GlobalFit(
@@ -252,20 +277,23 @@ class _Fit:
             scale.requires_grad_(True)
 
     def _turns(self, robust: RobustSettings) -> None:
-        for _ in range(_TURNS):
-            self._weigh(robust)
+        for turn in range(_TURNS):
+            self._weigh(f"weights-{turn}", robust)
             if self._climbs:
                 assert self.robust is not None
                 weights, rows = self.robust.precision_weights, self.settings.learn_rows
-                self.learned = self._climbed(weights, rows)
+                self.learned = self._climbed(f"climb-{turn}", weights, rows)
         if self._climbs:
-            self._weigh(robust)
+            self._weigh(f"weights-{_TURNS}", robust)
 
-    def _weigh(self, robust: RobustSettings) -> None:
-        solve = self._solver(self.data)
-        self.robust = fit_student_t(self.maker.build(), self.data, robust, solve)
+    def _weigh(self, name: str, robust: RobustSettings) -> None:
+        solve, journal = self._solver(self.data), self.journal.within(name)
+        model = self.maker.build()
+        self.robust = fit_student_t(model, self.data, robust, solve, journal=journal)
 
-    def _climbed(self, weights: Tensor | None, rows: int) -> LearnedModel[GlobalSolution]:
+    def _climbed(
+        self, name: str, weights: Tensor | None, rows: int
+    ) -> LearnedModel[GlobalSolution]:
         """Learning from a random part of the data."""
         part = _random_part(len(self.data), rows, self.settings.seed)
         some = self.data if part is None else self.data[part.to(self.data.y.device)]
@@ -273,7 +301,7 @@ class _Fit:
             weights = weights[part.to(weights.device)]
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
         return learn_evidence(
-            self.maker.build,
+            self.maker,
             whole_batch(some),
             self.settings.learn,
             self._solver(some),
@@ -282,16 +310,38 @@ class _Fit:
             ceilings=self.maker.ceilings(),
             floors=_floors(self.maker.likelihood, some),
             progress=self.progress,
+            journal=self.journal.within(name),
         )
 
-    def _solver(self, data: Batch) -> Solve[GlobalSolution]:
-        def solve(
-            model: GridModel, sigma: Tensor, samples: int, start: GlobalSolution | None
-        ) -> GlobalSolution:
-            settings = self.settings.solve(samples, self.fit_mean)
-            return solve_global(model, data, settings, sigma=sigma, start=start)
+    def _solver(self, data: Batch) -> "GlobalSolver":
+        return GlobalSolver(data, self.settings, self.fit_mean)
 
-        return solve
+
+@final
+@dataclass(frozen=True, eq=False)
+class GlobalSolver(AbstractSolver[GlobalSolution]):
+    """`solve_global` of some data. fit_mean: whether the mean's coefficients are learned."""
+
+    data: Batch
+    settings: GlobalSettings
+    fit_mean: bool
+
+    def __call__(
+        self,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        start: GlobalSolution | None,
+        journal: AbstractJournal = NO_JOURNAL,
+    ) -> GlobalSolution:
+        settings = self.settings.solve(samples, self.fit_mean)
+        return solve_global(model, self.data, settings, sigma=sigma, start=start, journal=journal)
+
+    def kept(self, solution: GlobalSolution) -> Kept:
+        return kept_solution(solution)
+
+    def restored(self, model: GridModel, kept: Kept) -> GlobalSolution:
+        return restored_solution(model, self.data, Reading.of(kept, SOLVE))
 
 
 def _floors(likelihood: GaussianLikelihood, data: Batch) -> dict[int, float]:

@@ -97,7 +97,11 @@ class Reading:
         return self.array(name, like, *shape) if name in self.kept.arrays else None
 
     def part(self, name: str, what: str) -> "Reading":
-        """The state of a part."""
+        """The state of a part, which must be one of `what`."""
+        return Reading.of(self.inside(name), what)
+
+    def inside(self, name: str) -> Kept:
+        """The state of a part, of whatever it is."""
         values = self.kept.values.get(name)
         if not isinstance(values, Mapping):
             raise self._wrong(name, values)
@@ -107,7 +111,7 @@ class Reading:
             for full, array in self.kept.arrays.items()
             if full.startswith(start)
         }
-        return Reading.of(Kept(values, arrays), what)
+        return Kept(values, arrays)
 
     def value(self, name: str) -> Plain:
         """A plain value as it is."""

@@ -1,7 +1,8 @@
 """The gridded model anew at every value of the kernel, on a torus that follows its length."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import final
 
 import torch
@@ -11,6 +12,9 @@ from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference._journal import Kept, Plain
+from dustmap.inference._kept import Reading
+from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld
 
@@ -47,7 +51,7 @@ class GridSettings:
 
 
 @final
-class ModelMaker:
+class ModelMaker(AbstractMaker):
     """Makes the model at the kernel's present parameters, on a torus that follows its length."""
 
     def __init__(
@@ -77,6 +81,34 @@ class ModelMaker:
         """The model; its torus stays that of the last one while the padding suits the kernel."""
         self._torus = self._fitting(self._torus)
         return self.on_torus(self._torus, self.order)
+
+    def choices(self) -> Plain:
+        """The torus, and how the order of the stencils was chosen."""
+        torus = None if self._torus is None else list(self._torus)
+        stencils = None if self.stencils is None else asdict(self.stencils)
+        return {"torus": torus, "stencils": stencils}
+
+    def choose(self, choices: Plain) -> None:
+        assert isinstance(choices, Mapping)
+        reading = Reading("the model's grid", Kept(choices))
+        torus, stencils = reading.value("torus"), reading.value("stencils")
+        self._torus = None
+        if torus is not None:
+            self._torus = tuple(int(m) for m in reading.numbers("torus"))
+            if len(self._torus) != self.grid.dim:
+                raise reading.refusal(f"a torus {self._torus}, this problem {self.grid.dim} axes")
+        self.stencils = None
+        if stencils is not None:
+            told = Reading("the stencils' order", reading.inside("stencils"))
+            self.stencils = StencilOrder(
+                told.integer("order"),
+                told.text("reason"),
+                told.number("ratio2"),
+                told.number("ratio4"),
+                told.number("gain"),
+                told.integer("bytes2"),
+                told.integer("bytes4"),
+            )
 
     def on_torus(self, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""

@@ -18,7 +18,16 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import GridModel
+from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
+    AbstractMaker,
+    AbstractSolver,
+    GridModel,
+    Kept,
+    Plain,
+)
+from dustmap.inference._kept import Reading, state
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.
@@ -148,7 +157,7 @@ class Dense:
 
 
 @dataclass(frozen=True, eq=False)
-class DenseSolver:
+class DenseSolver(AbstractSolver[Dense]):
     """Exact moments, with the same white numbers in every call.
 
     phi (N, M_w): rows of the batch, where the kernel never changes.
@@ -158,7 +167,14 @@ class DenseSolver:
     phi: Tensor | None = None
 
     @torch.no_grad()
-    def __call__(self, model: GridModel, sigma: Tensor, samples: int, start: Dense | None) -> Dense:
+    def __call__(
+        self,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        start: Dense | None,
+        journal: AbstractJournal = NO_JOURNAL,
+    ) -> Dense:
         phi = self.phi
         if phi is None:
             phi = model.features.rows(self.batch.functional).phi.double()
@@ -172,6 +188,24 @@ class DenseSolver:
         reused = 0 if start is None else start.reused + 1
         return Dense(mean, deviations, beta, reused)
 
+    def kept(self, solution: Dense) -> Kept:
+        arrays = {
+            "eps_mean": solution.eps_mean,
+            "deviations": solution.deviations,
+            "beta": solution.mean_coefficients,
+        }
+        return state("dense", {"reused": solution.reused}, arrays)
+
+    def restored(self, model: GridModel, kept: Kept) -> Dense:
+        reading, n = Reading.of(kept, "dense"), model.features.n_features
+        like = torch.zeros(0, dtype=torch.float64)
+        return Dense(
+            reading.array("eps_mean", like, n),
+            reading.array("deviations", like, None, n),
+            reading.array("beta", like, None),
+            reading.integer("reused"),
+        )
+
     def _beta(self, model: GridModel, A: Tensor) -> Tensor:
         beta = model.mean.coefficients().detach()
         if not any(p.requires_grad for p in model.mean.parameters()):
@@ -180,6 +214,26 @@ class DenseSolver:
         solved = torch.linalg.solve(A, torch.cat([H, self.batch.y[:, None]], 1))
         coefficients: Tensor = torch.linalg.solve(H.mT @ solved[:, :1], H.mT @ solved[:, 1])
         return coefficients
+
+
+@dataclass(eq=False)
+class Maker(AbstractMaker):
+    """Models by a function of the shape of the last one's torus, () at first."""
+
+    make: Callable[[tuple[int, ...]], GridModel]
+    torus: tuple[int, ...] = ()
+
+    def build(self) -> GridModel:
+        made = self.make(self.torus)
+        self.torus = torus_features(made).prior.torus_shape
+        return made
+
+    def choices(self) -> Plain:
+        return list(self.torus)
+
+    def choose(self, choices: Plain) -> None:
+        assert isinstance(choices, list)
+        self.torus = tuple(choices)
 
 
 def white(count: int, size: int, stream: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Climbing the evidence of gridded models against the exact optimum of the dense one."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -29,7 +28,7 @@ from dustmap.inference.evidence._learn_evidence import (
     LearnStep,
     learn_evidence,
 )
-from tests.inference.evidence_cases import Dense, DenseSolver, prior_draws
+from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 
 def drawn(kind: str, n: int, seed: int = 0) -> Batch:
@@ -71,22 +70,21 @@ class Problem:
             progress=None if steps is None else steps.append,
         )
 
-    def builder(self) -> Callable[[], GridModel]:
+    def builder(self) -> Maker:
         """Models on a torus that is kept while its padding is 3 to 8 length scales."""
         grid = RegularGrid.from_bounds((0.0,), (1.0,), (40,))
-        shape: list[int] = []
 
-        def build() -> GridModel:
+        def make(shape: tuple[int, ...]) -> GridModel:
             fits = [
                 torus_for(self.kernel, grid, 3.0)[0],
                 torus_for(self.kernel, grid, 8.0)[0],
             ]
             if not shape or not fits[0] <= shape[0] <= fits[1]:
-                shape[:] = torus_for(self.kernel, grid, 4.0)
+                shape = torus_for(self.kernel, grid, 4.0)
             prior = GridPrior.padded(self.kernel, grid, torus_shape=shape)
             return GridModel(TorusFeatures(prior), self.mean, self.likelihood)
 
-        return build
+        return Maker(make)
 
     def exact(self) -> tuple[list[float], float]:
         """Parameters of largest exact evidence, from the truth, and the mean."""
@@ -245,11 +243,11 @@ def test_a_coarse_grid_is_reported() -> None:
     kernel.log_lengthscale.requires_grad_(False)
     grid = RegularGrid.from_bounds((0.0,), (1.0,), (8,))
 
-    def build() -> GridModel:
+    def make(torus: tuple[int, ...]) -> GridModel:
         prior = GridPrior.padded(kernel, grid)
         return GridModel(TorusFeatures(prior), ConstantMean(1.0, learn=False), likelihood)
 
-    learned = learn_evidence(build, batch, LearnSettings(), DenseSolver(batch))
+    learned = learn_evidence(Maker(make), batch, LearnSettings(), DenseSolver(batch))
     assert learned.depends_on_grid
     assert "depends on the grid" in learned.message()
 
@@ -257,9 +255,9 @@ def test_a_coarse_grid_is_reported() -> None:
 def test_models_must_share_their_parameters_and_have_some() -> None:
     case = problem(drawn("points", 20))
     solver = DenseSolver(case.batch)
-    models = iter([case.builder()(), problem(case.batch).builder()()])
+    models = iter([case.builder().build(), problem(case.batch).builder().build()])
     with pytest.raises(ValueError, match="other parameters than before"):
-        learn_evidence(lambda: next(models), case.batch, LearnSettings(), solver)
+        learn_evidence(Maker(lambda torus: next(models)), case.batch, LearnSettings(), solver)
     for p in [*case.kernel.parameters(), *case.likelihood.parameters()]:
         p.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to learn"):

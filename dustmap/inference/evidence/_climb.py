@@ -1,23 +1,25 @@
 """Newton steps up the evidence inside a trust radius, without a value of the evidence."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, FitStatus
+from dustmap.inference._journal import AbstractJournal, Kept, Plain
+from dustmap.inference._kept import PartOfWhole, Reading, state
 from dustmap.inference.evidence._climb_point import Evaluator, Point, assign_mean, with_prior
 from dustmap.inference.evidence._learn_values import (
+    AbstractMaker,
+    AbstractSolver,
     LearnedModel,
     LearnSettings,
     LearnStep,
     PriorDraws,
-    Solve,
     T,
 )
-from dustmap.inference.solve._grid_model import GridModel
 
 #: Log-parameters stay within this distance of their start, a factor of 1000 either way, and below
 #: their ceilings.
@@ -28,80 +30,158 @@ _SMALL = 0.2
 _PATIENCE = 4
 
 
+#: What the states of a climb are called.
+CLIMB = "learn_evidence"
+
+
 @final
 class Climb(Generic[T]):
     """The state of one climb."""
 
     def __init__(
         self,
-        build: Callable[[], GridModel],
+        maker: AbstractMaker,
         data: Batch,
         settings: LearnSettings,
-        solve: Solve[T],
+        solve: AbstractSolver[T],
         prior_draws: PriorDraws | None,
         weights: Tensor | None,
         ceilings: Mapping[int, float],
         floors: Mapping[int, float],
+        journal: AbstractJournal,
     ) -> None:
-        self._settings = settings
-        self._evaluator = Evaluator(build, data, solve, prior_draws, weights)
+        self._settings, self._maker, self._journal = settings, maker, journal
+        self._evaluator = Evaluator(maker, data, solve, prior_draws, weights)
         self._origin = self._evaluator.present()
         self._floor = self._evaluator.limits(floors, -math.inf).minimum(self._origin)
         self._low = (self._origin - _LOG_RANGE).maximum(self._floor)
         ceiling = self._evaluator.limits(ceilings, math.inf).maximum(self._origin)
         self._high = (self._origin + _LOG_RANGE).minimum(ceiling)
         self._samples = settings.samples
+        self._theta, self._radius, self._rejected = self._origin, settings.largest_step, 0
         self._best: Point[T] | None = None
-        self._status = FitStatus.MAX_STEPS
+        self._history: list[LearnStep] = []
+        self._status, self._is_over = FitStatus.MAX_STEPS, False
 
-    def steps(self) -> Iterator[LearnStep]:
-        """One solve each, until the status is known."""
-        radius, rejected = self._settings.largest_step, 0
-        theta = self._origin
-        for _ in range(self._settings.max_steps):
-            point = self._point(theta)
-            base, fraction = self._best, 1.0
-            if base is not None and _comparable(base, point):
-                fraction = _fraction(base, point)
-            if base is None or fraction >= 1.0:
-                rejected = 0
-                if base is not None:
-                    radius = self._new_radius(radius, base, point)
-                self._best = base = point
-                yield self._record(point, accepted=True)
-                if self._finished(point):
-                    return
-            else:
-                rejected += 1
-                radius = fraction * float((theta - base.theta).abs().max())
-                yield self._record(point, accepted=False)
-                if rejected >= _PATIENCE or radius < self._settings.tolerance:
-                    self._status = FitStatus.STAGNATED
-                    return
-            theta = self._next(base, radius)
+    def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
+        """One solve after the other, until the status is known; from where the journal is."""
+        reading = Reading.latest(self._journal, CLIMB)
+        if reading is not None:
+            if reading.finished:
+                return self._restored_result(reading)
+            self._restore(reading)
+        while not self._is_over and len(self._history) < self._settings.max_steps:
+            self._step(progress)
+            self._journal.keep(self._kept)
+        return self._result()
 
-    def result(self, history: tuple[LearnStep, ...]) -> LearnedModel[T]:
+    def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
+        """One solve, and where it leads."""
+        theta, base = self._theta, self._best
+        point, fraction = self._point(theta), 1.0
+        if base is not None and _comparable(base, point):
+            fraction = _fraction(base, point)
+        accepted = base is None or fraction >= 1.0
+        if base is None or accepted:
+            self._rejected = 0
+            if base is not None:
+                self._radius = self._new_radius(self._radius, base, point)
+            self._best = base = point
+        else:
+            self._rejected += 1
+            self._radius = fraction * float((theta - base.theta).abs().max())
+        step = self._record(point, accepted)
+        self._history.append(step)
+        if progress is not None:
+            progress(step)
+        if accepted:
+            self._is_over = self._finished(point)
+        elif self._rejected >= _PATIENCE or self._radius < self._settings.tolerance:
+            self._status, self._is_over = FitStatus.STAGNATED, True
+        if not self._is_over:
+            self._theta = self._next(base, self._radius)
+
+    def _result(self) -> LearnedModel[T]:
         """The best point; its parameters are put back."""
         point = self._best
         assert point is not None
-        self._evaluator.load(point.theta)
-        assign_mean(point.model, point.solution)
         down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
         room = torch.minimum(down, self._high - point.theta)
         if bool((room < 1e-3).any()):
             self._status = FitStatus.AT_BOUND
-        return LearnedModel(
+        learned = LearnedModel(
             point.model,
             point.solution,
             self._status,
-            history,
+            tuple(self._history),
             tuple(point.standard_deviations.tolist()),
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
+        self._evaluator.load(point.theta)
+        assign_mean(point.model, point.solution)
+        self._journal.finish(self._kept_result(point, learned))
+        return learned
+
+    def _kept(self) -> Kept:
+        assert self._best is not None
+        values = {
+            "radius": self._radius,
+            "rejected": self._rejected,
+            "samples": self._samples,
+            "status": self._status.value,
+            "is_over": self._is_over,
+            "history": self._plain_history(),
+        }
+        parts = {
+            "evaluator": self._evaluator.kept(),
+            "best": self._evaluator.kept_point(self._best),
+        }
+        return state(CLIMB, values, {"theta": self._theta}, parts)
+
+    def _restore(self, reading: Reading) -> None:
+        self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
+        self._samples = reading.integer("samples")
+        self._status = FitStatus(reading.text("status"))
+        self._is_over = reading.flag("is_over")
+        self._theta = reading.array("theta", self._origin, len(self._origin))
+        self._history = list(reading.each("history", LearnStep.read))
+        self._evaluator.restore(reading.part("evaluator", "evaluator"))
+        self._best = self._evaluator.restored_point(reading, "best")
+
+    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> Kept:
+        values = {
+            "status": learned.status.value,
+            "history": self._plain_history(),
+            "standard_deviations": list(learned.standard_deviations),
+            "monte_carlo_errors": list(learned.monte_carlo_errors),
+            "grid_error": learned.grid_error,
+            "choices": self._maker.choices(),
+        }
+        parts = {"solution": self._evaluator.kept_solved(point.solved)}
+        return state(CLIMB, values, {}, parts, finished=True)
+
+    def _restored_result(self, reading: Reading) -> LearnedModel[T]:
+        """What `_result` gave, with the parameters and the maker as it left them."""
+        best = self._evaluator.restored_solved(reading)
+        assign_mean(best.model, best.solution)
+        self._maker.choose(reading.value("choices"))
+        return LearnedModel(
+            best.model,
+            best.solution,
+            FitStatus(reading.text("status")),
+            reading.each("history", LearnStep.read),
+            reading.numbers("standard_deviations"),
+            reading.numbers("monte_carlo_errors"),
+            reading.number("grid_error"),
+        )
+
+    def _plain_history(self) -> list[Plain]:
+        return [step.plain for step in self._history]
 
     def _point(self, theta: Tensor) -> Point[T]:
-        point = self._evaluator.at(theta, self._samples)
+        journal = PartOfWhole(self._journal.within("solve"), len(self._history))
+        point = self._evaluator.at(theta, self._samples, journal)
         std = self._settings.prior_std
         return point if std is None else with_prior(point, self._origin, std)
 

@@ -1,6 +1,6 @@
 """One point of a climb: solve, gradient and metric at given parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, final
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
+from dustmap.inference._journal import AbstractJournal, Kept, Plain
+from dustmap.inference._kept import Reading, state
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,
@@ -16,11 +18,30 @@ from dustmap.inference.evidence._information import (
     joined,
     noise_variance,
 )
-from dustmap.inference.evidence._learn_values import PosteriorMoments, PriorDraws, Solve, T
+from dustmap.inference.evidence._learn_values import (
+    AbstractMaker,
+    AbstractSolver,
+    PosteriorMoments,
+    PriorDraws,
+    T,
+)
 from dustmap.inference.solve._grid_model import GridModel
 
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5
+#: What states of evaluators and points are called.
+_EVALUATOR, _POINT, _SOLVED = "evaluator", "point", "solution"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Solved(Generic[T]):
+    """A solution with its model, at θ (P,) and what the maker had chosen there."""
+
+    theta: Tensor
+    choices: Plain
+    model: GridModel
+    solution: T
 
 
 @final
@@ -31,13 +52,23 @@ class Point(Generic[T]):
     grid_error: median of Var r / σ² over the data.
     """
 
-    theta: Tensor
+    solved: Solved[T]
     gradient: Tensor
     information: Tensor
     error: Tensor
-    model: GridModel
-    solution: T
     grid_error: float
+
+    @property
+    def theta(self) -> Tensor:
+        return self.solved.theta
+
+    @property
+    def model(self) -> GridModel:
+        return self.solved.model
+
+    @property
+    def solution(self) -> T:
+        return self.solved.solution
 
     @property
     def standard_deviations(self) -> Tensor:
@@ -55,16 +86,16 @@ class Evaluator(Generic[T]):
 
     def __init__(
         self,
-        build: Callable[[], GridModel],
+        maker: AbstractMaker,
         data: Batch,
-        solve: Solve[T],
+        solve: AbstractSolver[T],
         prior_draws: PriorDraws | None,
         weights: Tensor | None,
     ) -> None:
-        self._build, self._data, self._solve = build, data, solve
+        self._maker, self._data, self._solve = maker, data, solve
         self._prior_draws, self._weights = prior_draws, weights
-        self._parameters = climbing(build())
-        self._latest: T | None = None
+        self._parameters = climbing(maker.build())
+        self._latest: Solved[T] | None = None
         self._rates: tuple[Tensor, Tensor] | None = None
 
     def present(self) -> Tensor:
@@ -84,8 +115,8 @@ class Evaluator(Generic[T]):
             p.copy_(theta[start : start + p.numel()].reshape(p.shape))
             start += p.numel()
 
-    def at(self, theta: Tensor, samples: int) -> Point[T]:
-        """One solve at theta; leaves the parameters there."""
+    def at(self, theta: Tensor, samples: int, journal: AbstractJournal) -> Point[T]:
+        """One solve at theta; leaves the parameters there. journal: of the solve."""
         self.load(theta)
         model, data, weights = self._rebuilt(), self._data, self._weights
         one_pass = len(data) <= data_per_pass(model)
@@ -93,7 +124,8 @@ class Evaluator(Generic[T]):
             noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
-        solution = self._solved(model, sigma.detach(), samples)
+        latest = self._solved(theta, model, sigma.detach(), samples, journal)
+        solution = latest.solution
         assign_mean(model, solution)
         draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
         moments = Moments(solution.eps_mean, solution.deviations, draws)
@@ -103,29 +135,100 @@ class Evaluator(Generic[T]):
         information = derivatives.metric(solution.preconditioner)
         picked = _positions(model)
         return Point(
-            theta,
+            latest,
             gradient.cpu()[picked],
             _regular(information.cpu()[picked][:, picked]),
             derivatives.monte_carlo_covariance.cpu()[picked][:, picked],
-            model,
-            solution,
             float((residual.detach() / noise.detach()).median()),
         )
 
+    def kept_point(self, point: Point[T]) -> Kept:
+        """A point; its solution only where that is not the latest."""
+        arrays = {
+            "gradient": point.gradient,
+            "information": point.information,
+            "error": point.error,
+        }
+        is_latest = point.solved is self._latest
+        solved = None if is_latest else self.kept_solved(point.solved)
+        return state(_POINT, {"grid_error": point.grid_error}, arrays, {_SOLVED: solved})
+
+    def restored_point(self, reading: Reading, name: str) -> Point[T]:
+        """The point kept under this name, after `restore`."""
+        part, n = reading.part(name, _POINT), len(self.present())
+        like, there = self.present(), self._latest
+        if part.has(_SOLVED):
+            there = self.restored_solved(part)
+            self._return_to(self._latest)
+        assert there is not None
+        return Point(
+            there,
+            part.array("gradient", like, n),
+            part.array("information", like, n, n),
+            part.array("error", like, n, n),
+            part.number("grid_error"),
+        )
+
+    def kept(self) -> Kept:
+        """The latest solution, and what derivatives there are to reuse."""
+        theta, rates = (None, None) if self._rates is None else self._rates
+        latest = None if self._latest is None else self.kept_solved(self._latest)
+        return state(_EVALUATOR, {}, {"theta": theta, "rates": rates}, {_SOLVED: latest})
+
+    def restore(self, reading: Reading) -> None:
+        """Goes back to where `kept` was called; the parameters too."""
+        theta = self.present()
+        wide = self._data.y[:0].double()
+        self._latest = self.restored_solved(reading)
+        self._return_to(self._latest)
+        if reading.has("rates"):
+            rates = reading.array("rates", wide, None, len(self._data))
+            self._rates = reading.array("theta", theta, len(theta)), rates
+
+    def kept_solved(self, solved: Solved[T]) -> Kept:
+        """Where it is, and the solution."""
+        values, arrays = {"choices": solved.choices}, {"theta": solved.theta}
+        return state(_SOLVED, values, arrays, {"found": self._solve.kept(solved.solution)})
+
+    def restored_solved(self, reading: Reading) -> Solved[T]:
+        """The solution kept in this state; leaves parameters and maker there."""
+        part, like = reading.part(_SOLVED, _SOLVED), self.present()
+        theta, choices = part.array("theta", like, len(like)), part.value("choices")
+        self._maker.choose(choices)
+        self.load(theta)
+        model = self._rebuilt()
+        solution = self._solve.restored(model, part.inside("found"))
+        return Solved(theta, self._maker.choices(), model, solution)
+
+    def _return_to(self, solved: Solved[T] | None) -> None:
+        if solved is not None:
+            self._maker.choose(solved.choices)
+            self.load(solved.theta)
+            assign_mean(solved.model, solved.solution)
+
     def _rebuilt(self) -> GridModel:
-        model = self._build()
+        model = self._maker.build()
         if [id(p) for p in climbing(model)] != [id(p) for p in self._parameters]:
             raise ValueError(
-                "build() returned a model with other parameters than before: make it anew from the "
-                "same kernel and likelihood"
+                "the maker's model has other parameters than before: make it anew from the same "
+                "kernel and likelihood"
             )
         return model
 
-    def _solved(self, model: GridModel, sigma: Tensor, samples: int) -> T:
-        start = self._latest
+    def _solved(
+        self,
+        theta: Tensor,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        journal: AbstractJournal,
+    ) -> Solved[T]:
+        start = None if self._latest is None else self._latest.solution
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
-        self._latest = self._solve(model, sigma, samples, start)
+        choices = self._maker.choices()
+        solution = self._solve(model, sigma, samples, start, journal)
+        self._latest = Solved(theta, choices, model, solution)
         return self._latest
 
     def _derivatives(

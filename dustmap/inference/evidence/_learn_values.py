@@ -1,13 +1,16 @@
-"""Settings and results of learning, and what it asks of a solver."""
+"""Settings and results of learning, and what it asks of solvers and makers of models."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
 from dustmap.gp import FitStatus
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
+from dustmap.inference._kept import Reading
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -35,11 +38,51 @@ class PosteriorMoments(Protocol):
 
 
 T = TypeVar("T", bound=PosteriorMoments)
-#: (model, Σ (N,), samples, earlier solution on the same torus or None) ↦ solution. Each call must
-#: use the same random numbers, and fit the mean's coefficients where the mean is learned.
-Solve = Callable[[GridModel, Tensor, int, T | None], T]
 #: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
 PriorDraws = Callable[[Tensor], Tensor]
+
+
+class AbstractSolver(ABC, Generic[T]):
+    """Solves for the posterior of some data, and knows how a journal keeps its solutions."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        start: T | None,
+        journal: AbstractJournal = NO_JOURNAL,
+    ) -> T:
+        """The solution at sigma Σ (N,).
+
+        start: an earlier one on the same torus. Each call must use the same random numbers, and
+        fit the mean's coefficients where the mean is learned.
+        """
+
+    @abstractmethod
+    def kept(self, solution: T) -> Kept:
+        """A solution without its model."""
+
+    @abstractmethod
+    def restored(self, model: GridModel, kept: Kept) -> T:
+        """The solution that was kept, to the bit; model: as it was when that was found."""
+
+
+class AbstractMaker(ABC):
+    """Makes the gridded model at the kernel's present parameters, time and again."""
+
+    @abstractmethod
+    def build(self) -> GridModel:
+        """The model; its torus may be another one than before."""
+
+    @abstractmethod
+    def choices(self) -> Plain:
+        """What models have from the past beside the parameters, such as their torus."""
+
+    @abstractmethod
+    def choose(self, choices: Plain) -> None:
+        """Goes by what `choices` told: `build` then makes the model it made before."""
 
 
 @final
@@ -91,6 +134,24 @@ class LearnStep:
     solver_steps: int
     n_features: int
     accepted: bool
+
+    @property
+    def plain(self) -> Plain:
+        """For a journal."""
+        return asdict(self)
+
+    @staticmethod
+    def read(reading: Reading) -> "LearnStep":
+        """What `plain` gave."""
+        return LearnStep(
+            reading.numbers("parameters"),
+            reading.numbers("gradient"),
+            reading.numbers("errors"),
+            reading.integer("samples"),
+            reading.integer("solver_steps"),
+            reading.integer("n_features"),
+            reading.flag("accepted"),
+        )
 
 
 @final

@@ -6,18 +6,21 @@ map cannot explain get small weights instead of bending it.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
+from dustmap.inference._kept import PartOfWhole, Reading, state
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
-from dustmap.inference.evidence._learn_values import PosteriorMoments, Solve
+from dustmap.inference.evidence._learn_values import AbstractSolver, PosteriorMoments
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.linalg import AbstractOperator
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
 _LEAST, _MOST = 1.0, 1e3
@@ -111,6 +114,21 @@ class RobustStep:
     outliers: int
     solver_steps: int
 
+    @property
+    def plain(self) -> Plain:
+        """For a journal."""
+        return {**asdict(self), **asdict(self.noise)}
+
+    @staticmethod
+    def read(reading: Reading) -> "RobustStep":
+        """What `plain` gave."""
+        return RobustStep(
+            StudentTNoise(reading.number("nu"), reading.number("scale")),
+            reading.number("change"),
+            reading.integer("outliers"),
+            reading.integer("solver_steps"),
+        )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -152,8 +170,10 @@ def fit_student_t(
     model: GridModel,
     data: Batch,
     settings: RobustSettings,
-    solve: Solve[T],
+    solve: AbstractSolver[T],
     progress: Callable[[RobustStep], None] | None = None,
+    *,
+    journal: AbstractJournal = NO_JOURNAL,
 ) -> RobustFit[T]:
     """Posterior, weights, ν and scale at fixed kernel, by alternating solves and closed forms.
 
@@ -167,42 +187,74 @@ def fit_student_t(
     step: τ has been eliminated).
 
     model: at its present parameters; its likelihood gives σ_n². solve: as in `learn_evidence`.
+    journal: kept after every round, and inside the solves; progress hears of new rounds only.
     """
-    steps, last = [], None
-    for state in _rounds(model, data, settings, solve):
-        last = state
-        steps.append(state.step)
-        if progress is not None:
-            progress(state.step)
-        if state.step.change <= settings.tolerance:
-            break
-    assert last is not None
-    converged = last.step.change <= settings.tolerance
-    assign_mean(model, last.solution)
-    return RobustFit(last.solution, last.step.noise, last.weights, tuple(steps), converged)
+    rounds = _Rounds(model, data, settings, solve, journal)
+    fit = rounds.fit(progress)
+    assign_mean(model, fit.solution)
+    return fit
+
+
+#: What the states of rounds are called.
+_ROBUST = "fit_student_t"
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class _Round(Generic[T]):
-    solution: T
-    weights: Tensor
-    step: RobustStep
+class _Rounds(Generic[T]):
+    """Noise and weights after the rounds so far, with their last solution."""
 
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: GridModel,
+        data: Batch,
+        settings: RobustSettings,
+        solve: AbstractSolver[T],
+        journal: AbstractJournal,
+    ) -> None:
+        self._model, self._data, self._settings = model, data, settings
+        self._solve, self._journal = solve, journal
+        self._noise = StudentTNoise(settings.nu)
+        self._steps: list[RobustStep] = []
+        self._solution: T | None = None
+        self._given = noise_variance(model, data)
+        self._weights = torch.ones_like(self._given)
 
-@torch.no_grad()
-def _rounds(
-    model: GridModel, data: Batch, settings: RobustSettings, solve: Solve[T]
-) -> Iterator[_Round[T]]:
-    given = noise_variance(model, data)
-    residual_variance = model.features.residual_variance(data.functional).double()
-    phi = model.features.operator(data.functional)
-    noise, weights = StudentTNoise(settings.nu), torch.ones_like(given)
-    solution: T | None = None
-    for _ in range(settings.max_rounds):
+    @torch.no_grad()
+    def fit(self, progress: Callable[[RobustStep], None] | None) -> RobustFit[T]:
+        """One round after the other until the weights settle; from where the journal is."""
+        reading = Reading.latest(self._journal, _ROBUST)
+        if reading is not None:
+            self._restore(reading)
+        if reading is None or not reading.finished:
+            residual_variance = self._residual_variance()
+            phi = self._model.features.operator(self._data.functional)
+            while len(self._steps) < self._settings.max_rounds and not self._converged:
+                self._round(residual_variance, phi)
+                if progress is not None:
+                    progress(self._steps[-1])
+                self._journal.keep(self._kept)
+            self._journal.finish(self._kept(finished=True))
+        assert self._solution is not None
+        return RobustFit(
+            self._solution, self._noise, self._weights, tuple(self._steps), self._converged
+        )
+
+    @property
+    def _converged(self) -> bool:
+        return bool(self._steps) and self._steps[-1].change <= self._settings.tolerance
+
+    def _residual_variance(self) -> Tensor:
+        return self._model.features.residual_variance(self._data.functional).double()
+
+    def _round(self, residual_variance: Tensor, phi: AbstractOperator) -> None:
+        """One solve at the present weights, and the weights of its residuals."""
+        model, data, settings, given = self._model, self._data, self._settings, self._given
+        noise, weights = self._noise, self._weights
+        journal = PartOfWhole(self._journal.within("solve"), len(self._steps))
         width = noise.scale**2 * given / weights
         sigma = width + residual_variance
-        solution = solve(model, sigma, settings.samples, solution)
+        solution = self._solve(model, sigma, settings.samples, self._solution, journal)
         share = residual_variance / sigma
         fields = torch.cat([solution.eps_mean[None], solution.deviations])
         seen = phi.matmul(fields.to(phi.dtype)).double()
@@ -214,8 +266,24 @@ def _rounds(
         before, weights = weights, (noise.nu + 1.0) / (noise.nu + ratio)
         change = float((weights - before).abs().max())
         outliers = int((weights < _OUTLIER).sum())
-        step = RobustStep(noise, change, outliers, solution.block_steps)
-        yield _Round(solution, weights, step)
+        self._steps.append(RobustStep(noise, change, outliers, solution.block_steps))
+        self._solution, self._noise, self._weights = solution, noise, weights
+
+    def _kept(self, finished: bool = False) -> Kept:
+        assert self._solution is not None
+        return state(
+            _ROBUST,
+            {"history": [step.plain for step in self._steps]},
+            {"weights": self._weights},
+            {"solution": self._solve.kept(self._solution)},
+            finished=finished,
+        )
+
+    def _restore(self, reading: Reading) -> None:
+        self._steps = list(reading.each("history", RobustStep.read))
+        self._noise = self._steps[-1].noise
+        self._weights = reading.array("weights", self._weights, len(self._weights))
+        self._solution = self._solve.restored(self._model, reading.inside("solution"))
 
 
 def fitted_noise(ratio: Tensor, present: StudentTNoise, settings: RobustSettings) -> StudentTNoise:

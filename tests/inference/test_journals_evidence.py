@@ -1,0 +1,220 @@
+"""Climbs, rounds of weights and whole fits that were interrupted, to the bit."""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, ConstantMean, GridPrior, LinearMean, RegularGrid, torus_for
+from dustmap.gp.features import TorusFeatures
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
+    GlobalFit,
+    GlobalSettings,
+    GridModel,
+    LearnedModel,
+    LearnSettings,
+    RobustFit,
+    RobustSettings,
+    fit_global,
+    fit_student_t,
+    learn_evidence,
+)
+from dustmap.inference.solve import _blocks
+from dustmap.linalg import SolveResult, block_pcg
+from tests.inference.evidence_cases import Dense, DenseSolver, Maker, model, observed, prior_draws
+from tests.inference.journals import (
+    Interrupted,
+    MemoryJournal,
+    Pages,
+    interrupted,
+    keeps,
+    often_interrupted,
+    same_bits,
+)
+
+
+def points(n: int, dim: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    return observed(PointValues(torch.rand(n, dim, generator=generator, dtype=torch.float64)))
+
+
+#: Starts of climbs on 25 points: from one, other tori and more samples are on the way; from the
+#: other, trials that are rejected.
+WANDERING, STEEP = (0.05, 5.0, 3.0), (3.0, 30.0, 3.0)
+
+
+def climbed(
+    journal: AbstractJournal, start: tuple[float, float, float] = WANDERING, n: int = 25
+) -> LearnedModel[Dense]:
+    """A climb with a new kernel, on a torus that follows its length."""
+    kernel, likelihood = Matern32(*start[:2], dim=1), GaussianLikelihood(scale=start[2])
+    mean, grid = ConstantMean(), RegularGrid.from_bounds((0.0,), (1.0,), (20,))
+    batch = points(n)
+
+    def make(torus: tuple[int, ...]) -> GridModel:
+        least, most = (torus_for(kernel, grid, padding)[0] for padding in (3.0, 8.0))
+        if not torus or not least <= torus[0] <= most:
+            torus = torus_for(kernel, grid, 4.0)
+        prior = GridPrior.padded(kernel, grid, torus_shape=torus)
+        return GridModel(TorusFeatures(prior), mean, likelihood)
+
+    return learn_evidence(
+        Maker(make),
+        batch,
+        LearnSettings(max_steps=12, samples=4, max_samples=16, accuracy=0.05),
+        DenseSolver(batch),
+        prior_draws=prior_draws,
+        journal=journal,
+    )
+
+
+@pytest.mark.parametrize("start", [WANDERING, STEEP])
+def test_climbs_go_on_from_every_step(start: tuple[float, float, float]) -> None:
+    def compute(journal: AbstractJournal) -> LearnedModel[Dense]:
+        return climbed(journal, start)
+
+    whole = compute(NO_JOURNAL)
+    steps, history = len(whole.history), whole.history
+    if start == STEEP:
+        assert not all(step.accepted for step in history)
+    else:
+        assert len({step.n_features for step in history}) > 1
+        assert len({step.samples for step in history}) > 1
+    assert keeps(compute) == steps
+    for k in (1, 4, steps - 1):
+        same_bits(interrupted(compute, k), whole)
+    same_bits(often_interrupted(compute), whole)
+
+
+def test_a_climb_that_has_ended_is_not_climbed_again() -> None:
+    journal = MemoryJournal()
+    whole = climbed(journal)
+    assert journal.pages.finished == ["whole"]
+    count = journal.pages.kept
+    same_bits(climbed(journal), whole)
+    assert journal.pages.kept == count
+
+
+def test_states_of_other_climbs_are_refused() -> None:
+    for left in (1, None):
+        journal = MemoryJournal(Pages(left=left))
+        with contextlib.suppress(Interrupted):
+            climbed(journal)
+        case = model(1)
+        maker = Maker(lambda torus, case=case: case.rebuilt())  # type: ignore[misc]
+        batch = points(30)
+        with pytest.raises(ValueError, match=r"^journal: .*start this one anew$"):
+            learn_evidence(maker, batch, LearnSettings(), DenseSolver(batch), journal=journal)
+
+
+def weighed(journal: AbstractJournal) -> RobustFit[Dense]:
+    """Rounds of weights with two outliers."""
+    batch, grid_model = points(40), model(1)
+    y = batch.y.clone()
+    y[:2] += 3.0
+    dirty = replace(batch, y=y)
+    settings = RobustSettings(samples=8, max_rounds=5, tolerance=1e-3)
+    return fit_student_t(grid_model, dirty, settings, DenseSolver(dirty), journal=journal)
+
+
+def test_rounds_of_weights_go_on_from_every_round() -> None:
+    whole = weighed(NO_JOURNAL)
+    assert len(whole.history) == keeps(weighed) == 5
+    for k in range(1, 6):
+        same_bits(interrupted(weighed, k), whole)
+    same_bits(often_interrupted(weighed), whole)
+    journal = MemoryJournal()
+    weighed(journal)
+    count = journal.pages.kept
+    same_bits(weighed(journal), whole)
+    assert journal.pages.kept == count
+    with pytest.raises(ValueError, match="expected a state of learn_evidence, got one of fit_stud"):
+        climbed(journal)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fit of some rays in a box of so many dimensions."""
+
+    dim: int
+    dtype: torch.dtype = torch.float64
+    robust: bool = False
+    linear: bool = False
+
+    def __call__(self, journal: AbstractJournal) -> GlobalFit:
+        nodes = {1: (17,), 2: (7, 7), 3: (5, 5, 5)}[self.dim]
+        grid = RegularGrid.from_bounds((-1.0,) * self.dim, (1.0,) * self.dim, nodes)
+        kernel = Matern32(0.5, 0.5, dim=self.dim)
+        mean = LinearMean([0.1] * self.dim, 0.5) if self.linear else ConstantMean(0.5)
+        settings = GlobalSettings(
+            samples=6,
+            antithetic=not self.robust,
+            start_rows=0 if self.robust else 20,
+            rank=5,
+            dtype=self.dtype,
+            memory=2**22,
+            learn=LearnSettings(samples=4, max_samples=8, max_steps=3),
+            robust=RobustSettings(samples=4, max_rounds=2) if self.robust else None,
+        )
+        noise = GaussianLikelihood(scale=1.2)
+        return fit_global(
+            kernel, mean, noise, rays(36, self.dim, self.robust), grid, settings, journal=journal
+        )
+
+
+def rays(n: int, dim: int, outliers: bool) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    ends = 2.0 * torch.rand(n, dim, generator=generator, dtype=torch.float64) - 1.0
+    white = torch.randn(n, generator=generator, dtype=torch.float64)
+    y: Tensor = ends.norm(dim=-1) * (1.0 + 0.3 * ends[:, 0].sin()) + 0.05 * white
+    if outliers:
+        y[::12] += 3.0
+    return Batch(LineIntegrals.from_observer(ends), y, torch.full_like(y, 0.05**2))
+
+
+def same_fit(one: GlobalFit, other: GlobalFit) -> None:
+    same_bits(one, other)
+    assert one.report == other.report
+
+
+CASES = [Case(1), Case(1, torch.float32, robust=True)]
+SLOW = [Case(2, torch.float32, linear=True), Case(3), Case(3, torch.float32, robust=True)]
+
+
+@pytest.mark.parametrize("case", CASES + [pytest.param(c, marks=pytest.mark.slow) for c in SLOW])
+def test_whole_fits_end_the_same_however_often_they_are_ended(case: Case) -> None:
+    same_fit(often_interrupted(case), case(NO_JOURNAL))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES + SLOW)
+def test_whole_fits_go_on_from_every_state(case: Case) -> None:
+    whole = case(NO_JOURNAL)
+    count = keeps(case)
+    assert count > 10
+    for k in range(1, count + 1, 1 if case.dim == 1 else 4):
+        same_fit(interrupted(case, k), whole)
+
+
+def test_a_fit_that_has_ended_solves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: object, **options: object) -> SolveResult:
+        calls.append(1)
+        return block_pcg(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_blocks, "block_pcg", counted)
+    journal, case = MemoryJournal(), Case(1)
+    whole = case(journal)
+    assert journal.pages.finished == ["whole/start", "whole/climb", "whole/solve"]
+    count = len(calls)
+    assert count > 5
+    same_fit(case(journal), whole)
+    assert len(calls) == count
