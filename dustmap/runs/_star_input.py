@@ -1,10 +1,10 @@
 """The stars of a run: read from catalogs by a card, or from a store that was ingested before."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from astropy import units as u
@@ -28,34 +28,40 @@ from dustmap.sky.stars import (
     FlatParallax,
     StarStore,
     StarTable,
+    concatenate,
     open_star_store,
     star_store,
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
+#: Which stars (N,) of a table somebody needs.
+Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class StarInput:
-    """Stars, and the provenance of their rows: counts by cut, files, card."""
+    """Stars, and the provenance of their rows: counts by cut, files, card; left_out: stars that
+    nobody needed."""
 
     stars: StarTable
     provenance: Mapping[str, Any]
+    left_out: int = 0
 
 
-def read_input(data: DataConfig) -> StarInput:
-    """The stars that [data] names."""
+def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
+    """The stars that [data] names; of a star store only those that are needed are in memory."""
     paths = tuple(Path(path) for path in data.catalog)
     system = system_named(data.system) if data.system else None
     if len(paths) == 1 and paths[0].suffix == ".zarr":
-        _refuse_late_wishes(data)
+        refuse_late_wishes(data)
         store = open_star_store(paths[0])
-        given = from_store(store)
-        return StarInput(in_system(given.stars, system or store.system), given.provenance)
+        given = from_store(store, needed)
+        return dataclasses.replace(given, stars=in_system(given.stars, system or store.system))
     return read_stars(data, paths, card_named(data.schema), system, data.cuts)
 
 
-def _refuse_late_wishes(data: DataConfig) -> None:
+def refuse_late_wishes(data: DataConfig) -> None:
     """What happens to rows has happened when they were ingested."""
     usual = DataConfig()
     for key in ("cuts", "invalid", "parallax_zero_point"):
@@ -66,9 +72,16 @@ def _refuse_late_wishes(data: DataConfig) -> None:
             )
 
 
-def from_store(store: StarStore) -> StarInput:
-    """What `dustmap ingest` or an earlier run has kept."""
-    return StarInput(store.read(), dict(store.attributes.get("catalog", {})))
+def from_store(store: StarStore, needed: Needed | None = None) -> StarInput:
+    """What `dustmap ingest` or an earlier run has kept, or what is needed of it."""
+    provenance = dict(store.attributes.get("catalog", {}))
+    if needed is None:
+        return StarInput(store.read(), provenance)
+    parts = [part[mask] for part in store.chunks() if (mask := needed(part)).any()]
+    if not parts:
+        raise ValueError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
+    stars = concatenate(parts)
+    return StarInput(stars, provenance, len(store) - len(stars))
 
 
 def read_stars(

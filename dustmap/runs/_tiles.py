@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dustmap.config import Config, GridConfig
 from dustmap.gp import RegularGrid
 from dustmap.runs._grid import grid_of
 from dustmap.runs._report import Check
-from dustmap.runs._star_input import StarInput
+from dustmap.runs._star_input import StarInput, read_input
+from dustmap.sky.stars import StarTable
 from dustmap.sky.tiles import SkyPixel, Tile
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,18 @@ def tile_of(config: Config) -> Tile | None:
     return Tile(SkyPixel.named(config.data.tile), config.tile_margin)
 
 
+def read_part(config: Config) -> StarInput:
+    """The stars that [data] names, or of a star store those that the tile needs."""
+    tile = tile_of(config)
+    if tile is None:
+        return read_input(config.data)
+    return read_input(config.data, lambda stars: _needed(tile, stars, config))
+
+
+def _needed(tile: Tile, stars: StarTable, config: Config) -> NDArray[np.bool_]:
+    return tile.needs(stars.l, stars.b, stars.distances, grid_of(config.grid))
+
+
 def part_of_sky(config: Config, given: StarInput) -> tuple[Config, StarInput, TilePart | None]:
     """The configuration with the box of the tile, and the stars that the tile needs.
 
@@ -60,17 +76,31 @@ def part_of_sky(config: Config, given: StarInput) -> tuple[Config, StarInput, Ti
     whole = grid_of(config.grid)
     box = box_of(tile.part_of(whole), config.grid)
     stars = given.stars
-    needed = tile.needs(stars.l, stars.b, stars.distances, whole)
+    needed = _needed(tile, stars, config)
     if not needed.any():
         raise ValueError(
             f"tile {tile.pixel}: none of {len(stars)} stars is within {tile.margin:g} pc of its "
             "cone; there is nothing to map"
         )
-    part = TilePart(tile, len(stars), int(needed.sum()))
-    log.info("tile %s: %d of %d stars, nodes %s", tile.pixel, part.stars, len(stars), box.shape)
-    told = {"tile": part.counts()} | dict(given.provenance)
+    part = TilePart(tile, _of_the_sky(given, tile), int(needed.sum()))
+    log.info(
+        "tile %s: %d of %d stars, %s nodes",
+        tile.pixel,
+        part.stars,
+        part.stars_of_the_sky,
+        " x ".join(map(str, box.shape)),
+    )
+    told = dict(given.provenance) | {"tile": part.counts()}
     kept = StarInput(stars if needed.all() else stars[needed], told)
     return dataclasses.replace(config, grid=_grid_config(config.grid, box)), kept, part
+
+
+def _of_the_sky(given: StarInput, tile: Tile) -> int:
+    """Stars of the whole sky: as the stars say that have gone through this before, or all."""
+    before = given.provenance.get("tile")
+    if isinstance(before, Mapping) and before.get("tile") == str(tile.pixel):
+        return int(before["stars_of_the_whole_sky"])
+    return len(given.stars) + given.left_out
 
 
 def box_of(box: RegularGrid, sky: GridConfig) -> RegularGrid:
