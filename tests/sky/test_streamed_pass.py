@@ -64,7 +64,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> StarStore:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dustmap.sky.observations._streamed.STARS", 130)
     monkeypatch.setattr("dustmap.sky.observations._streamed.RAYS", 37)
 
 
@@ -85,7 +84,7 @@ def test_a_lognormal_density(store: StarStore) -> None:
     left = data.y - rows.matmul(rho)
     taps = functools.partial(interpolation_taps, grid=GRID, dtype=torch.float64)
     seen: list[int] = []
-    found = stream(store, GRID, TRUNCATE, taps, rho, progress=seen.append)
+    found = stream(store.chunks(130), GRID, TRUNCATE, taps, rho, progress=seen.append)
     assert found.rays == len(data)
     assert seen == [130, 260, 390, 500]
     torch.testing.assert_close(found.force, rows.rmatmul(left / data.noise_variance))
@@ -98,7 +97,7 @@ def test_through_beams_the_expansion_is_taken_once(store: StarStore) -> None:
     assert data.noise_variance is not None
     table = BeamTable.of(GRID, beams, dtype=torch.float64)
     expansion = table.expansion()
-    found = stream(store, GRID, TRUNCATE, table.taps, expansion.matmul(rho))
+    found = stream(store.chunks(130), GRID, TRUNCATE, table.taps, expansion.matmul(rho))
     left = data.y - rows.matmul(rho)
     torch.testing.assert_close(
         expansion.rmatmul(found.force), rows.rmatmul(left / data.noise_variance)
@@ -118,7 +117,7 @@ def test_a_gaussian_density(store: StarStore) -> None:
         phi = features.operator(data.functional)
         expected = phi.rmatmul((model.residual(data) - phi.matmul(eps)) / model.sigma(data))
         found = stream(
-            store,
+            store.chunks(130),
             GRID,
             TRUNCATE,
             features.taps,
@@ -135,7 +134,7 @@ def test_float32_taps_agree_to_their_precision(store: StarStore) -> None:
     rows = interpolation(data.functional, GRID, dtype=torch.float64)
     assert data.noise_variance is not None
     expected = rows.rmatmul((data.y - rows.matmul(rho)) / data.noise_variance)
-    found = stream(store, GRID, TRUNCATE, taps, rho).force
+    found = stream(store.chunks(130), GRID, TRUNCATE, taps, rho).force
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -152,7 +151,8 @@ def test_chunks_that_see_nothing_are_passed_over(tmp_path: Path) -> None:
     def taps(rays: LineIntegrals) -> object:
         return interpolation_taps(rays, half, torch.float64)
 
+    store = open_star_store(tmp_path / "stars.zarr")
     rho = torch.full((half.size,), 1e-3, dtype=torch.float64)
-    found = stream(open_star_store(tmp_path / "stars.zarr"), half, TRUNCATE, taps, rho)  # type: ignore[arg-type]
+    found = stream(store.chunks(130), half, TRUNCATE, taps, rho)  # type: ignore[arg-type]
     assert 0 < found.rays <= 130
     assert math.isfinite(found.misfit)

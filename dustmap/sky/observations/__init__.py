@@ -14,5 +14,6 @@ from dustmap.sky.observations._sight_lines import NothingSeen as NothingSeen
 from dustmap.sky.observations._sight_lines import SightLines as SightLines
 from dustmap.sky.observations._sight_lines import sight_lines as sight_lines
 from dustmap.sky.observations._spread import DistanceSpread as DistanceSpread
+from dustmap.sky.observations._streamed import STARS as STARS
 from dustmap.sky.observations._streamed import StreamedPass as StreamedPass
 from dustmap.sky.observations._streamed import stream as stream

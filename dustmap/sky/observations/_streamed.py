@@ -1,6 +1,6 @@
-"""One pass over the stars of a store, a chunk at a time: what they pull the field towards."""
+"""One pass over stars, a chunk at a time: what they pull the field towards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -12,9 +12,9 @@ from dustmap.gp.features import Taps, chunks
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
 from dustmap.sky.observations._observe import observe
 from dustmap.sky.observations._sight_lines import NothingSeen
-from dustmap.sky.stars import StarStore
+from dustmap.sky.stars import StarTable
 
-#: Stars read at once, and rays whose rows are made at once.
+#: Stars to read at once, and rays whose rows are made at once.
 STARS, RAYS = 2**16, 2**11
 
 #: Rows of few rays on the columns of a field.
@@ -38,7 +38,7 @@ class StreamedPass:
 
 @torch.no_grad()
 def stream(
-    store: StarStore,
+    stars: Iterable[StarTable],
     grid: RegularGrid,
     outside: OutsidePolicy,
     rows: RowsOf,
@@ -50,19 +50,20 @@ def stream(
 ) -> StreamedPass:
     """Wᵀ Σ⁻¹ (y − W u) for u = field (M,), rows of W made, used in both products and forgotten.
 
-    rows: for a log-normal density `interpolation_taps` and ρ at the nodes, or the taps of a
-    `BeamTable` and its expansion of ρ; for a Gaussian one `LocalFeatures.taps` and u = C^½ ε, so
-    that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε). target: y where left out, or y − H β;
-    variance: the diagonal of Σ, that of the measurements where left out.
+    stars: such as `StarStore.chunks(STARS)`. rows: for a log-normal density `interpolation_taps`
+    and ρ at the nodes, or the taps of a `BeamTable` and its expansion of ρ; for a Gaussian one
+    `LocalFeatures.taps` and u = C^½ ε, so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε). target: y
+    where left out, or y − H β. variance: the diagonal of Σ, that of the measurements where left
+    out.
 
     Memory is that of a chunk and a few fields, whatever the store; sums are in float64.
     """
     found = field.double()[:, None]
     force, misfit, rays, done = torch.zeros_like(found), 0.0, 0, 0
-    for stars in store.chunks(STARS):
-        done += len(stars)
+    for table in stars:
+        done += len(table)
         try:
-            batch = observe(stars, grid, outside, device=field.device).batch
+            batch = observe(table, grid, outside, device=field.device).batch
         except NothingSeen:
             continue
         finally:
