@@ -27,6 +27,7 @@ from dustmap.cli import (
     _query,
     _run,
     _simulate,
+    _status,
 )
 from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
 from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
@@ -64,6 +65,7 @@ class Command(Protocol):
 #: In the order of the help, which is that of a project.
 COMMANDS: dict[str, Command] = {
     "run": _run,
+    "status": _status,
     "config": _config,
     "simulate": _simulate,
     "ingest": _ingest,

@@ -33,4 +33,6 @@ from dustmap.runs._stages import Stage as Stage
 from dustmap.runs._star_export import write_in_slabs as write_in_slabs
 from dustmap.runs._star_input import places_of as places_of
 from dustmap.runs._star_map import StarMap as StarMap
+from dustmap.runs._status import RunStatus as RunStatus
+from dustmap.runs._status import status_of as status_of
 from dustmap.runs._tile_merge import sky_of_tiles as sky_of_tiles

@@ -52,6 +52,7 @@ def fit_whole(
         _settings(config, start, data),
         estimator=estimator_of(config),
         progress=_telling(names, tell),
+        journal=journal,
     )
     at = parts.hyperparameters()
     if fit.robust is not None:

@@ -49,6 +49,7 @@ _DAMAGE = (
     IndexError,
     EOFError,
     OverflowError,
+    OSError,  # of a seek to where nothing is
     NotImplementedError,
     RuntimeError,
     SyntaxError,
@@ -75,7 +76,7 @@ class KeptFile:
 
 def write_kept(path: Path, scope: str, place: tuple[tuple[str, int], ...], kept: Kept) -> str:
     """Writes the file whole or not at all, and waits until the disk has it; its token."""
-    arrays = {name: _to_numpy(tensor) for name, tensor in kept.arrays.items()}
+    arrays = {name: _to_numpy(name, tensor) for name, tensor in kept.arrays.items()}
     written = _header(scope, place, kept, arrays)
     token = hashlib.sha256(written).hexdigest()
     members = {f"array_{i}": array for i, array in enumerate(arrays.values())}
@@ -92,7 +93,7 @@ def write_kept(path: Path, scope: str, place: tuple[tuple[str, int], ...], kept:
 
 def token_of(scope: str, place: tuple[tuple[str, int], ...], kept: Kept) -> str:
     """That of the file which `write_kept` would write."""
-    arrays = {name: _to_numpy(tensor) for name, tensor in kept.arrays.items()}
+    arrays = {name: _to_numpy(name, tensor) for name, tensor in kept.arrays.items()}
     return hashlib.sha256(_header(scope, place, kept, arrays)).hexdigest()
 
 
@@ -102,18 +103,19 @@ def read_kept(path: Path, folder: Path | None = None) -> KeptFile:
     folder: what is to be deleted then.
     """
     remedy = REMEDY.format(folder=folder or path)
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            return _read(archive)
-    except _Newer as error:
-        raise ValueError(
-            f"{path} has schema {error.schema} of a newer dustmap, and this one reads {SCHEMA}: "
-            f"go on with that version, or {remedy}"
-        ) from None
-    except _Foreign:
-        raise ValueError(f"{path} is no state that dustmap has kept: {remedy}") from None
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged ({_line(error)}): {remedy}") from None
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _read(archive)
+        except _Newer as error:
+            raise ValueError(
+                f"{path} has schema {error.schema} of a newer dustmap, and this reads {SCHEMA}: "
+                f"go on with that version, or {remedy}"
+            ) from None
+        except _Foreign:
+            raise ValueError(f"{path} is no state that dustmap has kept: {remedy}") from None
+        except _DAMAGE as error:
+            raise ValueError(f"{path} is damaged ({_line(error)}): {remedy}") from None
 
 
 @contextmanager
@@ -235,17 +237,22 @@ def _fill(member: IO[bytes], array: NDArray[np.generic]) -> None:
         start += len(piece)
 
 
-def _to_numpy(tensor: Tensor) -> NDArray[np.generic]:
+def _to_numpy(name: str, tensor: Tensor) -> NDArray[np.generic]:
+    if tensor.dtype not in _DTYPES.values():
+        known = ", ".join(_DTYPES)
+        raise TypeError(f"{name}: {_named(tensor.dtype)} cannot be kept; known are {known}")
     bits = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     found: NDArray[np.generic] = bits.view(_AS_BITS.get(bits.dtype, bits.dtype)).numpy()
     return found
 
 
 def _described(name: str, tensor: Tensor, array: NDArray[np.generic]) -> dict[str, Any]:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise TypeError(f"{name}: {dtype} cannot be kept; known are {', '.join(_DTYPES)}")
+    dtype = _named(tensor.dtype)
     return {"name": name, "dtype": dtype, "shape": list(tensor.shape), "sha256": _sha256(array)}
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _sha256(array: NDArray[np.generic]) -> str:

@@ -52,6 +52,15 @@ class Undisturbed:
         raise AssertionError("nobody has asked the run to end")
 
 
+class GivesJournals(Protocol):
+    """Gives the journals of one run, and knows who may ask the run to end."""
+
+    @property
+    def notice(self) -> Notice: ...
+
+    def journal(self, scope: str) -> AbstractJournal: ...
+
+
 @final
 @dataclass
 class Keeper:
@@ -96,11 +105,11 @@ class Keeper:
         path = self.path(scope)
         if not path.is_file():
             return None
-        found = read_kept(path, self.folder.parent)
+        found = read_kept(path, self.folder)
         if found.scope != scope:
             raise ValueError(
                 f"{path} is the state of {found.scope}, not of {scope}: delete "
-                f"{self.folder.parent} or start anew with --overwrite"
+                f"{self.folder} or start anew with --overwrite"
             )
         if found.place != self.place(scope):
             return None

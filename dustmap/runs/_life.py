@@ -30,6 +30,7 @@ from dustmap.runs._kept_file import durable, sync_directory
 from dustmap.runs._kept_journal import Keeper, Notice, kept_at
 from dustmap.runs._lock import holding, refuse_held
 from dustmap.runs._stages import Stage
+from dustmap.sky import check_enclosed
 from dustmap.sky._atomic import beside, clear_leftovers, remove
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     raise FileExistsError(f"{path} holds a run already; choose another name or --overwrite")
 
 
-def check_resumable(path: Path, config: Config) -> Stage | None:
+def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     """Refuses to go on with what is another run, or none; the stage that it has ended with.
 
     None where there is no run yet, or one that is not finished.
@@ -71,8 +72,9 @@ def check_resumable(path: Path, config: Config) -> Stage | None:
         return None
     if not (path / CONFIG).is_file():
         check_free(path, overwrite=False)
+    check_enclosed(path)
     refuse_held(path)
-    _identity_of(path, Identity.of(config))
+    _identity_of(path, Identity.of(config, ranks))
     return ended_with(path)
 
 
@@ -99,7 +101,9 @@ def refuse_unfinished(path: Path) -> None:
 
 
 @contextmanager
-def starting(path: Path, config: Config, overwrite: bool, notice: Notice) -> Iterator[RunDirectory]:
+def starting(
+    path: Path, config: Config, overwrite: bool, notice: Notice, ranks: int = 1
+) -> Iterator[RunDirectory]:
     """Makes the directory with the echo of the configuration; what was there goes.
 
     If the block fails before it has kept anything, the new directory goes, and what was there is
@@ -110,7 +114,7 @@ def starting(path: Path, config: Config, overwrite: bool, notice: Notice) -> Ite
     placed = False
     try:
         (partial / CHECKPOINT).mkdir(parents=True)
-        _write_identity(partial, config, Identity.of(config))
+        _write_identity(partial, config, Identity.of(config, ranks))
         with holding(partial):
             if path.exists():
                 path.rename(aside)
@@ -132,16 +136,19 @@ def starting(path: Path, config: Config, overwrite: bool, notice: Notice) -> Ite
 
 
 @contextmanager
-def going_on(path: Path, config: Config, notice: Notice) -> Iterator[RunDirectory]:
+def going_on(
+    path: Path, config: Config, notice: Notice, ranks: int = 1
+) -> Iterator[RunDirectory]:
     """The directory of a run that is not finished, or not as far as is now asked; it stays."""
     with holding(path):
-        here = Identity.of(config)
-        for change in _identity_of(path, here).changes_of_setup(here):
-            log.warning("%s: the result is that of a run without a stop within rounding", change)
-        _write_identity(path, config, here)
-        _clean(path)
+        here = Identity.of(config, ranks)
+        there = _identity_of(path, here)
         try:
             with _at_work(path, config, notice) as directory:
+                _clean(path)
+                for change in there.changes_of_setup(here):
+                    log.warning("%s: the result is the same within rounding alone", change)
+                _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
                 yield directory
         except BaseException as error:
