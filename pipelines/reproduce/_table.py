@@ -9,11 +9,14 @@ from pipelines.reproduce import (
     derivatives,
     dust,
     export_scale,
+    fuzz,
     growth,
     heaton,
     lognormal,
+    memory,
     paper_scale,
     preconditioner,
+    seams,
     skies,
     spatial,
     whitening,
@@ -72,6 +75,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         skies.run,
     ),
     Experiment(
+        "seams",
+        "a sky fitted in 12 tiles and merged, beside the same sky fitted in one piece",
+        seams.run,
+    ),
+    Experiment(
         "paper_scale",
         "500,000 stars, 62,500 grid points: time and memory, hyperparameters known or learned",
         paper_scale.run,
@@ -82,6 +90,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         growth.run,
     ),
     Experiment(
+        "memory",
+        "peak memory of runs beside what their plans had said, a process each",
+        memory.run,
+    ),
+    Experiment(
         "export_scale",
         "296 million voxels of 12 samples to zarr and FITS: time, memory, speed of queries",
         export_scale.run,
@@ -90,6 +103,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "heaton",
         "two scenes of land temperature, all 150,000 cells, beside kriging with 30 neighbours",
         heaton.run,
+    ),
+    Experiment(
+        "fuzz",
+        "10,000 broken files, stores, maps, runs, configurations and commands: read or refused",
+        fuzz.run,
     ),
 )
 

@@ -54,8 +54,11 @@ def sbatch(arguments: Sequence[str]) -> int:
 def _tasks(array: str) -> list[int | None]:
     if not array:
         return [None]
-    first, _, last = array.partition("-")
-    return list(range(int(first), int(last or first) + 1))
+    found: list[int | None] = []
+    for part in array.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _run(
