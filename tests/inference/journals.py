@@ -15,6 +15,9 @@ from dustmap.inference import AbstractJournal, Kept
 
 V = TypeVar("V")
 
+#: Interruptions after which a computation is taken to make no progress.
+_MOST = 300
+
 
 class Interrupted(Exception):
     """The computation was ended after its state was kept."""
@@ -81,12 +84,13 @@ def interrupted(compute: Callable[[AbstractJournal], V], after: int) -> V:
 def often_interrupted(compute: Callable[[AbstractJournal], V]) -> V:
     """The result of `compute`, ended after every single keep."""
     pages = Pages()
-    while True:
+    for _ in range(_MOST):
         pages.left = 1
         try:
             return compute(MemoryJournal(pages))
         except Interrupted:
             continue
+    raise AssertionError(f"no end after {_MOST} interruptions")
 
 
 def keeps(compute: Callable[[AbstractJournal], Any]) -> int:

@@ -1,11 +1,13 @@
 """How a log-normal fit is set, and what it reports."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
 from torch import Tensor
 
+from dustmap.inference._journal import Plain
+from dustmap.inference._kept import Reading
 from dustmap.inference.evidence._robust import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
@@ -101,6 +103,25 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
+
+    @property
+    def plain(self) -> Plain:
+        """For a journal."""
+        return asdict(self)
+
+    @staticmethod
+    def read(reading: Reading) -> "MGVIRound":
+        """What `plain` gave."""
+        return MGVIRound(
+            reading.text("stage"),
+            reading.number("energy"),
+            reading.number("misfit"),
+            reading.number("moved"),
+            reading.numbers("parameters"),
+            reading.numbers("gradient"),
+            reading.numbers("gradient_error"),
+            reading.integer("cg_steps"),
+        )
 
 
 @final

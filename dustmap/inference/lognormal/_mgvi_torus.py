@@ -42,6 +42,29 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
     return problem.on(other)
 
 
+def on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
+    """At the kernel's present parameters, on a torus of so many points per axis."""
+    prior = problem.model.prior
+    if shape == prior.torus_shape:
+        return problem.rebuilt()
+    if prior.wrapping is None or len(shape) != prior.grid.dim:
+        raise ValueError(
+            f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
+            "another computation"
+        )
+    return problem.on(
+        GridPrior.padded(
+            prior.kernel,
+            prior.grid,
+            nugget=prior.nugget,
+            dtype=prior.dtype,
+            torus_shape=shape,
+            memory=prior.memory,
+            world=prior.world,
+        )
+    )
+
+
 def _torus_shape(prior: GridPrior, padding: float) -> tuple[int, ...]:
     """Points per axis of a torus with this padding, in length scales."""
     scales = torch.stack([t.lengthscale.detach() for t in prior.kernel.terms()]).amax(0)

@@ -1,0 +1,392 @@
+"""The phases of a log-normal fit: weights, mode, hyperparameters, samples."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.inference._journal import AbstractJournal
+from dustmap.inference._kept import Reading
+from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
+from dustmap.inference.lognormal._mgvi_draws import Perturbations, bends, curved_draw, metric_draws
+from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
+from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
+from dustmap.inference.lognormal._mgvi_report import (
+    MGVIRound,
+    MGVISettings,
+    MGVISolution,
+    MGVIStatus,
+)
+from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase
+from dustmap.inference.lognormal._mgvi_torus import on_its_torus
+from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.linalg import SolveResult, nystrom
+
+_log = logging.getLogger(__name__)
+
+#: Gauss-Newton steps between two looks at the preconditioner.
+_STRIDE = 3
+#: Turns of the mode at most.
+_TURNS = 10
+#: Samples whose mean response misses the data this many times more than the mode have strayed.
+_STRAY = 1.75
+#: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
+_BARE = 3
+#: Change of the weights beyond which the preconditioner is renewed.
+_MUCH = 0.1
+#: Gain in nats of an evidence step below which θ is as good as it need be.
+_NEGLIGIBLE = 0.3
+#: A mean response that still moves by more than this, in units of the noise, has not converged;
+#: fresh deviations of few samples alone move it by half of that.
+_RESTLESS = 1.0
+#: A mode that misses the data by more than this, in units of the noise, is no start for samples.
+_LARGEST_MISFIT = 3.0
+
+
+Progress = Callable[[MGVIRound], None]
+#: A phase with the number of its turn.
+_Place = tuple[Phase, int]
+
+
+@final
+class Fit:
+    """The fit while it runs, one turn of a phase after the other."""
+
+    def __init__(
+        self,
+        problem: LogNormalProblem,
+        settings: MGVISettings,
+        progress: Progress | None,
+        origin: Tensor | None,
+        journal: AbstractJournal,
+    ) -> None:
+        self.settings, self.progress, self.journal = settings, progress, journal
+        reading = Reading.latest(journal, MGVI)
+        if reading is None:
+            self.state = FitState.first(problem, settings, origin)
+        else:
+            self.state = FitState.restored(problem, settings, reading)
+        turns = {
+            Phase.WEIGHTS: self._find_weights,
+            Phase.MODE: self._find_mode,
+            Phase.LEARN: self._learn,
+            Phase.SAMPLE: self._sample,
+        }
+        while self.state.phase is not Phase.DONE:
+            self.state.phase, self.state.turn = turns[self.state.phase](self.state.turn)
+            if self.state.phase is not Phase.DONE:
+                journal.keep(self.state.kept)
+        if reading is None or not reading.finished:
+            journal.finish(self.state.kept())
+
+    @property
+    def problem(self) -> LogNormalProblem:
+        """At the present hyperparameters."""
+        return self.state.centre.problem
+
+    def _find_weights(self, turn: int) -> _Place:
+        """Mode and weights by turns, from a noise that explains all data to what is left."""
+        state, robust, accuracy = self.state, self.settings.robust, self._rough()
+        assert robust is not None
+        if turn == 0:
+            self._weigh(Weighing.first(robust, self._ratios(None)[0]))
+        self._precondition()
+        found = self._descend(replace(accuracy, steps=_STRIDE), "weights")
+        spread = None
+        if turn >= _BARE:
+            self._precondition()
+            spread = self._probe()[1]
+        assert state.weighing is not None
+        self._weigh(state.weighing.updated(*self._ratios(spread), turn > _BARE))
+        rests = turn > _BARE and state.weighing.settled and found.decrease < accuracy.decrease
+        if rests or turn + 1 == robust.max_rounds:
+            return Phase.MODE, 0
+        return Phase.WEIGHTS, turn + 1
+
+    def _find_mode(self, turn: int) -> _Place:
+        """To where Gauss-Newton gains little, the preconditioner kept up to date."""
+        accuracy = self._rough()
+        self._precondition()
+        before = self.state.centre
+        found = self._descend(replace(accuracy, steps=_STRIDE), "mode")
+        gained = before.energy - found.iterate.energy
+        rests = found.decrease < accuracy.decrease and gained < 0.05 * before.energy
+        return (Phase.LEARN, 0) if rests or turn + 1 == _TURNS else (Phase.MODE, turn + 1)
+
+    def _learn(self, turn: int) -> _Place:
+        """An evidence step, until θ rests."""
+        if len(self.state.prior.origin) == 0:
+            self._descend(self._accuracy(), "mode")
+            return Phase.SAMPLE, 0
+        if turn == self.settings.rounds:
+            self.state.moved = True
+            return Phase.SAMPLE, 0
+        self._precondition()
+        self._descend(self._accuracy(), "mode", quiet=True)
+        if not self._evidence_round():
+            return Phase.LEARN, turn + 1
+        self._descend(self._accuracy(), "mode")
+        return Phase.SAMPLE, 0
+
+    def _sample(self, turn: int) -> _Place:
+        """Deviations at ξ̄, then ξ̄ at those deviations, until ξ̄ rests."""
+        state = self.state
+        if not state.is_drawing:
+            self._refine(turn)
+            self._precondition()
+            if turn == 0:
+                state.mode = state.centre, state.z
+            self._draw()
+        if state.is_drawing:
+            self._curve()
+        if turn < self.settings.refinements:
+            return Phase.SAMPLE, turn + 1
+        state.moved = state.moved or state.history[-1].moved > _RESTLESS
+        return Phase.DONE, 0
+
+    def _ratios(self, spread: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Squared residual of the mode, and spread (N,), each over σ_n² as given."""
+        problem = self.problem
+        given = problem.model.likelihood.noise_variance(problem.data).detach().double()
+        left = self.state.centre.residuals[0].double().square() / given
+        return left, torch.zeros_like(left) if spread is None else spread.double() / given
+
+    def _weigh(self, weighing: Weighing) -> None:
+        """Other weights, the mode where it is, and its multipliers where the residuals are."""
+        before, self.state.weighing = self.state.centre, weighing
+        problem = before.problem.weighted(weighing.precision_weights)
+        self.state.z = self.state.z * (before.problem.noise / problem.noise).sqrt()
+        self.state.centre = Iterate.at(problem, before.tether, before.xi)
+        if weighing.change > _MUCH:
+            self.state.slowest = QUICK
+
+    def _evidence_round(self) -> bool:
+        """One step in θ; whether θ rests: a small step, or one that promises next to nothing."""
+        before, settings = self.state.centre, self.settings
+        draws, spread = self._probe()
+        step = evidence_step(
+            before,
+            self.state.z,
+            draws.x,
+            self.state.prior,
+            self._accuracy(),
+            self.state.preconditioner,
+            self.state.largest_step,
+        )
+        self._damp(step.delta)
+        self._move(step.delta)
+        self._record(
+            "evidence",
+            before,
+            int(draws.steps.max()),
+            gradient=tuple(step.gradient.tolist()),
+            gradient_error=tuple(step.error.tolist()),
+        )
+        promised = 0.5 * float(step.gradient @ step.delta)
+        rests = float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
+        if self.state.weighing is not None:
+            self._weigh(self.state.weighing.updated(*self._ratios(spread)))
+            rests = rests and self.state.weighing.settled
+        return rests
+
+    def _probe(self) -> tuple[SolveResult, Tensor]:
+        """z_s of the gradient's draws, and the variance (N,) of the mean response that they tell.
+
+        W^½ J δ_s = η_s − z_s, for δ = ξ₀ + Jᵀ W^½ z.
+        """
+        settings = self.settings
+        perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
+        _, draws = metric_draws(
+            self.state.centre,
+            perturbations,
+            settings.residual,
+            settings.cg_steps,
+            self.state.preconditioner,
+            self.state.evidence_draws,
+        )
+        self.state.evidence_draws = draws.x
+        self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
+        return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
+
+    def _move(self, delta: Tensor) -> None:
+        """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
+        before, theta = self.state.centre, read(self.problem)
+        for length in (1.0, 0.5, 0.25, 0.125):
+            write(before.problem, theta + length * delta)
+            changed = on_its_torus(
+                before.problem.rebuilt().with_present_noise(), self.settings.padding
+            )
+            self.state.centre, self.state.z = carry(
+                before, changed, self.state.z, self._accuracy(), self.state.preconditioner
+            )
+            if self.state.centre.misfit() < 2.0 * max(before.misfit(), 1.0):
+                return
+
+    def _damp(self, delta: Tensor) -> None:
+        """Halve the reach of steps that turn back: the linearisation moves with θ."""
+        if self.state.last_step is not None and float(delta @ self.state.last_step) < 0:
+            self.state.largest_step = 0.5 * float(delta.abs().max())
+        self.state.last_step = delta
+
+    def _refine(self, turn: int) -> None:
+        """ξ̄ at the deviations of the turn before."""
+        if turn == 0:
+            return
+        state, before = self.state, self.state.centre
+        assert state.mode is not None
+        mode, z = state.mode
+        state.centre = Iterate.at(self.problem, before.tether, before.xi, state.deviations)
+        state.slowest = QUICK  # the mean density of the samples is not that of their centre
+        self._precondition()
+        self._descend(replace(self._accuracy(), steps=2, residual=0.5), "mean")
+        state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
+        if state.strayed and self.settings.curved is None and not state.curved:
+            _log.info("straight deviations leave the data: the samples are curved")
+            state.curved, state.centre, state.z = True, mode, z
+
+    def _draw(self) -> None:
+        """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
+        state, settings, pairs = self.state, self.settings, self.settings.samples // 2
+        if state.curve_draws is not None and state.deviations is not None:
+            state.is_drawing = True
+            return
+        perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
+        mode = self._mode_here()
+        straight, solve = metric_draws(
+            mode,
+            perturbations,
+            settings.residual,
+            settings.cg_steps,
+            state.preconditioner,
+            state.sample_draws,
+        )
+        self._check(solve)
+        state.sample_draws, state.slowest = solve.x, max(state.slowest, int(solve.steps.max()))
+        state.deviations = torch.cat([straight, -straight])
+        if settings.curved is None and not state.curved:
+            state.curved = bends(mode, straight)
+        state.is_drawing = state.curved
+
+    def _curve(self) -> None:
+        """The same δ_s along the curvature of ρ, from those so far."""
+        state, settings, pairs = self.state, self.settings, self.settings.samples // 2
+        perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
+        mode, start, z = self._mode_here(), state.deviations, state.curve_draws
+        assert start is not None
+        if z is None:
+            assert state.sample_draws is not None
+            z = torch.cat([state.sample_draws, -state.sample_draws])
+        white = torch.cat([perturbations.white, -perturbations.white])
+        noise = torch.cat([perturbations.noise, -perturbations.noise])
+        accuracy = Accuracy(0.3, 0.02 * len(state.z), 3, settings.cg_steps)
+        for s in range(len(state.drawn), len(start)):
+            draw = curved_draw(
+                mode, white[s], noise[s], start[s], z[s], accuracy, state.preconditioner
+            )
+            state.drawn.append((draw.iterate.xi, draw.z))
+            if s + 1 < len(start):
+                self.journal.keep(state.kept)
+        xi, multipliers = zip(*state.drawn, strict=True)
+        state.deviations, state.curve_draws = torch.stack(xi) - mode.xi, torch.stack(multipliers)
+        state.drawn, state.is_drawing = [], False
+
+    def _mode_here(self) -> Iterate:
+        """The centre without deviations."""
+        centre = self.state.centre
+        return Iterate.at(self.problem, centre.tether, centre.xi)
+
+    def _descend(self, accuracy: Accuracy, stage: str, quiet: bool = False) -> Descent:
+        before = self.state.centre
+        found = descend(before, self.state.z, accuracy, self.state.preconditioner)
+        self.state.centre, self.state.z = found.iterate, found.z
+        self.state.slowest = max(self.state.slowest, found.cg_steps // max(1, found.steps))
+        if not quiet:
+            self._record(stage, before, found.cg_steps)
+        return found
+
+    def _precondition(self) -> None:
+        """Nyström of I + W^½ J Jᵀ W^½ at the centre, under the noise of its own response."""
+        self.state.centre = self.state.centre.with_own_response()
+        n = len(self.state.z)
+        rank = min(128, n // 8) if self.settings.rank is None else self.settings.rank
+        if rank == 0:
+            return
+        old = self.state.preconditioner
+        if old is not None and self.state.slowest < QUICK:
+            return
+        self.state.slowest = 0
+        gram = self.problem.gram(self.state.centre.density)
+        self.state.preconditioner = (
+            nystrom(gram, rank, seed=0) if old is None else old.refreshed(gram)
+        )
+
+    def _rough(self) -> Accuracy:
+        """On the way to the mode."""
+        return replace(self._accuracy(), decrease=0.01 * len(self.state.z))
+
+    def _accuracy(self) -> Accuracy:
+        return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
+
+    def _check(self, solve: SolveResult) -> None:
+        self.state.unsolved = self.state.unsolved or not solve.converged
+
+    def _record(
+        self,
+        stage: str,
+        before: Iterate,
+        cg_steps: int,
+        gradient: tuple[float, ...] = (),
+        gradient_error: tuple[float, ...] = (),
+    ) -> None:
+        change = self.state.centre.responses.mean(0) - before.responses.mean(0)
+        moved = float((change.square() / self.problem.noise).mean().sqrt())
+        theta = tuple(read(self.problem).tolist())
+        entry = MGVIRound(
+            stage,
+            self.state.centre.energy,
+            self.state.centre.misfit(),
+            moved,
+            theta,
+            gradient,
+            gradient_error,
+            cg_steps,
+        )
+        self.state.history.append(entry)
+        if self.progress is not None:
+            self.progress(entry)
+
+    def solution(self) -> MGVISolution:
+        """What was found."""
+        assert self.state.deviations is not None
+        # every +δ_s followed by its −δ_s, so that the first samples are pairs too
+        deviations = torch.stack(self.state.deviations.chunk(2), dim=1).flatten(0, 1)
+        samples = self.state.centre.xi + deviations
+        problem = self.problem
+        with torch.no_grad():
+            fields = problem.log_mean + problem.root.matmul(samples)
+        posterior = LogNormalPosterior(
+            problem.model.interpolation, self.state.centre.log_density, fields
+        )
+        return MGVISolution(
+            problem.model,
+            posterior,
+            problem.model.coefficients(self.state.centre.xi),
+            self.state.centre.xi,
+            deviations,
+            tuple(self.state.history),
+            self._status(),
+            self.state.weighing,
+        )
+
+    def _status(self) -> MGVIStatus:
+        if self.state.centre.misfit() > _LARGEST_MISFIT:
+            return MGVIStatus.MISFIT
+        if self.state.unsolved:
+            return MGVIStatus.UNSOLVED
+        if self.state.strayed:
+            return MGVIStatus.STRAYED
+        return MGVIStatus.MAX_ROUNDS if self.state.moved else MGVIStatus.CONVERGED

@@ -1,0 +1,217 @@
+"""Where a fit of a log-normal field is: all that its next turn goes by."""
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.inference._journal import Kept, Plain
+from dustmap.inference._kept import (
+    Reading,
+    kept_preconditioner,
+    restored_preconditioner,
+    state,
+)
+from dustmap.inference.evidence._robust import StudentTNoise
+from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, read, write
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
+from dustmap.inference.lognormal._mgvi_torus import on_torus
+from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.linalg import NystromPreconditioner
+
+#: What the states of a fit are called.
+MGVI = "fit_mgvi"
+#: CG steps below which a preconditioner need not be renewed.
+QUICK = 30
+#: Bounds |Δθ| of one evidence step.
+LARGEST_STEP = 0.5
+
+
+@final
+class Phase(enum.Enum):
+    """What a fit is at."""
+
+    WEIGHTS = "weights"
+    MODE = "mode"
+    LEARN = "learn"
+    SAMPLE = "sample"
+    DONE = "done"
+
+
+@final
+@dataclass(eq=False)
+class FitState:
+    """A fit between two turns of a phase, or between two of its curved draws.
+
+    centre, with multipliers z (N,), at the present hyperparameters; mode: centre and z before the
+    first samples, for samples that stray.
+    deviations (S, n) of the samples; evidence_draws (K, N), sample_draws (S/2, N), curve_draws
+    (S, N): multipliers of the last draws of each kind; drawn: ξ (n,) and z (N,) of the curved
+    draws so far, is_drawing: whether there are more to come in this turn.
+    last_step: Δθ (Q,), at most largest_step; slowest: CG steps since the last preconditioner.
+    """
+
+    prior: HyperPrior
+    centre: Iterate
+    z: Tensor
+    phase: Phase
+    turn: int = 0
+    preconditioner: NystromPreconditioner | None = None
+    deviations: Tensor | None = None
+    evidence_draws: Tensor | None = None
+    sample_draws: Tensor | None = None
+    curve_draws: Tensor | None = None
+    drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    is_drawing: bool = False
+    mode: tuple[Iterate, Tensor] | None = None
+    last_step: Tensor | None = None
+    largest_step: float = LARGEST_STEP
+    slowest: int = QUICK
+    moved: bool = False
+    unsolved: bool = False
+    strayed: bool = False
+    curved: bool = False
+    weighing: Weighing | None = None
+    history: list[MGVIRound] = field(default_factory=list)
+
+    @staticmethod
+    def first(
+        problem: LogNormalProblem, settings: MGVISettings, origin: Tensor | None
+    ) -> "FitState":
+        """At ξ = 0."""
+        xi = torch.zeros(problem.n_latent).to(problem.y)
+        return FitState(
+            HyperPrior.around(problem.model, origin, settings.prior_std),
+            posterior_at(problem, xi),
+            torch.zeros_like(problem.y),
+            Phase.MODE if settings.robust is None else Phase.WEIGHTS,
+            curved=bool(settings.curved),
+        )
+
+    def kept(self) -> Kept:
+        """All of it; of a fit that is done, what its result takes."""
+        if self.phase is Phase.DONE:
+            return state(MGVI, self._values(), self._place(), finished=True)
+        drawn = list(zip(*self.drawn, strict=True)) if self.drawn else None
+        arrays = {
+            **self._place(),
+            "z": self.z,
+            "evidence_draws": self.evidence_draws,
+            "sample_draws": self.sample_draws,
+            "curve_draws": self.curve_draws,
+            "drawn_xi": torch.stack(drawn[0]) if drawn else None,
+            "drawn_z": torch.stack(drawn[1]) if drawn else None,
+            "mode_xi": self.mode[0].xi if self.mode else None,
+            "mode_z": self.mode[1] if self.mode else None,
+            "last_step": self.last_step,
+        }
+        parts = {"preconditioner": kept_preconditioner(self.preconditioner)}
+        return state(MGVI, self._values(), arrays, parts)
+
+    def _values(self) -> dict[str, Plain]:
+        prior = self.centre.problem.model.prior
+        noise = None if self.weighing is None else asdict(self.weighing.noise)
+        return {
+            "data": len(self.z),
+            "nodes": prior.grid.size,
+            "torus": list(prior.torus_shape),
+            "phase": self.phase.value,
+            "turn": self.turn,
+            "is_drawing": self.is_drawing,
+            "largest_step": self.largest_step,
+            "slowest": self.slowest,
+            "moved": self.moved,
+            "unsolved": self.unsolved,
+            "strayed": self.strayed,
+            "curved": self.curved,
+            "noise": noise,
+            "change": None if self.weighing is None else self.weighing.change,
+            "history": [entry.plain for entry in self.history],
+        }
+
+    def _place(self) -> dict[str, Tensor | None]:
+        """Hyperparameters, centre and samples."""
+        centre, problem = self.centre, self.centre.problem
+        return {
+            "origin": self.prior.origin,
+            "theta": read(problem),
+            "weights": None if self.weighing is None else self.weighing.weights,
+            "response": problem.data.response,
+            "xi": centre.xi,
+            "centre_deviations": None if len(centre.deviations) == 1 else centre.deviations,
+            "deviations": self.deviations,
+        }
+
+    @staticmethod
+    def restored(problem: LogNormalProblem, settings: MGVISettings, reading: Reading) -> "FitState":
+        """What was kept of a fit of this problem; sets its learned parameters."""
+        y, n = problem.y, len(problem.y)
+        reading.refuse_other("data", n)
+        reading.refuse_other("nodes", problem.model.prior.grid.size)
+        present = read(problem)
+        origin = reading.array("origin", present, len(present))
+        write(problem, reading.array("theta", present, len(present)))
+        problem = on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
+        weighing = _restored_weighing(reading, settings, n, y)
+        if weighing is not None:
+            problem = problem.weighted(weighing.precision_weights)
+        if reading.has("response"):
+            problem = problem.with_response(reading.real("response", y, n))
+        width = problem.n_latent
+        xi = reading.array("xi", y, width)
+        centre = posterior_at(
+            problem.with_present_noise(), xi, reading.maybe("centre_deviations", y, None, width)
+        )
+        found = FitState(
+            HyperPrior(origin, settings.prior_std),
+            centre,
+            torch.zeros_like(y) if reading.finished else reading.array("z", y, n),
+            Phase(reading.text("phase")),
+            reading.integer("turn"),
+            restored_preconditioner(reading, "preconditioner", n, y),
+            deviations=reading.maybe("deviations", y, settings.samples, width),
+            evidence_draws=reading.maybe("evidence_draws", y, settings.draws, n),
+            sample_draws=reading.maybe("sample_draws", y, settings.samples // 2, n),
+            curve_draws=reading.maybe("curve_draws", y, settings.samples, n),
+            is_drawing=reading.flag("is_drawing"),
+            last_step=reading.maybe("last_step", present, len(present)),
+            largest_step=reading.number("largest_step"),
+            slowest=reading.integer("slowest"),
+            moved=reading.flag("moved"),
+            unsolved=reading.flag("unsolved"),
+            strayed=reading.flag("strayed"),
+            curved=reading.flag("curved"),
+            weighing=weighing,
+            history=list(reading.each("history", MGVIRound.read)),
+        )
+        if reading.has("drawn_xi"):
+            drawn_xi = reading.array("drawn_xi", y, None, width)
+            drawn_z = reading.array("drawn_z", y, len(drawn_xi), n)
+            found.drawn = list(zip(drawn_xi, drawn_z, strict=True))
+        if reading.has("mode_xi"):
+            mode = posterior_at(centre.problem, reading.array("mode_xi", y, width))
+            found.mode = mode.with_own_response(), reading.array("mode_z", y, n)
+        return found
+
+
+def posterior_at(
+    problem: LogNormalProblem, xi: Tensor, deviations: Tensor | None = None
+) -> Iterate:
+    """ξ with its deviations, held by data and prior as they are."""
+    return Iterate.at(problem, Tether(problem.y, torch.zeros_like(xi)), xi, deviations)
+
+
+def _restored_weighing(
+    reading: Reading, settings: MGVISettings, n: int, y: Tensor
+) -> Weighing | None:
+    if not reading.has("weights"):
+        return None
+    if settings.robust is None:
+        raise reading.refusal("weights of Student-t noise, where this problem has none")
+    told = Reading("Student-t noise", reading.inside("noise"))
+    noise = StudentTNoise(told.number("nu"), told.number("scale"))
+    weights = reading.real("weights", y, n)
+    return Weighing(settings.robust, noise, weights, reading.number("change"))
