@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from dustmap.config import _values
 from dustmap.config._schema import Key
-from dustmap.config._values import ConfigError, Rejected
+from dustmap.config._values import ConfigError, Rejected, shown
 from dustmap.config._whole import Config
 
 _Tables = dict[str, dict[str, object]]
@@ -25,7 +25,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from None
     return from_mapping(content, overrides, directory=path.parent)
 
@@ -101,7 +101,7 @@ def _parsed(name: str, key: Key, raw: object) -> Any:
         return key.parse(raw)
     except Rejected as rejected:
         unit = f" (unit: {key.unit})" if key.unit else ""
-        raise ConfigError(f"{name} = {raw!r}: expected {rejected.expected}{unit}") from None
+        raise ConfigError(f"{name} = {shown(raw)}: expected {rejected.expected}{unit}") from None
 
 
 def _tables(content: Mapping[str, object]) -> _Tables:
@@ -109,14 +109,22 @@ def _tables(content: Mapping[str, object]) -> _Tables:
     tables: _Tables = {}
     for section, values in content.items():
         if section not in _sections():
-            raise ConfigError(f"unknown section [{section}]{_nearest(section, _sections())}")
+            raise ConfigError(f"unknown section [{_word(section)}]{_nearest(section, _sections())}")
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{section} = {values!r}: expected a section [{section}] of keys")
+            raise ConfigError(
+                f"{section} = {shown(values)}: expected a section [{section}] of keys"
+            )
         for key in values:
             if key not in _keys(section):
-                raise ConfigError(f"unknown key {section}.{key}{_suggestion(section, key)}")
+                hint = _suggestion(section, key)
+                raise ConfigError(f"unknown key {section}.{_word(key)}{hint}")
         tables[section] = dict(values)
     return tables
+
+
+def _word(name: str) -> str:
+    """A name as it is where it is a word, else as a value."""
+    return name if name.isprintable() and len(name) < 60 else shown(name)
 
 
 def _suggestion(section: str, key: str) -> str:
@@ -146,7 +154,7 @@ def _value(written: str) -> object:
     """A TOML value where the text is one, else the text itself: 10pc and [10pc] need no quotes."""
     try:
         value: object = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if written.startswith("[") and written.endswith("]"):
             return [_value(entry.strip()) for entry in written[1:-1].split(",")]
         return written

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+_SHOWN = 200  # characters of a value in a message
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -42,10 +43,25 @@ class Parser:
         return self.convert(raw)
 
 
+def shown(raw: object) -> str:
+    """A value for a message, which is no place for all of a long one."""
+    try:
+        text = repr(raw)
+    except ValueError:  # Python does not write whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def _number(raw: object, expected: str) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise Rejected(expected)
-    return float(raw)
+    try:
+        value = float(raw)
+    except OverflowError:  # a whole number beyond 1.8e308
+        raise Rejected(expected) from None
+    if not math.isfinite(value):
+        raise Rejected(expected)
+    return value
 
 
 def number(*, above: float = -math.inf, low: float = -math.inf, below: float = math.inf) -> Parser:
@@ -99,9 +115,12 @@ def _with_unit(raw: str, units: dict[str, float], expected: str) -> float:
     if match is None or match[2] not in units:
         raise Rejected(expected)
     try:
-        return float(match[1]) * units[match[2]]
+        value = float(match[1]) * units[match[2]]
     except ValueError:
         raise Rejected(expected) from None
+    if not math.isfinite(value):  # 1e400pc
+        raise Rejected(expected)
+    return value
 
 
 def parsecs(*, positive: bool = False, low: float = -math.inf) -> Parser:

@@ -11,6 +11,7 @@ Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
+from dustmap.sky._enclosed import check_enclosed as check_enclosed
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._tables import table_format as table_format
 from dustmap.sky._tables import write_table as write_table

@@ -100,8 +100,8 @@ class MemoryCubes(AbstractCubes):
 def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:
     """The grid whose nodes are the voxel centres x, y, z of a file."""
     for name, axis in axes.items():
-        steps = np.diff(axis)
-        if axis.ndim != 1 or len(axis) < 2 or not np.allclose(steps, steps[0], rtol=1e-6):
+        steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
+        if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
             raise ValueError(f"{path}: axis {name} must have two or more voxels, equally spaced")
         if not steps[0] > 0:
             raise ValueError(f"{path}: axis {name} must ascend, got steps of {steps[0]:g} pc")

@@ -1,6 +1,8 @@
 """Reads the cubes of a map.fits."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,13 +35,10 @@ class FitsCubes(AbstractCubes):
 
     @cached_property
     def layout(self) -> Layout:
-        with warnings.catch_warnings(), self._opened() as hdus:
+        with warnings.catch_warnings(), self._reading(), self._opened() as hdus:
             # Units that a file of which a part is missing no longer has are only warned of.
             warnings.simplefilter("error", AstropyUserWarning)
-            try:
-                held = {hdu.name for hdu in hdus}
-            except AstropyUserWarning as warning:
-                raise ValueError(f"{self.path} is damaged, make it again: {warning}") from warning
+            held = {hdu.name for hdu in hdus}
             samples = 0
             while sample_extension(samples) in held:
                 samples += 1
@@ -64,6 +63,9 @@ class FitsCubes(AbstractCubes):
                 f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
                 f"{header.get('NAXIS')} axes in {images[0].name}"
             )
+        # An axis without end beside one of no voxels takes no room in the file.
+        if 0 in images[0].shape:
+            raise ValueError(f"{self.path}: {images[0].name} has no voxels")
         for image in images[1:]:
             if image.shape != images[0].shape:
                 raise ValueError(f"{self.path}: {image.name} and {images[0].name} differ in shape")
@@ -76,10 +78,27 @@ class FitsCubes(AbstractCubes):
         )
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        with self._opened() as hdus:
+        with self._reading(), self._opened() as hdus:
             return np.asarray(hdus[_extension(cube)].section[box], np.float32)
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Whatever astropy has to say of a damaged file is one line that names it."""
+        try:
+            yield
+        except Exception as error:
+            words = " ".join(str(error).split())[:300]
+            if words.startswith(str(self.path)):
+                raise
+            raise ValueError(
+                f"{self.path} is damaged, make it again: {words or type(error).__name__}"
+            ) from error
+
     def _opened(self) -> fits.HDUList:
+        with self.path.open("rb") as file:
+            start = file.read(6)
+        if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
+            raise ValueError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
         if self.path.stat().st_size % BLOCK:
             raise ValueError(
                 f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "

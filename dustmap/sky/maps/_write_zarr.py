@@ -14,6 +14,7 @@ from zarr.errors import ZarrUserWarning
 from dustmap.gp import RegularGrid
 from dustmap.sky._atomic import replacing
 from dustmap.sky._provenance import Provenance
+from dustmap.sky._zarr import EVERY_CHUNK
 from dustmap.sky.maps._cubes import Layout
 from dustmap.sky.maps._field import AbstractDensityField
 from dustmap.sky.maps._multiscale import add_multiscale
@@ -94,6 +95,7 @@ def _create(
         chunks=(*sample, thickness, *chunks),
         shards=(*sample, depth, *shards),
         fill_value=float("nan"),
+        config=EVERY_CHUNK,
         dimension_names=(*(("sample",) if sample else ()), "z", "y", "x"),
         attributes=_described(layout, quantity),
     )
@@ -130,6 +132,7 @@ def _write_axes(group: zarr.Group, layout: Layout) -> None:
             shape=axis.shape,
             dtype="float64",
             fill_value=float("nan"),
+            config=EVERY_CHUNK,
             dimension_names=(name,),
             attributes=attributes,
         )

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.errors import NodeNotFoundError
 
+from dustmap.sky._zarr import array_names, checked_array, open_checked, read_array
 from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube, Layout, grid_of_axes
 from dustmap.sky.maps._names import DESCRIPTIONS
 from dustmap.sky.maps._request import Quantity
@@ -29,7 +29,7 @@ class ZarrCubes(AbstractCubes):
     @cached_property
     def layout(self) -> Layout:
         group = self._group
-        held = {name for name, _ in group.arrays()}
+        held = array_names(self.path)
         quantities = tuple(q for q, named in DESCRIPTIONS.items() if named.variable in held)
         if Quantity.MEAN not in quantities and Quantity.SAMPLES not in quantities:
             raise ValueError(
@@ -40,17 +40,18 @@ class ZarrCubes(AbstractCubes):
         if missing or not isinstance(system, str):
             lacks = missing or ["the attribute extinction_system"]
             raise ValueError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
-        axes = {name: np.asarray(self._array(name)[:], np.float64) for name in "xyz"}
+        axes = {name: self._axis(name) for name in "xyz"}
         layout = Layout(
             grid_of_axes(axes, self.path),
             system_named(system),
             quantities,
-            self._array("density_samples").shape[0] if Quantity.SAMPLES in quantities else 0,
+            self._samples() if Quantity.SAMPLES in quantities else 0,
             str(group.attrs.get("percentiles", "")).startswith("log-normal"),
         )
         for quantity in quantities:
             shape = self._array(DESCRIPTIONS[quantity].variable).shape
-            if shape[-3:] != layout.shape:
+            samples = (layout.samples,) if quantity is Quantity.SAMPLES else ()
+            if shape != samples + layout.shape:
                 raise ValueError(
                     f"{self.path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
                     f"{layout.shape}, got {shape}"
@@ -60,25 +61,25 @@ class ZarrCubes(AbstractCubes):
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         array = self._array(DESCRIPTIONS[cube.quantity].variable)
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box
-        try:
-            return np.asarray(array[index], np.float32)
-        except Exception as error:  # whatever a codec has to say of damaged bytes
-            raise ValueError(
-                f"{self.path}: {array.path} cannot be read ({error}); the file is damaged, make or "
-                "download it again"
-            ) from error
+        return read_array(array, self.path, index).astype(np.float32, copy=False)
+
+    def _samples(self) -> int:
+        shape = self._array(DESCRIPTIONS[Quantity.SAMPLES].variable).shape
+        return shape[0] if shape else 0
+
+    def _axis(self, name: str) -> NDArray[np.float64]:
+        return read_array(self._array(name), self.path, ...).astype(np.float64, copy=False)
 
     @cached_property
     def _group(self) -> zarr.Group:
-        try:
-            return zarr.open_group(self.path, mode="r", use_consolidated=False)
-        except (NodeNotFoundError, FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{self.path}: expected a zarr group of version 2 or 3: {error}"
-            ) from error
+        return open_checked(self.path, "a zarr group of version 2 or 3")
 
-    def _array(self, name: str) -> zarr.Array[zarr.core.metadata.ArrayV3Metadata]:
-        array = self._group[name]
-        if not isinstance(array, zarr.Array):
-            raise ValueError(f"{self.path}: {name} must be an array")
-        return array
+    @cached_property
+    def _arrays(self) -> "dict[str, zarr.Array[Any]]":
+        """Each is checked when it is first asked for."""
+        return {}
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        if name not in self._arrays:
+            self._arrays[name] = checked_array(self._group, self.path, name)
+        return self._arrays[name]

@@ -9,10 +9,10 @@ from typing import Any, final
 
 import numpy as np
 import zarr
-import zarr.errors
 from numpy.typing import NDArray
 
 from dustmap.sky._atomic import replacing
+from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
 from dustmap.sky.stars._kinds import KINDS, attributes_of, distances_from
 from dustmap.sky.stars._table import StarTable
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -41,6 +41,8 @@ class StarStoreWriter:
         self._group = zarr.create_group(path, zarr_format=3)
         self._attributes: dict[str, Any] = {}
         self._described: dict[str, Any] = {}
+        # As they were made: opened again they would leave out empty chunks.
+        self._arrays: dict[str, zarr.Array[Any]] = {}
         self._rows = 0
 
     def __len__(self) -> int:
@@ -54,7 +56,7 @@ class StarStoreWriter:
             self._create(columns, _UNITS | table.distances.units)
         check_same(self._attributes, attributes)
         for name, values in columns.items():
-            array = self._array(name)
+            array = self._arrays[name]
             array.resize((self._rows + len(table),))
             array[self._rows :] = values
         self._rows += len(table)
@@ -74,19 +76,15 @@ class StarStoreWriter:
 
     def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
         for name, values in columns.items():
-            self._group.create_array(
+            self._arrays[name] = self._group.create_array(
                 name,
                 shape=(0,),
                 chunks=(CHUNK,),
                 dtype=values.dtype,
+                config=EVERY_CHUNK,
                 dimension_names=("star",),
                 attributes={"units": units[name]} if name in units else {},
             )
-
-    def _array(self, name: str) -> zarr.Array[Any]:
-        array = self._group[name]
-        assert isinstance(array, zarr.Array)
-        return array
 
 
 def table_attributes(table: StarTable) -> dict[str, Any]:
@@ -150,6 +148,10 @@ class StarStore:
         for start in range(0, len(self), rows):
             yield self._table(slice(start, min(start + rows, len(self))))
 
+    def part(self, rows: slice) -> StarTable:
+        """The stars of these rows."""
+        return self._table(rows)
+
     def read(self) -> StarTable:
         """All stars."""
         return self._table(slice(0, len(self)))
@@ -162,7 +164,7 @@ class StarStore:
     def _column(self, name: str, rows: slice) -> NDArray[Any]:
         array = self.group[name]
         assert isinstance(array, zarr.Array)
-        return np.asarray(array[rows])
+        return read_array(array, self.path, rows)
 
 
 def open_star_store(path: str | Path) -> StarStore:
@@ -170,17 +172,28 @@ def open_star_store(path: str | Path) -> StarStore:
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: there is no such star store")
-    try:
-        group = zarr.open_group(path, mode="r", zarr_format=3)
-    except (FileNotFoundError, zarr.errors.ZarrUserWarning) as error:
-        raise ValueError(f"{path}: expected a star store, a zarr v3 group ({error})") from None
+    group = open_checked(path, "a star store, a zarr v3 group")
     attributes = dict(group.attrs)
     if attributes.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected a star store, as `dustmap ingest` writes it; this zarr group is "
             "something else"
         )
+    _check_columns(path, group, attributes)
     return StarStore(path, group, attributes)
+
+
+def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any]) -> None:
+    """Every column is there, whole, with as many stars as the attributes say."""
+    kind, stars = str(attributes.get("distances")), attributes.get("stars")
+    if kind not in KINDS:
+        raise ValueError(f"{path}: distances must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(stars, int) or stars < 1:
+        raise ValueError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
+    for name in ("source_id", *_UNITS, *KINDS[kind]):
+        shape = checked_array(group, path, name).shape
+        if shape != (stars,):
+            raise ValueError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
 def read_star_store(path: str | Path) -> StarTable:

@@ -1,6 +1,8 @@
 """Binary tables of FITS files, plain or gzipped, read row by row from the front."""
 
 import gzip
+import io
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -27,7 +29,9 @@ from dustmap.sky.catalogs.readers._base import (
 )
 
 _BLOCK = 2880
-_BROKEN = (ValueError, KeyError, TypeError, VerifyError)
+_HEADER = 5000 * _BLOCK  # bytes of a header, at most: a packed one may go on for ever
+_MOST = 2**28  # bytes of rows that are read at once
+_BROKEN = (ValueError, KeyError, TypeError, OverflowError, VerifyError)
 _FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
 # TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
 _READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
@@ -79,10 +83,12 @@ class FitsReader(AbstractReader):
             self._start = stream.tell()
             self._rows, self._row_bytes = int(header["NAXIS2"]), int(header["NAXIS1"])
             self._fields = tuple(_field(header, i + 1) for i in range(header["TFIELDS"]))
-        names = [f"{i}" for i in range(len(self._fields))]
-        self._dtype = np.dtype(
-            [(name, *field.dtype) for name, field in zip(names, self._fields, strict=True)]
-        )
+            self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
+        if self._rows < 0 or self._row_bytes > _MOST:
+            raise CatalogError(
+                f"{path}: NAXIS2 = {self._rows} rows of NAXIS1 = {self._row_bytes} bytes is no "
+                "table; the header is wrong"
+            )
         if self._dtype.itemsize != self._row_bytes:
             raise CatalogError(
                 f"{path}: the columns of the FITS table take {self._dtype.itemsize} bytes a row, "
@@ -98,7 +104,8 @@ class FitsReader(AbstractReader):
         return self._label
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
-        with translating(self._path, "FITS"), self._open() as stream:
+        rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))
+        with translating(self._path, "FITS", *_BROKEN), self._open() as stream:
             stream.seek(self._start)
             for first in range(0, self._rows, rows):
                 count = min(rows, self._rows - first)
@@ -147,9 +154,16 @@ class FitsReader(AbstractReader):
 
 def _next_header(stream: IO[bytes]) -> fits.Header:
     """Letters that are not ASCII, in comments of many a file, do no harm."""
+    cards = bytearray()
+    while block := stream.read(_BLOCK):
+        cards += block
+        if any(block[i : i + 80].rstrip() == b"END" for i in range(0, _BLOCK, 80)):
+            break
+        if len(cards) > _HEADER:
+            raise ValueError(f"no END of a header in {_HEADER} bytes")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AstropyUserWarning)
-        return fits.Header.fromfile(stream)
+        return fits.Header.fromfile(io.BytesIO(cards))
 
 
 def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
@@ -174,14 +188,23 @@ def _field(header: fits.Header, i: int) -> _Field:
         code=match[2],
         repeat=int(match[1] or 1),
         unit=str(header.get(f"TUNIT{i}", "")).strip(),
-        scale=header.get(f"TSCAL{i}", 1),
-        zero=header.get(f"TZERO{i}", 0),
+        scale=_number(header, f"TSCAL{i}", 1),
+        zero=_number(header, f"TZERO{i}", 0),
         null=None if null is None else int(null),
     )
 
 
+def _number(header: fits.Header, key: str, default: float) -> float:
+    value: float = header.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{key} = {value!r}: expected a number")
+    return value
+
+
 def _data_bytes(header: fits.Header) -> int:
     axes = [int(header[f"NAXIS{i + 1}"]) for i in range(int(header["NAXIS"]))]
-    elements = int(header.get("PCOUNT", 0)) + (int(np.prod(axes)) if axes else 0)
+    elements = int(header.get("PCOUNT", 0)) + (math.prod(axes) if axes else 0)
     size = abs(int(header["BITPIX"])) // 8 * int(header.get("GCOUNT", 1)) * elements
+    if size < 0:
+        raise ValueError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
     return -(-size // _BLOCK) * _BLOCK

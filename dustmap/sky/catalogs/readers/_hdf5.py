@@ -22,6 +22,8 @@ from dustmap.sky.catalogs.readers._yaml import MASK, NO_DESCRIPTION, TableDescri
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: What h5py raises on damaged files, beside OSError.
 _BROKEN = (KeyError, RuntimeError, ValueError, TypeError)
+#: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
+_MOST, _SPARE = 2**16, 2**26
 _UNITS = ("unit", "units", "UNIT", "UNITS")
 
 
@@ -32,11 +34,14 @@ class Hdf5Reader(AbstractReader):
     def __init__(self, path: Path) -> None:
         self._path = path
         with translating(path, "HDF5", *_BROKEN), h5py.File(path, "r") as file:
+            _refuse_links(file)
             self._table = _compound(file)
             self._description = _description(file, self._table)
             self._label = str(_text(file.attrs.get("EXTSYS", self._description.label)))
             self._columns = tuple(self._find(file))
             self._rows = self._length(file)
+            for name in [self._table] if self._table else [c.name for c in self._columns]:
+                _check_storage(file[name])
 
     @property
     def columns(self) -> tuple[FileColumn, ...]:
@@ -92,6 +97,27 @@ class Hdf5Reader(AbstractReader):
         return {name: file[name][part] for name in names}
 
 
+def _refuse_links(file: h5py.File) -> None:
+    """All that is read is in this file."""
+    for name in file:
+        link = file.get(name, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise CatalogError(
+                f"{name} is a link to another file, {link.filename}; put a copy in its place"
+            )
+
+
+def _check_storage(dataset: h5py.Dataset) -> None:
+    """Values that are in the file, not elsewhere, and not promised by the header alone."""
+    if dataset.is_virtual or dataset.external:
+        raise CatalogError(f"{dataset.name} has its values in other files; put a copy in its place")
+    stored = dataset.id.get_storage_size()
+    if dataset.nbytes > _MOST * stored + _SPARE:
+        raise CatalogError(
+            f"{dataset.name}: {stored} bytes cannot hold an array of shape {dataset.shape}"
+        )
+
+
 def _compound(file: h5py.File) -> str:
     """The path of the first table of compound rows, or nothing."""
     found: list[str] = []
@@ -105,7 +131,7 @@ def _compound(file: h5py.File) -> str:
 
 
 def _description(file: h5py.File, table: str) -> TableDescription:
-    if not table or table + _META not in file:
+    if not table or not isinstance(file.get(table + _META, getlink=True), h5py.HardLink):
         return NO_DESCRIPTION
     return described([str(_text(line)) for line in file[table + _META][()]])
 

@@ -24,6 +24,7 @@ from dustmap.sky.catalogs.readers._parquet import from_arrow
 from dustmap.sky.catalogs.readers._yaml import NO_DESCRIPTION, delimiter, described
 
 _BLOCK = 8 << 20
+_LONGEST = 2 * _BLOCK
 _TYPES = {
     ColumnType.INTEGER: pa.int64(),
     ColumnType.NUMBER: pa.float64(),
@@ -49,6 +50,7 @@ class _Squeezed(io.RawIOBase):
         if not block and not self._left:
             return b""
         lines, newline, rest = (self._left + block).rpartition(b"\n")
+        _check_length(rest)
         whole, self._left = (lines + newline, rest) if block else (self._left, b"")
         clean = re.sub(rb"[ \t\r]+", b" ", whole)
         clean = re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
@@ -63,7 +65,7 @@ class TextReader(AbstractReader):
         self._path = path
         with translating(path, "text", UnicodeDecodeError, ValueError), self._open() as stream:
             comments, header = _header(stream)
-            first = stream.readline().decode("utf-8", "replace")
+            first = _line(stream).decode("utf-8", "replace")
         if not header:
             raise CatalogError(f"{path}: expected a line with the names of the columns, got none")
         self._description = NO_DESCRIPTION
@@ -160,13 +162,27 @@ class TextReader(AbstractReader):
 def _header(stream: IO[bytes]) -> tuple[list[str], str]:
     """The comments before the line of names, without their marks, and that line."""
     comments: list[str] = []
-    for line in iter(stream.readline, b""):
+    size = 0
+    while line := _line(stream):
+        _check_length(line, size := size + len(line))
         text = line.decode("utf-8-sig").rstrip("\r\n")
         if text.startswith("#"):
             comments.append(text[1:].removeprefix(" "))
         elif text.strip():
             return comments, text
     return comments, ""
+
+
+def _line(stream: IO[bytes]) -> bytes:
+    line = stream.readline(_LONGEST + 1)
+    _check_length(line)
+    return line
+
+
+def _check_length(line: bytes, size: int = 0) -> None:
+    """A packed file may have a line, or a header, without end. size: of all lines so far."""
+    if max(len(line), size) > _LONGEST:
+        raise CatalogError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
 
 
 def _names(header: str, separator: str, squeeze: bool) -> list[str]:

@@ -30,6 +30,8 @@ from dustmap.sky.catalogs.readers._votable_rows import (
 )
 
 _BLOCK = 1 << 20
+#: Bytes of a tag or a header, at most: a packed file may have one without end.
+_LONGEST = 1 << 26
 _BROKEN = (expat.ExpatError, ValueError, LookupError)
 
 
@@ -40,12 +42,15 @@ class VotableReader(AbstractReader):
     def __init__(self, path: Path) -> None:
         self._path = path
         with translating(path, "VOTable", *_BROKEN), self._open() as stream:
-            document = _Document({})
+            document, size = _Document({}), 0
             while not document.has_fields:
                 block = stream.read(_BLOCK)
                 document.feed(block)
+                size += len(block)
                 if not block:
                     break
+                if size > _LONGEST:
+                    raise CatalogError(f"no rows in the first {_LONGEST} bytes of this VOTable")
         if not document.fields:
             raise CatalogError(f"{path}: no table with columns (FIELD) in this VOTable")
         self._fields, self._label = tuple(document.fields), document.label
@@ -111,9 +116,14 @@ class _Document:
         self._parser.buffer_size = _BLOCK
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
+        self._parser.EntityDeclHandler = _refuse_entities
+        self._fed = 0
 
     def feed(self, block: bytes) -> None:
         self._parser.Parse(block, not block)
+        self._fed += len(block)
+        if self._fed - self._parser.CurrentByteIndex > _LONGEST:
+            raise CatalogError(f"a tag of more than {_LONGEST} bytes in this VOTable")
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(":")[2]
@@ -151,6 +161,12 @@ class _Document:
         if name == "TABLE":
             self._done = self.has_fields = True
             self._parser.CharacterDataHandler = None
+
+
+def _refuse_entities(name: str, *described: object) -> None:
+    """A few of them may stand for gigabytes of text, or for other files."""
+    del described
+    raise CatalogError(f"the VOTable declares the entity {name}, which no table needs; remove it")
 
 
 def _check_stream(attributes: dict[str, str]) -> None:

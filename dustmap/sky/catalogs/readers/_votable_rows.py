@@ -22,6 +22,8 @@ NUMERIC = {
     "float": ">f4",
     "double": ">f8",
 }
+#: Of a cell or a row, at most: it is in memory as a whole.
+_LONGEST = 1 << 24
 _SIZES = {"boolean": 1, "char": 1, "unicodeChar": 2, "floatComplex": 8, "doubleComplex": 16}
 
 Taken = dict[int, tuple[NDArray[Any], NDArray[np.bool_]]]
@@ -107,7 +109,7 @@ class TextRows(AbstractRows):
         self._cell = -1
         self._inside = False
         self._text: list[str] = []
-        self._rows = 0
+        self._length = self._rows = 0
 
     def start(self, tag: str) -> None:
         if tag == "TR":
@@ -115,7 +117,7 @@ class TextRows(AbstractRows):
         elif tag == "TD":
             self._cell += 1
             self._inside = self._cell in self._cells
-            self._text = []
+            self._text, self._length = [], 0
 
     def end(self, tag: str) -> None:
         if tag == "TD" and self._inside:
@@ -132,6 +134,9 @@ class TextRows(AbstractRows):
     def characters(self, text: str) -> None:
         if self._inside:
             self._text.append(text)
+            self._length += len(text)
+            if self._length > _LONGEST:
+                raise CatalogError(f"a cell of more than {_LONGEST} letters in the VOTable")
 
     def finish(self) -> None:
         """XML closes every row that it opens."""
@@ -218,6 +223,8 @@ class BinaryRows(AbstractRows):
             done = end
             self._rows += 1
         self._bytes = data[done:]
+        if len(self._bytes) > _LONGEST:
+            raise CatalogError(f"a row of more than {_LONGEST} bytes in the VOTable")
 
     def _row(self, data: bytes, start: int) -> int | None:
         """Where the row that starts here ends, its wanted cells kept; None if it is not whole."""
@@ -229,6 +236,8 @@ class BinaryRows(AbstractRows):
                     return None
                 size = struct.unpack_from(">i", data, position)[0] * element
                 position += 4
+                if size < 0:
+                    raise CatalogError(f"a cell of {size} bytes in the rows of the VOTable")
             spans.append((position, position + size))
             position += size
         if position > len(data) or position == start:

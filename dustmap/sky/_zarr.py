@@ -1,0 +1,147 @@
+"""Opens zarr groups of others: nothing in them is believed before it is checked.
+
+Metadata of a few hundred bytes may name any codec, one that unpickles among them, and any shape.
+So an array is read only if it holds numbers, packed by codecs that do nothing but unpack, and if
+every chunk that it ought to have is a file. zarr takes a missing chunk for one of fill values; all
+that dustmap writes has every chunk.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from dustmap.sky._enclosed import check_enclosed
+
+#: How arrays are made that `checked_array` reads back: chunks of nothing but fill values, too.
+EVERY_CHUNK: Any = {"write_empty_chunks": True}
+
+_NAMES = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
+_IDS = ("blosc", "bz2", "crc32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd")
+#: What unpacks to more, beside so many bytes more, is no data: constants shrink 10⁴-fold.
+_MOST, _SPARE = 2**16, 2**26
+_METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+
+
+def open_checked(path: Path, what: str) -> zarr.Group:
+    """The zarr group at a path. `what` it should be is for the message."""
+    check_enclosed(path)
+    try:
+        # What the group keeps of the metadata of its arrays may differ from their own.
+        return zarr.open_group(path, mode="r", use_consolidated=False)
+    except Exception as error:  # whatever foreign metadata make zarr raise
+        raise ValueError(f"{path}: expected {what} ({_words(error)})") from error
+
+
+def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
+    """An array of the group at `path`, with all of its chunks; ValueError where it cannot be."""
+    try:
+        array = group[name]
+    except Exception as error:  # as above
+        raise ValueError(f"{path}: the array {name} cannot be opened ({_words(error)})") from error
+    if not isinstance(array, zarr.Array):
+        raise ValueError(f"{path}: {name} must be an array, got a group")
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{path}: {name} must hold numbers, got {array.dtype}")
+    _check_codecs(array, path, name)
+    _check_chunks(array, path, name)
+    return array
+
+
+def array_names(path: Path) -> set[str]:
+    """What a group at `path` has by way of arrays, judged by their files of metadata alone."""
+    files = (*path.glob("*/zarr.json"), *path.glob("*/.zarray"))
+    return {file.parent.name for file in files}
+
+
+def read_array(array: "zarr.Array[Any]", path: Path, index: Any) -> NDArray[Any]:
+    """A part of an array of the group at `path`; ValueError where its bytes are damaged."""
+    try:
+        return np.asarray(array[index])
+    except Exception as error:  # whatever a codec has to say of damaged bytes
+        raise ValueError(
+            f"{path}: {array.path} cannot be read ({_words(error)}); the file is damaged, make or "
+            "download it again"
+        ) from error
+
+
+def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
+    told: Mapping[str, Any] = array.metadata.to_dict()
+    steps = [told.get("compressor"), *(told.get("filters") or ())]  # of version 2
+    old = tuple(str(step["id"]) for step in steps if step is not None)
+    allowed = _NAMES if told["zarr_format"] == 3 else _IDS
+    for codec in (*old, *_codecs(told.get("codecs", ()))):
+        if codec not in allowed:
+            raise ValueError(
+                f"{path}: {name} is packed by the codec {codec!r}, which is not read; pack it by "
+                f"one of {', '.join(allowed)}"
+            )
+
+
+def _codecs(listed: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The names of codecs, of those inside shards, too."""
+    for codec in listed:
+        yield str(codec["name"])
+        inside = codec.get("configuration") or {}
+        for key in ("codecs", "index_codecs"):
+            yield from _codecs(inside.get(key, ()))
+
+
+def _check_chunks(array: "zarr.Array[Any]", path: Path, name: str) -> None:
+    """Every chunk is a file, and they hold about as much as the array does."""
+    stored = _stored(path / name)
+    pieces = array.shards or array.chunks
+    expected = math.prod(-(-n // piece) for n, piece in zip(array.shape, pieces, strict=True))
+    # A shape of the metadata alone may be astronomical: no more keys are made than there are files.
+    keys = itertools.islice(_keys(array, pieces), len(stored) + 1)
+    missing = [key for key in keys if key not in stored]
+    if missing:
+        count = max(len(missing), expected - len(stored))
+        raise ValueError(
+            f"{path}: a part of it is missing: {count} of the {expected} chunks of {name}, such as "
+            f"{name}/{missing[0]}; copy or make it again"
+        )
+    largest = max(map(math.prod, (array.shape, pieces, array.chunks))) * array.dtype.itemsize
+    if largest > _MOST * sum(stored.values()) + _SPARE:
+        raise ValueError(
+            f"{path}: {name} is damaged: {sum(stored.values())} bytes cannot hold an array of "
+            f"shape {array.shape} in chunks of {array.chunks}"
+        )
+
+
+def _keys(array: "zarr.Array[Any]", pieces: tuple[int, ...]) -> Iterator[str]:
+    """The names of the files of all chunks, below that of the array."""
+    counts = [-(-n // piece) for n, piece in zip(array.shape, pieces, strict=True)]
+    for place in _places(counts):
+        yield array.metadata.encode_chunk_key(place)
+
+
+def _places(counts: list[int]) -> Iterator[tuple[int, ...]]:
+    """In C order; itertools.product would first list every axis."""
+    if not counts:
+        yield ()
+        return
+    for first in range(counts[0]):
+        for rest in _places(counts[1:]):
+            yield (first, *rest)
+
+
+def _stored(folder: Path) -> dict[str, int]:
+    """Bytes of each file below, but for metadata, by its path from there."""
+    found = {}
+    for above, _, names in os.walk(folder):
+        for name in names:
+            if name not in _METADATA:
+                file = Path(above, name)
+                found[file.relative_to(folder).as_posix()] = file.stat().st_size
+    return found
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
