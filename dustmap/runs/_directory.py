@@ -20,6 +20,7 @@ from dustmap.inference import AbstractJournal, NoJournal
 from dustmap.runs._kept_file import durable
 from dustmap.runs._kept_journal import Keeper
 from dustmap.runs._stages import peak_memory
+from dustmap.sky import check_enclosed
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -46,6 +47,7 @@ class RunDirectory:
     def open(cls, path: Path) -> Self:
         if not (path / CONFIG).is_file():
             raise FileNotFoundError(f"{path}: expected a run directory with a {CONFIG}")
+        check_enclosed(path)
         return cls(path)
 
     def config(self) -> Config:

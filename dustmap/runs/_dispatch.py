@@ -9,6 +9,7 @@ from dustmap.config import Config
 from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
 from dustmap.runs._kept_journal import Notice, Undisturbed
 from dustmap.runs._life import finish, going_on, refuse_unfinished, starting
+from dustmap.runs._opening import opening
 from dustmap.runs._progress import LogProgress, Progress
 from dustmap.runs._regression import prepare_regression
 from dustmap.runs._regression_result import RegressionResult, open_regression
@@ -53,7 +54,8 @@ def open_run(path: Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
     directory = RunDirectory.open(path)
     refuse_unfinished(path)
     config = reopened_config(directory, compute)
-    return _kind(config).open(directory, config)
+    with opening(path):
+        return _kind(config).open(directory, config)
 
 
 def open_star_map(path: Path, compute: Sequence[str] = ()) -> StarMap:
@@ -71,7 +73,10 @@ def regression_at(path: Path, compute: Sequence[str] = ()) -> RegressionResult |
     directory = RunDirectory.open(path)
     refuse_unfinished(path)
     config = reopened_config(directory, compute)
-    return open_regression(directory, config) if config.data.kind == "regression" else None
+    if config.data.kind != "regression":
+        return None
+    with opening(path):
+        return open_regression(directory, config)
 
 
 def _kind(config: Config) -> Kind:
