@@ -1,0 +1,59 @@
+"""A few inputs of every kind of the fuzz experiment: read, or refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.reproduce._fuzz_kinds import KINDS
+from pipelines.reproduce._fuzz_oracle import Complaint, Verdict, Watch, judge
+from pipelines.reproduce._fuzz_process import Input, judged
+from pipelines.reproduce.fuzz import inputs
+
+#: All kinds together; those that compute have one each.
+INPUTS = 300
+
+
+@pytest.mark.parametrize("given", inputs(INPUTS), ids=[kind.name for kind in KINDS])
+def test_broken_inputs(given: list[Input], samples: Path, tmp_path: Path, watch: Watch) -> None:
+    found = [judged(one, samples, tmp_path, watch) for one in given]
+    bad = [(one.given.seed, one.finding) for one in found if not one.finding.verdict.good]
+    assert not bad
+
+
+@pytest.mark.slow
+def test_broken_run_directories_and_commands(samples: Path, tmp_path: Path, watch: Watch) -> None:
+    kinds = [i for i, kind in enumerate(KINDS) if kind.name.startswith(("run of", "command"))]
+    given = [Input(kind, 1000 + number) for kind in kinds for number in range(30)]
+    found = [judged(one, samples, tmp_path, watch) for one in given]
+    bad = [(one.given.seed, one.finding) for one in found if not one.finding.verdict.good]
+    assert not bad
+
+
+def _divide() -> None:
+    _ = 1 // 0
+
+
+def _two_lines() -> None:
+    raise ValueError("one\ntwo")
+
+
+def _allocate() -> None:
+    bytearray(2**40)
+
+
+def _complain() -> None:
+    raise Complaint(Verdict.LITTER, "seen")
+
+
+def test_the_judge_sees_what_is_wrong(tmp_path: Path, watch: Watch) -> None:
+    (tmp_path / "out").mkdir()
+    for use, verdict in (
+        (_divide, Verdict.TRACEBACK),
+        (_two_lines, Verdict.MESSAGE),
+        (_allocate, Verdict.MEMORY),
+        (_complain, Verdict.LITTER),
+        (lambda: (tmp_path / "out" / "map").write_text("x") and None, Verdict.READ),
+        (lambda: (tmp_path / "elsewhere").write_text("x") and None, Verdict.LITTER),
+        (lambda: (tmp_path.parent / "beyond").write_text("x") and None, Verdict.LITTER),
+    ):
+        assert judge(use, tmp_path, watch).verdict is verdict

@@ -1,0 +1,149 @@
+"""Catalogs that name other files, or that are a thousand times larger than they look."""
+
+import gzip
+import resource
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dustmap.sky.catalogs.readers import CatalogError, open_reader
+from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
+
+#: A packed MiB of it stands for a GiB.
+PIECE = 2**20
+
+
+def read(path: Path, column: str = "l") -> None:
+    for _ in open_reader(path).chunks(1000, {ColumnRef(column): ColumnType.NUMBER}):
+        pass
+
+
+def votable(rows: str, before: str = "") -> str:
+    return (
+        f'<?xml version="1.0"?>{before}<VOTABLE><RESOURCE><TABLE>'
+        f'<FIELD name="l" datatype="double"/>{rows}</TABLE></RESOURCE></VOTABLE>'
+    )
+
+
+LAUGHS = "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 9))
+TEXT = "<DATA><TABLEDATA><TR><TD>{}</TD></TR></TABLEDATA></DATA>"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (votable(TEXT.format("&a8;"), f'<!DOCTYPE v [<!ENTITY a0 "1">{LAUGHS}]>'), "entity a0"),
+        (votable(TEXT.format("&f;"), '<!DOCTYPE v [<!ENTITY f SYSTEM "/etc/passwd">]>'), "entity"),
+        (votable('<DATA><BINARY><STREAM href="file:///etc/passwd"/></BINARY></DATA>'), "remote"),
+        (votable('<DATA><FITS><STREAM href="x.fits"/></FITS></DATA>'), "FITS"),
+        (votable(TEXT.format('<xi:include href="/etc/passwd"/>')), "cannot be read|expected"),
+    ],
+    ids=["laughs", "external", "stream", "fits", "xinclude"],
+)
+def test_votables_that_name_other_things(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "sky.vot"
+    path.write_text(content)
+    if "xi:include" in content:
+        with np.errstate(all="raise"):
+            read(path)  # it is a cell without text, and no file is read
+        return
+    with pytest.raises(CatalogError, match=words):
+        read(path)
+
+
+def test_rows_of_negative_length_end(tmp_path: Path) -> None:
+    """A variable cell of −8 bytes: the next row would start before this one, for ever."""
+    import base64
+
+    rows = base64.b64encode((-8 & 0xFFFFFFFF).to_bytes(4, "big") * 8).decode()
+    field = '<FIELD name="m" datatype="char" arraysize="*"/>'
+    stream = f'<DATA><BINARY><STREAM encoding="base64">{rows}</STREAM></BINARY></DATA>'
+    path = tmp_path / "sky.vot"
+    path.write_text(votable(field + stream))
+    with pytest.raises(CatalogError, match="bytes"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "raw", "virtual"])
+def test_hdf5_reads_no_other_file(kind: str, tmp_path: Path) -> None:
+    other, path = tmp_path / "other.h5", tmp_path / "sky.h5"
+    with h5py.File(other, "w") as file:
+        file["l"] = np.arange(5.0)
+    with h5py.File(path, "w") as file:
+        file["b"] = np.arange(5.0)
+        if kind == "link":
+            file["l"] = h5py.ExternalLink(str(other), "/l")
+        elif kind == "raw":
+            raw = [(str(other), 0, 40)]
+            file.create_dataset("l", (5,), "f8", external=raw)
+        else:
+            layout = h5py.VirtualLayout((5,), "f8")
+            layout[:] = h5py.VirtualSource(str(other), "l", (5,))
+            file.create_virtual_dataset("l", layout)
+    with pytest.raises(CatalogError, match="other file"):
+        read(path)
+
+
+def test_hdf5_promises_no_more_than_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "sky.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("l", (10**15,), "f8", chunks=(1000,))
+    with pytest.raises(CatalogError, match="0 bytes cannot hold"):
+        read(path)
+
+
+@pytest.mark.parametrize("change", [b"99999999999D", b"-1D         ", b"1Z          "])
+def test_fits_rows_without_end(change: bytes, samples: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sky.fits"
+    whole = (samples / "sky.fits").read_bytes()
+    path.write_bytes(whole.replace(b"'D       '", b"'" + change[:8] + b"'", 1))
+    with pytest.raises(CatalogError):
+        read(path)
+
+
+@pytest.mark.parametrize("parameters", ["-2880", "-5760", "-99999999999999999999"])
+def test_fits_units_that_end_before_they_begin(parameters: str, tmp_path: Path) -> None:
+    """Going back by PCOUNT to the same header, for ever."""
+    cards = ["SIMPLE  =                    T", "BITPIX  =                    8"]
+    cards += ["NAXIS   =                    0", f"PCOUNT  = {parameters:>20}", "GCOUNT  =  1"]
+    header = "".join(card.ljust(80) for card in [*cards, "END"]).ljust(2880)
+    path = tmp_path / "sky.fits"
+    path.write_bytes(header.encode() * 3)
+    with pytest.raises(CatalogError):
+        read(path)
+
+
+BOMBS = {
+    "sky.fits.gz": (b"SIMPLE  =                    T".ljust(2880), b" " * PIECE),
+    "blank.csv.gz": (b"l,b,", b"x" * PIECE),
+    "line.csv.gz": (b"l,b\n1,2\n", b"1" * PIECE),
+    "comment.ecsv.gz": (b"# %ECSV 1.0\n", b"# x\n" * (PIECE // 4)),
+    "blanks.dat.gz": (b"l b\n", b"1" * PIECE),
+    "tag.vot.gz": (b"<VOTABLE ", b"a" * PIECE),
+    "cell.vot.gz": (
+        votable("<DATA><TABLEDATA><TR><TD>").partition("</TABLE>")[0].encode(),
+        b"1" * PIECE,
+    ),
+    "header.vot.gz": (b"<VOTABLE>", b"<INFO/>" * (PIECE // 7)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_packed_files_without_end(name: str, tmp_path: Path) -> None:
+    """512 MiB that are packed into half of one: refused before they are in memory."""
+    start, piece = BOMBS[name]
+    path = tmp_path / name
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(start)
+        for _ in range(512):
+            file.write(piece)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 400 * 2**20, hard))
+    try:
+        with pytest.raises(CatalogError):
+            read(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
