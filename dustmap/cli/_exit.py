@@ -22,9 +22,14 @@ def checking_input() -> Iterator[None]:
 
 
 @contextmanager
-def checking_output() -> Iterator[None]:
-    """Inside, a disk that is full or memory that runs out is the user's to make room in."""
+def checking_output(*others: type[Exception]) -> Iterator[None]:
+    """Inside, a disk that is full or memory that runs out is the user's to make room in.
+
+    others: errors that are the user's to mend, too.
+    """
     try:
         yield
-    except (OSError, MemoryError) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, MemoryError, *others)):
+            raise
         raise BadInput(error) from error

@@ -11,6 +11,7 @@ from dustmap.runs._dispatch import open_run as open_run
 from dustmap.runs._dispatch import open_star_map as open_star_map
 from dustmap.runs._dispatch import prepare as prepare
 from dustmap.runs._dispatch import regression_at as regression_at
+from dustmap.runs._kept_file import UnusableState as UnusableState
 from dustmap.runs._life import check_free as check_free
 from dustmap.runs._life import check_resumable as check_resumable
 from dustmap.runs._life import report_of as report_of
@@ -23,6 +24,7 @@ from dustmap.runs._prior_sky import prior_sky as prior_sky
 from dustmap.runs._progress import LogProgress as LogProgress
 from dustmap.runs._progress import Progress as Progress
 from dustmap.runs._progress import WatchedField as WatchedField
+from dustmap.runs._ranks import ranks_of as ranks_of
 from dustmap.runs._regression_result import RegressionResult as RegressionResult
 from dustmap.runs._report import Check as Check
 from dustmap.runs._report import Report as Report

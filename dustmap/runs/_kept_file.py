@@ -26,6 +26,12 @@ from torch import Tensor
 
 from dustmap.inference import Kept
 
+
+@final
+class UnusableState(ValueError):
+    """A state that nothing can go on from; the message says what is wrong and what to do."""
+
+
 SCHEMA = 1
 #: What a file that cannot be used is answered with.
 REMEDY = "delete {folder} or start anew with --overwrite"
@@ -98,7 +104,7 @@ def token_of(scope: str, place: tuple[tuple[str, int], ...], kept: Kept) -> str:
 
 
 def read_kept(path: Path, folder: Path | None = None) -> KeptFile:
-    """What `write_kept` has written; anything else is a ValueError that says what to do.
+    """What `write_kept` has written; anything else is an UnusableState that says what to do.
 
     folder: what is to be deleted then.
     """
@@ -108,14 +114,14 @@ def read_kept(path: Path, folder: Path | None = None) -> KeptFile:
             with zipfile.ZipFile(file) as archive:
                 return _read(archive)
         except _Newer as error:
-            raise ValueError(
+            raise UnusableState(
                 f"{path} has schema {error.schema} of a newer dustmap, and this reads {SCHEMA}: "
                 f"go on with that version, or {remedy}"
             ) from None
         except _Foreign:
-            raise ValueError(f"{path} is no state that dustmap has kept: {remedy}") from None
+            raise UnusableState(f"{path} is no state that dustmap has kept: {remedy}") from None
         except _DAMAGE as error:
-            raise ValueError(f"{path} is damaged ({_line(error)}): {remedy}") from None
+            raise UnusableState(f"{path} is damaged ({_line(error)}): {remedy}") from None
 
 
 @contextmanager

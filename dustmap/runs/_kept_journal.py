@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol, final
 
 from dustmap.inference import AbstractJournal, Kept
-from dustmap.runs._kept_file import read_kept, token_of, write_kept
+from dustmap.runs._kept_file import UnusableState, read_kept, token_of, write_kept
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Keeper:
             return None
         found = read_kept(path, self.folder)
         if found.scope != scope:
-            raise ValueError(
+            raise UnusableState(
                 f"{path} is the state of {found.scope}, not of {scope}: delete "
                 f"{self.folder} or start anew with --overwrite"
             )

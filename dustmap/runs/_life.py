@@ -26,7 +26,7 @@ from dustmap.runs._directory import (
     RunDirectory,
 )
 from dustmap.runs._identity import IDENTITY, Identity
-from dustmap.runs._kept_file import durable, sync_directory
+from dustmap.runs._kept_file import UnusableState, durable, sync_directory
 from dustmap.runs._kept_journal import Keeper, Notice, kept_at
 from dustmap.runs._lock import holding, refuse_held
 from dustmap.runs._stages import Stage
@@ -136,9 +136,7 @@ def starting(
 
 
 @contextmanager
-def going_on(
-    path: Path, config: Config, notice: Notice, ranks: int = 1
-) -> Iterator[RunDirectory]:
+def going_on(path: Path, config: Config, notice: Notice, ranks: int = 1) -> Iterator[RunDirectory]:
     """The directory of a run that is not finished, or not as far as is now asked; it stays."""
     with holding(path):
         here = Identity.of(config, ranks)
@@ -151,6 +149,8 @@ def going_on(
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
                 yield directory
+        except UnusableState:
+            raise
         except BaseException as error:
             error.add_note(GO_ON)
             raise

@@ -12,6 +12,7 @@ import torch
 from dustmap.config import Config
 from dustmap.gp import Batch, GridPrior, LogDiscMean
 from dustmap.gp.features import beamed_interpolation, interpolation
+from dustmap.gp.functionals import world_of
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.inference import (
     NO_JOURNAL,
@@ -66,7 +67,8 @@ def fit_lognormal(
     origin = model.log_parameters()
     if start is not None:
         model = _model(config, replace(start, mean=first.mean), data)
-    solution = fit_mgvi(model, data, _settings(config, start), _telling(model, tell), origin=origin)
+    settings, told = _settings(config, start), _telling(model, tell)
+    solution = fit_mgvi(model, data, settings, told, origin=origin, journal=journal)
     arrays = _arrays(solution.posterior)
     # As a later command will see it, so that both see the same bits.
     fit = reopen_lognormal(config, data, _found(solution), arrays)
@@ -122,6 +124,7 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
         nugget=nugget_for(kernel, dtype_of(config.compute)),
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
+        world=world_of(data.functional),
     )
     mean = log_profile_of(config.model, math.log(at.mean)).to(device)
     mean.requires_grad_("mean" in config.model.learn)

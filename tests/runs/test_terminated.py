@@ -1,48 +1,70 @@
-"""A run that is asked to end leaves nothing half written."""
+"""A command that is asked to end leaves nothing half written; runs are in test_resume_cli."""
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
-from dustmap.cli import FAILED
-from tests.skies import plain_sky, write_plain_sky
+import pytest
 
-CONFIG = """
-[data]
-catalog = "sky.fits"
-[grid]
-size = [120, 80, 40]
-spacing = 20
-[model]
-learn = ["length", "std", "mean"]
-[fit]
-engine = "exact"
-max_steps = 100000
-tolerance = 1e-300
-"""
+from dustmap.cli import FAILED, main
+from dustmap.sky._atomic import clear_leftovers, replacing
 
 
-def test_sigterm_leaves_no_directory_and_tells_so_in_one_line(tmp_path: Path) -> None:
-    write_plain_sky(tmp_path, plain_sky(600, seed=2))
-    (tmp_path / "run.toml").write_text(CONFIG)
-    output = tmp_path / "run"
-    command = [sys.executable, "-m", "dustmap", "run", "run.toml", "--output", "run"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 60.0
-        while not (output / "stars.zarr").exists() and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.02)
-        assert output.exists()
-        process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == FAILED
-    assert told.splitlines()[-1] == "dustmap: error: terminated (SIGTERM)"
-    assert "Traceback" not in told
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["run.toml", "sky.fits", "truth.zarr"]
+def test_sigterm_leaves_nothing_and_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ingest(catalogs: Any, schema: Any, output: Path, **options: Any) -> None:
+        with replacing(output, overwrite=False) as partial:
+            partial.mkdir()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("dustmap.sky.catalogs.ingest", ingest)
+    output = tmp_path / "stars.zarr"
+    assert main(["ingest", "sky.fits", "--output", str(output)]) == FAILED
+    assert capsys.readouterr().err == "dustmap: error: terminated (SIGTERM)\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def gone() -> int:
+    """The number of a process that has ended."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    target, dead = tmp_path / "stars.zarr", gone()
+    (tmp_path / f".partial-{dead}-stars.zarr").mkdir()
+    (tmp_path / f".partial-{dead}-stars.zarr" / "half").write_text("half")
+    others = {f".partial-{os.getppid()}-stars.zarr", f".partial-{dead}-other.zarr"}
+    for name in others:
+        (tmp_path / name).write_text("of somebody else")
+    with replacing(target, overwrite=False) as partial:
+        partial.write_text("whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"stars.zarr", *others}
+
+
+def test_what_was_moved_aside_is_put_back(tmp_path: Path) -> None:
+    target = tmp_path / "stars.zarr"
+    (tmp_path / f".replaced-{gone()}-stars.zarr").write_text("before")
+    assert clear_leftovers(target) == 1
+    assert target.read_text() == "before"
+    (tmp_path / f".replaced-{gone()}-stars.zarr").write_text("long before")
+    assert clear_leftovers(target) == 1
+    assert target.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["stars.zarr"]
+
+
+def test_a_group_takes_the_place_of_another_in_one_step(tmp_path: Path) -> None:
+    target = tmp_path / "map.zarr"
+    target.mkdir()
+    (target / "zarr.json").write_text("old")
+    with replacing(target, overwrite=True) as partial:
+        partial.mkdir()
+        (partial / "zarr.json").write_text("new")
+        assert (target / "zarr.json").read_text() == "old"
+    assert (target / "zarr.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["map.zarr"]
