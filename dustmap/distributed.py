@@ -138,9 +138,7 @@ class ProcessGroup(AbstractWorld):
         return heard.movedim(0, -1)
 
     def part(self) -> None:
-        """The end of a computation that went well on every rank."""
-        with self._naming_the_lost():
-            dist.barrier()
+        """The end of this rank's part; others may go on alone."""
         self._signs.stop()
         dist.destroy_process_group()
 

@@ -4,13 +4,16 @@ import argparse
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.cli._terminated import Notice, preempting
+
+if TYPE_CHECKING:
+    from dustmap.linalg import AbstractWorld
 
 log = logging.getLogger(__name__)
 
@@ -61,26 +64,39 @@ def execute(options: argparse.Namespace) -> int:
 def _execute(options: argparse.Namespace, notice: Notice) -> int:
     import torch
 
-    from dustmap.cli._progress import progress
-    from dustmap.runs import Stage, check_free, check_resumable, execute_run, prepare
+    from dustmap.runs import ranks_of
 
-    output, until = Path(options.output), Stage(options.until)
     with checking_input():
         config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
         if config.compute.threads:
             torch.set_num_threads(config.compute.threads)
-        if options.resume:
-            ended = check_resumable(output, config)
-            if ended is not None and until.reached_by(ended):
-                return _tell_finished(output, options)
-        else:
-            check_free(output, options.overwrite)
-        prepared = prepare(config, output if options.resume else None)
+    with ranks_of(config) as world:
+        if world.rank > 0:
+            logging.getLogger("dustmap").setLevel(logging.WARNING)
+        return _on_ranks(options, config, notice, world)
+
+
+def _on_ranks(
+    options: argparse.Namespace,
+    config: configuration.Config,
+    notice: Notice,
+    world: "AbstractWorld",
+) -> int:
+    """All ranks do the same; what is written and told is the first's."""
+    from dustmap.cli._progress import progress
+    from dustmap.runs import Stage, UnusableState, execute_run, prepare
+
+    output, until = Path(options.output), Stage(options.until)
+    with checking_input():
+        if _is_finished(options, config, world):
+            return _tell_finished(output, options) if world.rank == 0 else DONE
+        prepared = prepare(config, output if options.resume else None, world)
         prepared.check_until(until)
     if options.dry_run:
-        tell_plan(prepared.plan(), prepared.seconds(), options.json)
+        if world.rank == 0:
+            tell_plan(prepared.plan(), prepared.seconds(), options.json)
         return DONE
-    with checking_output(), progress() as shown:
+    with checking_output(UnusableState), progress() as shown:
         report = execute_run(
             prepared,
             output,
@@ -90,9 +106,28 @@ def _execute(options: argparse.Namespace, notice: Notice) -> int:
             shown,
             resume=options.resume,
             notice=notice,
+            world=world,
         )
+    if world.rank > 0:
+        return DONE
     tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
     return DONE if report.passed else CHECK_FAILED
+
+
+def _is_finished(
+    options: argparse.Namespace, config: configuration.Config, world: "AbstractWorld"
+) -> bool:
+    """Whether a run that is to go on is finished; refuses a directory that cannot be used."""
+    from dustmap.runs import Stage, check_free, check_resumable
+
+    output, finished = Path(options.output), False
+    if world.rank == 0:
+        if options.resume:
+            ended = check_resumable(output, config, world.size)
+            finished = ended is not None and Stage(options.until).reached_by(ended)
+        else:
+            check_free(output, options.overwrite)
+    return world.texts("finished" if finished else "")[0] == "finished"
 
 
 def _tell_finished(output: Path, options: argparse.Namespace) -> int:

@@ -368,7 +368,8 @@ class ComputeConfig:
         str,
         Key(
             choice("float32", "float64"),
-            "of data and fields, except in the exact engine, which takes float64",
+            "of fields, draws, rows and products; stars, spectra, sums and the exact engine take "
+            "float64, maps float32",
         ),
     ] = "float32"
     threads: Annotated[int, Key(integer(0), "processor threads; 0: as many as torch takes")] = 0
@@ -383,6 +384,18 @@ class ComputeConfig:
             '"0 s" keeps every one, which may cost more than it saves',
         ),
     ] = "5 min"
+
+    timeout: Annotated[
+        str,
+        Key(
+            duration(),
+            "of several ranks: for so long one may keep the others waiting before the run ends",
+        ),
+    ] = "30 min"
+
+    @property
+    def timeout_seconds(self) -> float:
+        return seconds_of(self.timeout)
 
     @property
     def checkpoint_seconds(self) -> float:

@@ -18,7 +18,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.inference import AbstractJournal, NoJournal
 from dustmap.runs._kept_file import durable
-from dustmap.runs._kept_journal import Keeper
+from dustmap.runs._kept_journal import GivesJournals
 from dustmap.runs._stages import peak_memory
 from dustmap.sky import check_enclosed
 
@@ -36,11 +36,12 @@ KEPT = "checkpoint/kept"
 class RunDirectory:
     """A directory that a run is made in, or that an earlier one has left.
 
-    keeper: what its journals share while it is made; rank: of this process among those at work.
+    keeper: what its journals share while it is made; rank: of this process among those at work, of
+    which the first alone writes.
     """
 
     path: Path
-    keeper: Keeper | None = None
+    keeper: GivesJournals | None = None
     rank: int = 0
 
     @classmethod
@@ -64,6 +65,8 @@ class RunDirectory:
 
     def record(self, **values: Any) -> None:
         """Appends one line to metrics.jsonl, with time, rank and peak memory."""
+        if self.rank > 0:
+            return
         told = {"time": round(time.time(), 3), "rank": self.rank, **values}
         append(self.path / METRICS, told | {"peak_bytes": peak_memory()})
 
@@ -85,7 +88,7 @@ class RunDirectory:
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Writes an npz file whole or not at all; none where there are no arrays."""
-        if not arrays:
+        if not arrays or self.rank > 0:
             return
         with durable(self.path / name) as file:
             np.savez(file, allow_pickle=False, **arrays)
@@ -102,6 +105,8 @@ class RunDirectory:
             raise ValueError(f"{path} is damaged ({error}); run it again") from error
 
     def write_text(self, name: str, content: str) -> None:
+        if self.rank > 0:
+            return
         with durable(self.path / name) as file:
             file.write(content.encode())
 

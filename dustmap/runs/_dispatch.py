@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import final
 
 from dustmap.config import Config
+from dustmap.linalg import AbstractWorld
 from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
 from dustmap.runs._kept_journal import Notice, Undisturbed
 from dustmap.runs._life import finish, going_on, refuse_unfinished, starting
 from dustmap.runs._opening import opening
-from dustmap.runs._progress import LogProgress, Progress
+from dustmap.runs._progress import LogProgress, Progress, silent_progress
+from dustmap.runs._rank_journal import following, led
+from dustmap.runs._ranks import ALONE
 from dustmap.runs._regression import prepare_regression
 from dustmap.runs._regression_result import RegressionResult, open_regression
 from dustmap.runs._reopened import reopened_config
@@ -26,7 +29,7 @@ from dustmap.runs._stars import prepare_stars
 class Kind:
     """How runs of one data.kind start, and how they are opened again."""
 
-    prepare: Callable[[Config, Path | None], AbstractRun]
+    prepare: Callable[[Config, Path | None, AbstractWorld], AbstractRun]
     open: Callable[[RunDirectory, Config], AbstractFinishedRun]
 
 
@@ -36,12 +39,14 @@ KINDS = {
 }
 
 
-def prepare(config: Config, earlier: Path | None = None) -> AbstractRun:
+def prepare(
+    config: Config, earlier: Path | None = None, world: AbstractWorld = ALONE
+) -> AbstractRun:
     """Reads and checks the input of a run; a ValueError or OSError says what is wrong with it.
 
-    earlier: the directory of the same run, where it is to go on.
+    earlier: the directory of the same run, where it is to go on; world: who share the work.
     """
-    run = _kind(config).prepare(config, earlier)
+    run = _kind(config).prepare(config, earlier, world)
     run.plan().check()
     return run
 
@@ -96,20 +101,24 @@ def execute_run(
     *,
     resume: bool = False,
     notice: Notice | None = None,
+    world: AbstractWorld = ALONE,
 ) -> Report:
     """Executes into a new directory and writes report.json and report.md last.
 
     What fails, on a full disk or for want of memory, leaves no directory behind, unless a state
     was kept to go on from. resume: goes on in the directory of the same run, if there is one.
-    notice: who may ask the run to end.
+    notice: who may ask the run to end. world: all ranks execute; the first writes.
     """
     heard = notice or Undisturbed()
+    if world.rank > 0:
+        with following(path, config, heard, world) as directory:
+            return run.execute(directory, until, silent_progress)
     if resume and (path / CONFIG).is_file():
-        work = going_on(path, config, heard)
+        work = going_on(path, config, heard, world.size)
     else:
-        work = starting(path, config, overwrite, heard)
+        work = starting(path, config, overwrite, heard, world.size)
     with work as directory:
-        report = run.execute(directory, until, progress or LogProgress())
+        report = run.execute(led(directory, world), until, progress or LogProgress())
         directory.write_text("report.md", report.as_markdown())
         directory.write_json(REPORT, report.as_dict())
         finish(directory, until)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.gp import Batch
-from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.runs._engines import engine_of
 from dustmap.runs._kept_fit import (
@@ -26,6 +25,7 @@ from dustmap.runs._kept_fit import (
     learning_of,
     summary_of,
 )
+from dustmap.runs._ranks import predicted
 from dustmap.runs._star_fit import Hyperparameters, StarFit, Tell, silent
 from dustmap.sky.observations import Observations
 
@@ -97,7 +97,7 @@ class _Rounds:
         observed = self.observed
         if observed.spread is None:
             return DistanceFit(self._fit(0, observed, None), observed, None)
-        added = observed.spread.uniform(typical_density(self.config, observed))
+        added = observed.uniform_spread(typical_density(self.config, observed))
         noisy = observed.with_added(added)
         fit = self._fit(0, noisy, None)
         rounds: list[Mapping[str, Any]] = []
@@ -129,8 +129,7 @@ class _Rounds:
         kept = part.latest()
         if kept is not None:
             return kept.values, kept.arrays["added"].to(added.device)
-        assert self.observed.spread is not None
-        fresh = self.observed.spread.added_variance(fit.for_many_rays())
+        fresh = self.observed.added_variance(fit.for_many_rays())
         change = _change(fit, self.observed, added, fresh, self.train)
         log.info("distances: median change of the noise %.3g", change)
         line = _line(number, change, fresh[self.train], refitted=change >= SETTLED)
@@ -150,9 +149,7 @@ def typical_density(config: Config, observed: Observations) -> float:
 
     Of the rays as they are clipped: there is no dust beyond the box.
     """
-    rays = observed.batch.functional
-    assert isinstance(rays, LineIntegrals)
-    paths = (rays.weights * rays.edges.diff(dim=-1)).sum()
+    paths = observed.batch.functional.moments()[:, 0].sum()
     density = float(observed.batch.y.sum() / paths)
     return density if density > 0 else abs(config.model.mean_density)
 
@@ -161,10 +158,8 @@ def _change(fit: StarFit, observed: Observations, old: Tensor, new: Tensor, trai
     """Median of |σ_new − σ_old| / σ_old, σ the total noise of the stars that are fitted."""
     given, at = observed.error_variance[train], fit.hyperparameters
     rays = observed.batch.functional[train]
-    predicted = fit.posterior.predict(rays) if at.relative_scatter > 0 else None
-    before, after = (
-        at.noise_variance(given + added[train], predicted).sqrt() for added in (old, new)
-    )
+    found = predicted(fit.posterior, rays) if at.relative_scatter > 0 else None
+    before, after = (at.noise_variance(given + added[train], found).sqrt() for added in (old, new))
     return float(((after - before).abs() / before).median())
 
 

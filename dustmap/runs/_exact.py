@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from dustmap.config import Config
-from dustmap.gp import Batch, ExactGP, RegularGrid, fit_hyperparameters
+from dustmap.gp import Batch, ExactGP, RegularGrid, fit_hyperparameters, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import NO_JOURNAL, AbstractJournal, GriddedDraws, Kept
 from dustmap.runs._grid import coarse_grid
@@ -101,7 +101,8 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     """The posterior of all data at given hyperparameters."""
     parts = Parts.of(config, at, data)
     gp = ExactGP(parts.kernel, parts.mean, estimator_of(config))
-    seen, told = _rays(data)
+    # Ranks do not share a dense solve: each does the same.
+    seen, told = _rays(whole_batch(data))
     noise_variance = parts.likelihood.noise_variance(seen)
     posterior = gp.condition(seen.functional, seen.y, noise_variance)
 

@@ -10,6 +10,7 @@ from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs._memory import MIB, Component, During
+from dustmap.runs._ranks import own_rays
 from dustmap.sky.catalogs import ROWS
 from dustmap.sky.maps import MapRequest, bytes_per_plane, slab_memory
 from dustmap.sky.observations import Observations
@@ -25,8 +26,7 @@ _IN_FLIGHT = 2
 
 def star_components(stars: StarTable, observed: Observations) -> tuple[Component, ...]:
     """Of the catalog and what it says of the density: known, as they have been read."""
-    rays = observed.batch.functional
-    assert isinstance(rays, LineIntegrals)
+    rays = own_rays(observed.batch.functional)
     spread = observed.spread
     table = sum(a.nbytes for a in _arrays(stars))
     geometry = _COPIES * ray_bytes(rays)

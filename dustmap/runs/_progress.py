@@ -24,6 +24,10 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 SECONDS = 10.0
 
 
+def silent_progress(what: str, done: int, total: int) -> None:
+    """For ranks that leave the telling to the first."""
+
+
 @final
 class LogProgress:
     """A plain line now and then: where no terminal shows bars."""

@@ -13,6 +13,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.inference import Scores, scores
+from dustmap.linalg import AbstractWorld
 from dustmap.regression import HIPGPRegressor
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._estimate import dense_seconds, rounded
@@ -21,6 +22,7 @@ from dustmap.runs._field import WRITERS, GriddedField
 from dustmap.runs._field_plots import plot_field
 from dustmap.runs._parts import KERNELS
 from dustmap.runs._progress import Progress
+from dustmap.runs._ranks import ALONE
 from dustmap.runs._regression_data import Rows, grid_of, rows_of, within
 from dustmap.runs._regression_memory import regression_memory
 from dustmap.runs._report import Check, Picture, Report, coverage_check
@@ -147,12 +149,19 @@ class RegressionRun(AbstractRun):
         return outputs
 
 
-def prepare_regression(config: Config, earlier: Path | None = None) -> RegressionRun:
+def prepare_regression(
+    config: Config, earlier: Path | None = None, world: AbstractWorld = ALONE
+) -> RegressionRun:
     """Reads and checks all that the run needs; writes nothing.
 
     earlier: of the same run, which keeps its model alone; the rows are read again.
     """
     del earlier
+    if world.size > 1:
+        raise ValueError(
+            f'data.kind = "regression" runs in one process, not on {world.size} ranks: start it '
+            "without torchrun"
+        )
     if config.compute.device == "cuda":
         raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
     found = rows_of(read_tables(config.data.catalog), config.data)

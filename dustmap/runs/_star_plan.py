@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs._grid import grid_of
 from dustmap.runs._memory import MemoryPlan
 from dustmap.runs._memory_engines import engine_memory
 from dustmap.runs._memory_parts import finish_components, star_components
+from dustmap.runs._ranks import own_rays
 from dustmap.runs._run import Plan
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
@@ -29,9 +29,7 @@ def plan_stars(
     train: Tensor,
 ) -> Plan:
     """Of stars `train`, which have been read; nothing else has been allocated."""
-    rays = observed.batch.functional
-    assert isinstance(rays, LineIntegrals)
-    fitted = rays[train]
+    fitted = own_rays(observed.batch.functional[train])
 
     def memory_of(changed: Config) -> MemoryPlan:
         own = star_components(stars, observed)

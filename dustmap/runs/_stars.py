@@ -14,7 +14,8 @@ import torch
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
+from dustmap.gp.functionals import OutsidePolicy
+from dustmap.linalg import AbstractWorld
 from dustmap.runs._calibration import Predictions, calibration, quality_proxies
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._distance_rounds import DistanceFit, fit_distances
@@ -22,6 +23,14 @@ from dustmap.runs._engines import engine_of
 from dustmap.runs._estimate import estimated_seconds, rounded
 from dustmap.runs._grid import grid_of
 from dustmap.runs._progress import Progress
+from dustmap.runs._ranks import (
+    ALONE,
+    StarShare,
+    copy_store,
+    own_rays,
+    predicted,
+    share_of_store,
+)
 from dustmap.runs._report import Check, Picture, Report
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._stages import Stage, Stopwatch
@@ -30,13 +39,13 @@ from dustmap.runs._star_export import export_run, provenance_of
 from dustmap.runs._star_field import field_of
 from dustmap.runs._star_figures import Material, draw_figures
 from dustmap.runs._star_fit import Learning, StarFit
-from dustmap.runs._star_input import StarInput, from_store, read_input, rows_by_fate, store_input
+from dustmap.runs._star_input import StarInput, from_store, rows_by_fate, store_input
 from dustmap.runs._star_plan import plan_stars
 from dustmap.runs._star_truth import truth_scores
-from dustmap.runs._tiles import TilePart, described, part_of_sky
+from dustmap.runs._tiles import TilePart, described, part_of_sky, read_part
 from dustmap.sky import Provenance
 from dustmap.sky.maps import AbstractDensityField, DustMap
-from dustmap.sky.observations import Observations, observe
+from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable, open_star_store
 
 log = logging.getLogger(__name__)
@@ -64,12 +73,13 @@ class StarRun(AbstractRun):
 
     asked: the configuration as it was given; config: the same with the box of the tile that it
     names. train, holdout: indices into the observations; truth: the density they were simulated
-    from; tile: what is left of a whole sky.
+    from; tile: what is left of a whole sky. share: the stars, or those of this rank; whole: all of
+    them, where a rank that writes has read them.
     """
 
     asked: Config
     config: Config
-    given: StarInput
+    share: StarShare
     grid: RegularGrid
     observed: Observations
     train: torch.Tensor
@@ -77,10 +87,21 @@ class StarRun(AbstractRun):
     truth: DustMap | None
     tile: TilePart | None = None
     seconds_to_read: float = 0.0
+    whole: StarInput | None = None
+
+    @property
+    def given(self) -> StarInput:
+        """The stars that this rank has read."""
+        return self.share.given
 
     @property
     def stars(self) -> StarTable:
         return self.given.stars
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank writes what all have found."""
+        return self.share.world.rank == 0
 
     @property
     def device(self) -> torch.device:
@@ -100,16 +121,16 @@ class StarRun(AbstractRun):
 
     def seconds(self) -> float:
         """Rough, of the fit."""
-        rays = self.observed.batch.functional
-        assert isinstance(rays, LineIntegrals)
+        rays = own_rays(self.observed.batch.functional[self.train])
         rounds = 1 if self.observed.spread is None else 1 + self.config.fit.distance_rounds
-        return rounded(rounds * estimated_seconds(self.config, rays[self.train], self.grid))
+        return rounded(rounds * estimated_seconds(self.config, rays, self.grid))
 
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the catalog, and the size of the map."""
         return {
             **({} if self.tile is None else self.tile.counts()),
-            "stars": len(self.stars),
+            **({} if self.share.world.size == 1 else {"ranks": self.share.world.size}),
+            "stars": self.share.total,
             "stars_fitted": len(self.train),
             "stars_held_out": len(self.holdout),
             "rays_truncated_at_the_box": self.observed.counts.truncated,
@@ -126,18 +147,26 @@ class StarRun(AbstractRun):
             held_out = None
             if Stage.EVALUATE.reached_by(until):
                 held_out = self._evaluate(found, account)
-            if Stage.EXPORT.reached_by(until):
+            if Stage.EXPORT.reached_by(until) and self.leads:
                 self._export(directory, found.fit, held_out, account, progress)
         return account.report(until)
 
     def _ingest(self, directory: RunDirectory, account: "_Account") -> None:
         with account.watch.stage("ingest"):
             # A run that goes on has read its own.
-            if not (directory.path / ARCHIVE).exists():
-                store_input(directory.path / ARCHIVE, self.given)
+            if self.leads and not (directory.path / ARCHIVE).exists():
+                self._keep_stars(directory.path / ARCHIVE)
         account.watch.add("ingest", self.seconds_to_read)
         account.sections["data"] = _data(self.given)
         account.sections["counts"] = self.counts()
+
+    def _keep_stars(self, path: Path) -> None:
+        if self.share.whole:
+            store_input(path, self.given)
+        elif self.whole is not None:
+            store_input(path, self.whole)
+        else:
+            copy_store(path, self.config)
 
     def _fit(self, directory: RunDirectory, account: "_Account") -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
@@ -171,7 +200,7 @@ class StarRun(AbstractRun):
                 proxies = quality_proxies(held_out, self.stars.system.per_a_v)
                 account.sections["quality_proxies"] = proxies
                 account.checks.append(check_of_scores(held_out.scores()))
-            if self.truth is not None:
+            if self.truth is not None and self.leads:
                 account.sections["truth"] = truth_scores(
                     self.field(fit), self.grid, self.truth, self.config.fit.seed
                 )
@@ -204,7 +233,10 @@ class StarRun(AbstractRun):
             outputs, density = export_run(
                 directory, self.config, self.field(fit), self.grid, self.provenance(fit), progress
             )
-            material = Material(self.config, density, self.truth, self.stars, held_out)
+            stars = self.stars
+            if not self.share.whole:
+                stars = open_star_store(directory.path / ARCHIVE).read()
+            material = Material(self.config, density, self.truth, stars, held_out)
             account.pictures += draw_figures(material, directory, progress)
         account.sections["outputs"] = outputs
 
@@ -230,18 +262,24 @@ class _Account:
         )
 
 
-def prepare_stars(config: Config, earlier: Path | None = None) -> StarRun:
+def prepare_stars(
+    config: Config, earlier: Path | None = None, world: AbstractWorld = ALONE
+) -> StarRun:
     """Reads and checks all that the run needs; writes nothing.
 
     earlier: the directory of the same run when it is gone on with; its stars are there already.
+    world: ranks that share the stars.
     """
     engine = engine_of(config)
     start = time.perf_counter()
     own = None if earlier is None else earlier / ARCHIVE
-    if own is not None and own.exists():
+    share = share_of_store(config, own, world)
+    if share is not None:
+        given = share.given
+    elif own is not None and own.exists():
         given = from_store(open_star_store(own))
     else:
-        given = read_input(config.data)
+        given = read_part(config)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
     if truth is not None and truth.system != given.stars.system:
@@ -249,7 +287,7 @@ def prepare_stars(config: Config, earlier: Path | None = None) -> StarRun:
             f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
             f"{given.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
-    run = assemble(config, given, truth, seconds)
+    run = assemble(config, share or given, truth, seconds, world)
     if len(run.train) > engine.most_rows:
         raise ValueError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
@@ -259,15 +297,26 @@ def prepare_stars(config: Config, earlier: Path | None = None) -> StarRun:
 
 
 def assemble(
-    config: Config, given: StarInput, truth: DustMap | None, seconds: float = 0.0
+    config: Config,
+    given: StarInput | StarShare,
+    truth: DustMap | None,
+    seconds: float = 0.0,
+    world: AbstractWorld = ALONE,
 ) -> StarRun:
-    """Observations and split; the same configuration and stars give the same split."""
-    asked = config
-    config, given, tile = part_of_sky(asked, given)
+    """Observations and split; the same configuration and stars give the same split.
+
+    given: the stars, of which the ranks take their shares, or the share of this one.
+    """
+    asked, tile, whole = config, None, None
+    if isinstance(given, StarShare):
+        share = given
+    else:
+        config, given, tile = part_of_sky(asked, given)
+        share = StarShare.of_all(given, world)
+        whole = given if world.rank == 0 else None
     grid = grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
-    # The exact engine works in float64 whatever compute.dtype says.
-    observed = observe(given.stars, grid, policy, torch.float64, device_of(config.compute))
+    observed = share.observed(grid, policy, device_of(config.compute))
     shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
     held_out = round(config.data.holdout * len(observed))
     if held_out == len(observed):
@@ -275,17 +324,18 @@ def assemble(
             f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
         )
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
-    return StarRun(asked, config, given, grid, observed, train, holdout, truth, tile, seconds)
+    split = (train, holdout)
+    return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds, whole)
 
 
 def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Predictions:
     """Measured extinctions of some observations beside their prediction, noise included."""
     data = observed.batch[index]
-    predicted = fit.posterior.predict(data.functional)
+    found = predicted(fit.posterior, data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise_variance(data.noise_variance, predicted)
+    noise = fit.hyperparameters.noise_variance(data.noise_variance, found)
     rows = observed.rows[index.cpu().numpy()]
-    return Predictions(data.y, predicted.mean, predicted.variance + noise, rows)
+    return Predictions(data.y, found.mean, found.variance + noise, rows)
 
 
 def units_of(config: Config, fit: StarFit) -> dict[str, str]:

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,6 +39,7 @@ from dustmap.linalg import (
     AbstractWorld,
     CirculantOperator,
     DividedColumns,
+    SparseOperator,
     TilePartition,
 )
 
@@ -76,10 +78,8 @@ def data(world: AbstractWorld, count: int = COUNT, uneven: bool = False) -> Batc
 
 
 def numpy(**tensors: Tensor | float) -> Arrays:
-    return {
-        k: np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v)
-        for k, v in tensors.items()
-    }
+    return {k: np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for k, v in
+            tensors.items()}
 
 
 def operators(world: AbstractWorld) -> Arrays:
@@ -155,10 +155,7 @@ def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) 
         mean_std=0.1,
     )
     settings = MGVISettings(
-        samples=4,
-        rounds=3,
-        refinements=1,
-        draws=4,
+        samples=4, rounds=3, refinements=1, draws=4,
         robust=RobustSettings(max_rounds=6) if robust else None,
     )
     found = fit_mgvi(model, data(world, uneven=uneven), settings)
@@ -176,14 +173,8 @@ def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
     """The global engine: learning from some of the data, then the solve of all."""
     kernel, likelihood = Matern32(0.5, 0.2, dim=3), GaussianLikelihood(scale=1.0)
     settings = GlobalSettings(
-        samples=4,
-        rtol=1e-6,
-        start_rows=0,
-        learn_rows=40,
-        order=2,
-        padding=2.0,
-        dtype=torch.float64,
-        robust=RobustSettings(max_rounds=4) if robust else None,
+        samples=4, rtol=1e-6, start_rows=0, learn_rows=40, order=2, padding=2.0,
+        dtype=torch.float64, robust=RobustSettings(max_rounds=4) if robust else None,
     )
     found: GlobalFit = fit_global(
         kernel, ConstantMean(0.8), likelihood, data(world), GRID, settings

@@ -18,6 +18,7 @@ from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
 from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
 from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
 from dustmap.gp.functionals._rules import Stratified as Stratified
+from dustmap.gp.functionals._rules import keyed_normal as keyed_normal
 from dustmap.gp.functionals._sharded import Sharded as Sharded
 from dustmap.gp.functionals._sharded import by_rows as by_rows
 from dustmap.gp.functionals._sharded import operator_by_rows as operator_by_rows

@@ -96,6 +96,14 @@ def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
     return _shift_right(state, 11).to(torch.float64) * 2.0**-53
 
 
+def keyed_normal(seed: int, keys: Tensor, count: int) -> Tensor:
+    """Standard normal numbers (count, N) as a pure function of (seed, keys (N,), i), float64."""
+    draw = torch.arange(count, device=keys.device)
+    uniform = counter_uniform(seed, keys[None], draw[:, None])
+    normal: Tensor = torch.special.ndtri(uniform + 2.0**-54)
+    return normal
+
+
 def _splitmix(x: Tensor) -> Tensor:
     x = x + GOLDEN
     x = (x ^ _shift_right(x, 30)) * MIX_1

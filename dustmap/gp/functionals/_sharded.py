@@ -99,9 +99,9 @@ class Sharded(AbstractFunctional):
         """The operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
-    def mapped(self, change: Callable[[Any], AbstractFunctional]) -> "Sharded":
-        """With other functionals, one for one."""
-        return replace(self, local=change(self.local))
+    def mapped(self, local: AbstractFunctional) -> "Sharded":
+        """With other functionals, one for one; local: those of this rank."""
+        return replace(self, local=local)
 
     def whole(self) -> AbstractFunctional:
         """The functionals of all ranks, on every rank."""

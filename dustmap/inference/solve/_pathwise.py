@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._on_grid import prior_of
 
@@ -74,7 +74,8 @@ class PathwisePosterior(AbstractPosterior):
     ) -> Tensor:
         """The first `count` ≤ S stored draws (count, N), the same ε for every functional.
 
-        Only the residuals r are drawn from `generator`, independent per functional.
+        Only the residuals r are drawn, independent per functional: from `generator`, for rays from
+        one number of it and their keys.
         """
         self._refuse_more(count)
         eps = self.eps_mean + self.deviations[:count]
@@ -83,10 +84,7 @@ class PathwisePosterior(AbstractPosterior):
             parts.append(self._mean(part) + seen)
             spreads.append(self._residual_variance(part).sqrt())
         field = torch.cat(parts, dim=-1)
-        white = torch.randn(
-            field.shape, dtype=field.dtype, device=field.device, generator=generator
-        )
-        return field + torch.cat(spreads) * white
+        return field + torch.cat(spreads) * _white(functional, field, generator)
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
         """Quantiles of f (K, N) at probabilities q (K,) in (0, 1).
@@ -139,6 +137,14 @@ class PathwisePosterior(AbstractPosterior):
                 f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
                 f"got {count}: raise `samples` of the solve settings and solve again"
             )
+
+
+def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers (S, N); of a ray whatever others there are."""
+    if isinstance(functional, LineIntegrals):
+        seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
+        return keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
 
 @torch.no_grad()
