@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import final
 
+import torch
+
 from pipelines.reproduce._fuzz_kinds import KINDS
 from pipelines.reproduce._fuzz_oracle import PATIENCE, Finding, Verdict, Watch, judge
 
@@ -71,6 +73,7 @@ def _received(receiver: Connection) -> Judged | None:
 
 
 def _work(sender: Connection, inputs: Sequence[Input], samples: Path, sandbox: Path) -> None:
+    torch.set_num_threads(1)
     watch = Watch().install()
     # What is left in the folder of temporary files is litter, too.
     os.environ["TMPDIR"] = tempfile.tempdir = str(sandbox / "out")

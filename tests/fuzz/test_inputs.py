@@ -1,5 +1,6 @@
 """A few inputs of every kind of the fuzz experiment: read, or refused in one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def _complain() -> None:
     raise Complaint(Verdict.LITTER, "seen")
 
 
+def _writing(path: Path) -> Callable[[], None]:
+    def write() -> None:
+        path.write_text("x")
+
+    return write
+
+
 def test_the_judge_sees_what_is_wrong(tmp_path: Path, watch: Watch) -> None:
     (tmp_path / "out").mkdir()
     for use, verdict in (
@@ -52,8 +60,8 @@ def test_the_judge_sees_what_is_wrong(tmp_path: Path, watch: Watch) -> None:
         (_two_lines, Verdict.MESSAGE),
         (_allocate, Verdict.MEMORY),
         (_complain, Verdict.LITTER),
-        (lambda: (tmp_path / "out" / "map").write_text("x") and None, Verdict.READ),
-        (lambda: (tmp_path / "elsewhere").write_text("x") and None, Verdict.LITTER),
-        (lambda: (tmp_path.parent / "beyond").write_text("x") and None, Verdict.LITTER),
+        ((tmp_path / "out" / "map").touch, Verdict.READ),
+        (_writing(tmp_path / "elsewhere"), Verdict.LITTER),
+        (_writing(tmp_path.parent / "beyond"), Verdict.LITTER),
     ):
         assert judge(use, tmp_path, watch).verdict is verdict
