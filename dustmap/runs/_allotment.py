@@ -15,7 +15,7 @@ from dustmap.runs._parts import kernel_of, start_of
 
 #: Bytes for each point of the torus while a prior is made beside the last one: tables, spectra and
 #: transforms, float64 and complex.
-SPECTRA = 64
+SPECTRA = 100
 #: Chunks of transforms, of rows and of products, whatever the sizes.
 WORKING = 40 * MIB
 #: Vectors over the torus and over the data that one column of a block solve holds.

@@ -32,6 +32,10 @@ from dustmap.runs._parts import kernel_of, start_of
 _WIDEST, _RANK, _LOGNORMAL_RANK = 64, 200, 128
 #: Of rows that are made anew, a chunk at a time.
 _CHUNK = 32 * MIB
+#: Of residual variances with their derivatives, where the Gaussian engine learns its kernel.
+_RESIDUALS = 400 * MIB
+#: Of the hip engine's dense rows, with the parts that are joined and products with them.
+_ROW_COPIES = 2.75
 _DOUBLE = 8
 
 
@@ -94,6 +98,7 @@ def whole_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
             f"{columns} columns of {FIELD_VECTORS} vectors each",
         ),
         rows,
+        *_residual_learning(config),
         _working(),
     )
     chunks = {"rows of the stars": how, "columns solved together": f"{columns} of {1 + s.samples}"}
@@ -116,9 +121,9 @@ def hip_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
         ),
         Component(
             "rows",
-            plan.bytes_rows if stored else 2**28,
+            round(_ROW_COPIES * plan.bytes_rows) if stored else 2**28,
             During.FIT,
-            f"{len(rays):,} of {plan.n_features:,} features",
+            f"{len(rays):,} of {plan.n_features:,} features, and what they are made of",
         ),
         *_dense_learning(config, rays),
         _working(),
@@ -153,6 +158,14 @@ def _dense_learning(config: Config, rays: LineIntegrals) -> tuple[Component, ...
         return ()
     what = f"dense covariances of {n:,} stars and their gradients"
     return (Component("learning", 8 * n**2 * _DOUBLE, During.LEARNING, what),)
+
+
+def _residual_learning(config: Config) -> tuple[Component, ...]:
+    """Of chunks whose size does not follow the data."""
+    if not {"length", "std"} & set(config.model.learn):
+        return ()
+    what = "tables of residual variances and their derivatives, in chunks"
+    return (Component("learning", _RESIDUALS, During.LEARNING, what),)
 
 
 def _spectra(s: Sizes) -> Component:
