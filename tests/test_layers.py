@@ -33,6 +33,7 @@ FOREIGN: dict[str, frozenset[str]] = {
     "linalg": frozenset({"torch"}),
     "gp": frozenset({"torch", "numpy"}),
     "inference": frozenset({"torch", "numpy"}),
+    "distributed": frozenset({"torch"}),
 }
 
 # Rows of Phi with any likelihood, and products of Phi. Neither half knows the other.
@@ -105,3 +106,12 @@ def test_the_two_halves_of_inference_do_not_know_each_other() -> None:
                 assert not seen & other, f"{path} imports {seen & other}"
                 checked += 1
     assert checked > len(HALVES[1])
+
+
+def test_one_module_knows_of_processes() -> None:
+    knowing = [
+        path
+        for path in modules()
+        if any(name.startswith("torch.distributed") for name in imports(path))
+    ]
+    assert knowing == [PACKAGE / "distributed.py"]

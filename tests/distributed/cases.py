@@ -4,7 +4,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     GlobalFit,
     GlobalSettings,
+    LearnSettings,
     LogNormalModel,
     MGVISettings,
     RobustSettings,
@@ -39,7 +39,6 @@ from dustmap.linalg import (
     AbstractWorld,
     CirculantOperator,
     DividedColumns,
-    SparseOperator,
     TilePartition,
 )
 
@@ -78,8 +77,10 @@ def data(world: AbstractWorld, count: int = COUNT, uneven: bool = False) -> Batc
 
 
 def numpy(**tensors: Tensor | float) -> Arrays:
-    return {k: np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v) for k, v in
-            tensors.items()}
+    return {
+        k: np.asarray(v.detach().numpy() if isinstance(v, Tensor) else v)
+        for k, v in tensors.items()
+    }
 
 
 def operators(world: AbstractWorld) -> Arrays:
@@ -155,7 +156,10 @@ def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) 
         mean_std=0.1,
     )
     settings = MGVISettings(
-        samples=4, rounds=3, refinements=1, draws=4,
+        samples=4,
+        rounds=3,
+        refinements=1,
+        draws=4,
         robust=RobustSettings(max_rounds=6) if robust else None,
     )
     found = fit_mgvi(model, data(world, uneven=uneven), settings)
@@ -171,13 +175,21 @@ def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) 
 
 def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
     """The global engine: learning from some of the data, then the solve of all."""
+    grid = RegularGrid.from_bounds(GRID.lower, GRID.upper, (5, 5, 3))
     kernel, likelihood = Matern32(0.5, 0.2, dim=3), GaussianLikelihood(scale=1.0)
     settings = GlobalSettings(
-        samples=4, rtol=1e-6, start_rows=0, learn_rows=40, order=2, padding=2.0,
-        dtype=torch.float64, robust=RobustSettings(max_rounds=4) if robust else None,
+        samples=4,
+        rtol=1e-6,
+        start_rows=0,
+        learn_rows=40,
+        order=2,
+        padding=2.0,
+        dtype=torch.float64,
+        learn=LearnSettings(max_steps=3, samples=4, max_samples=4),
+        robust=RobustSettings(max_rounds=3, samples=4) if robust else None,
     )
     found: GlobalFit = fit_global(
-        kernel, ConstantMean(0.8), likelihood, data(world), GRID, settings
+        kernel, ConstantMean(0.8), likelihood, data(world), grid, settings
     )
     parameters = [p.detach().reshape(-1) for p in (*kernel.parameters(), *likelihood.parameters())]
     return numpy(

@@ -1,0 +1,113 @@
+"""What ranks find together is what one process finds; a rank that ends, ends them all."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.distributed.ranks import Found, found_by, run_ranks
+
+#: Of the largest number of an array: products and sums differ by rounding, solves by what they
+#: leave of it.
+ROUNDING, SOLVED = 1e-12, 2e-5
+#: Weights of the robust cases and samples follow from several solves.
+TOLERANCE = {
+    "operators": ROUNDING,
+    "picked": ROUNDING,
+    "lognormal": 1e-4,
+    "lognormal-uneven": 1e-4,
+    "lognormal-robust": 1e-4,
+    "gaussian": SOLVED,
+    "gaussian-robust": 1e-4,
+    "hip": SOLVED,
+    "hip-streamed": SOLVED,
+}
+QUICK = ("operators", "picked", "lognormal", "gaussian", "hip")
+SLOW = ("lognormal-robust", "gaussian-robust", "hip-streamed")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quick cases by one process and by two ranks, one of them twice."""
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(folder, [f"{name}:{size}" for name in QUICK for size in (1, 2)])
+    again = folder / "again"
+    again.mkdir()
+    run_ranks(again, ["lognormal:2"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases by one process and by two, three and four ranks."""
+    folder = tmp_path_factory.mktemp("many")
+    jobs = [f"{name}:{size}" for name in (*QUICK, *SLOW) for size in (1, 3, 4)]
+    run_ranks(folder, [*jobs, *(f"{name}:2" for name in SLOW), "lognormal-uneven:3"])
+    return folder
+
+
+def check(one: Found, ranks: list[Found], tolerance: float) -> None:
+    for name, expected in one.items():
+        for found in ranks:
+            assert found[name].tobytes() == ranks[0][name].tobytes(), name
+        scale = max(float(np.abs(expected).max()), 1e-300)
+        error = float(np.abs(ranks[0][name] - expected).max()) / scale
+        assert error <= tolerance, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_find_what_one_process_finds(two: Path, name: str) -> None:
+    check(found_by(two, name, 1)[0], found_by(two, name, 2), TOLERANCE[name])
+
+
+def test_two_ranks_find_the_same_bits_again(two: Path) -> None:
+    first, second = found_by(two, "lognormal", 2), found_by(two / "again", "lognormal", 2)
+    for name, values in first[0].items():
+        assert values.tobytes() == second[0][name].tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_more_ranks_find_what_one_process_finds(many: Path, name: str, size: int) -> None:
+    check(found_by(many, name, 1)[0], found_by(many, name, size), TOLERANCE[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_two_ranks_find_it_in_other_ways_too(many: Path, name: str) -> None:
+    check(found_by(many, name, 1)[0], found_by(many, name, 2), TOLERANCE[name])
+
+
+@pytest.mark.slow
+def test_a_rank_may_have_all_the_rays_and_others_none(many: Path) -> None:
+    found = found_by(many, "lognormal-uneven", 3)
+    check(found_by(many, "lognormal", 1)[0], found, TOLERANCE["lognormal-uneven"])
+
+
+def test_ranks_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+    run_ranks(tmp_path, ["differing:3"])
+    for rank in range(3):
+        text = (tmp_path / f"differing-3-{rank}.txt").read_text()
+        assert "rank 2 differs from rank 0 in version: 1.1 instead of 1.0" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dying", "rank 1 has ended without a word"),
+        pytest.param(
+            "failing", "rank 1 has ended .ValueError: the disk is full", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "late", "waited 3 s for rank 1, alive but late.*compute.timeout", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_lost_rank_is_named_and_ends_the_others(tmp_path: Path, name: str, said: str) -> None:
+    run_ranks(tmp_path, [f"{name}:3"], timeout=3.0 if name == "late" else 60.0)
+    for rank in (0, 2):
+        last = (tmp_path / f"{name}-3-{rank}.txt").read_text().splitlines()[-1]
+        assert last.startswith("dustmap.distributed.RankLost: rank ")
+        assert re.search(said, last), last
