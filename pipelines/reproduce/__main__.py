@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     folder = options.output or (TRIALS if options.quick else RESULTS)
     try:
-        return _run(find(options.name), Request(options.quick, options.data), folder)
+        only = tuple(options.only.split(",")) if options.only else ()
+        earlier = _results.earlier_rows(folder, options.name) if only else ()
+        request = Request(options.quick, options.data, only, earlier)
+        return _run(find(options.name), request, folder)
     except (UnknownExperiment, MissingData) as error:
         _complain(str(error))
         return 2
@@ -68,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="where to write (default: pipelines/reproduce/results, with --quick .bench/reproduce)",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="PART,..",
+        help="of an experiment in parts, those to measure; the rows of the others stay",
     )
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (default: 1)")
     return parser

@@ -23,11 +23,21 @@ class Request:
     """What the command line asks of an experiment.
 
     quick: a reduced version that runs in seconds and shows that everything works.
-    data: folder of the real data sets.
+    data: folder of the real data sets. only: parts of the experiment to measure, all if empty;
+    earlier: rows that it left before, of which those of other parts are kept.
     """
 
     quick: bool
     data: Path
+    only: tuple[str, ...] = ()
+    earlier: Sequence[Row] = ()
+
+    def wanted(self, parts: Sequence[str]) -> tuple[str, ...]:
+        """Those of the parts of an experiment that are to be measured."""
+        unknown = [name for name in self.only if name not in parts]
+        if unknown:
+            raise MissingData(f"no part is called {unknown[0]!r}; there are {', '.join(parts)}")
+        return self.only or tuple(parts)
 
     def file(self, name: str) -> Path:
         """The path of a data file that must exist."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pipelines.reproduce._experiment import Outcome, Request, Value
+from pipelines.reproduce._experiment import Outcome, Request, Row, Value
 
 _PACKAGES = ("dustmap", "torch", "numpy", "matplotlib", "gpytorch")
 #: Significant digits kept: more than any measurement here has.
@@ -50,6 +50,15 @@ def write(folder: Path, name: str, found: Mapping[str, Value], outcome: Outcome)
     table.write_text(to_json(found), encoding="utf-8")
     outcome.figure.savefig(picture, metadata={"Software": None})
     return [table, picture]
+
+
+def earlier_rows(folder: Path, name: str) -> list[Row]:
+    """The rows that an experiment left there, none if it did not."""
+    table = folder / f"{name}.json"
+    if not table.is_file():
+        return []
+    rows: list[Row] = json.loads(table.read_text(encoding="utf-8"))["rows"]
+    return rows
 
 
 def to_json(found: Mapping[str, Value]) -> str:

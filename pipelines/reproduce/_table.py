@@ -5,6 +5,7 @@ from typing import final
 from pipelines.reproduce import (
     accuracy_per_second,
     ananke,
+    beyond_memory,
     clusters,
     derivatives,
     dust,
@@ -16,6 +17,7 @@ from pipelines.reproduce import (
     memory,
     paper_scale,
     preconditioner,
+    scaling,
     seams,
     skies,
     spatial,
@@ -98,6 +100,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "export_scale",
         "296 million voxels of 12 samples to zarr and FITS: time, memory, speed of queries",
         export_scale.run,
+    ),
+    Experiment(
+        "beyond_memory",
+        "20 million stars ingested and streamed through a pass, 2 million fitted",
+        beyond_memory.run,
+    ),
+    Experiment(
+        "scaling",
+        "fits over ranks and threads, products against stars and nodes, and projections",
+        scaling.run,
     ),
     Experiment(
         "heaton",

@@ -17,6 +17,7 @@ from dustmap.gp.features._base import chunks as chunks
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._beams import AbstractBeams as AbstractBeams
+from dustmap.gp.features._beams import BeamExpansion as BeamExpansion
 from dustmap.gp.features._beams import BeamTable as BeamTable
 from dustmap.gp.features._beams import beamed_interpolation as beamed_interpolation
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures

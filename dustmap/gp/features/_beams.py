@@ -20,7 +20,7 @@ from dustmap.gp.features._local_weights import (
 )
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, operator_by_rows
-from dustmap.linalg import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg import AbstractOperator, SparseOperator, apply_linear, check_vectors
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,15 @@ class BeamTable:
         """The last knot (N,) that a ray needs, counted from 1."""
         return (rays.edges[:, -1] / self.step).floor().to(torch.int64) + 1
 
+    @torch.no_grad()
+    def rows(self, rays: LineIntegrals) -> AbstractOperator:
+        """Rays on the columns (N, columns), stored where that takes no more than `memory`."""
+        shape, like = (len(rays), self.columns), torch.empty(0, dtype=self.dtype)
+        sample = self.taps(rays[spread_rows(len(rays), rays.device)])
+        keep = planned_bytes(sample, shape) <= self.memory
+        build = stored if keep else RecomputedOperator
+        return build(lambda part: self.taps(rays[part]), shape, _RAYS, like.to(rays.device))
+
     def taps(self, rays: LineIntegrals) -> Taps:
         """Few rays on the columns."""
         around, weight = self._around(rays)
@@ -163,7 +172,7 @@ class BeamTable:
         return ((self.reach > 0).cumsum(0) - 1).clamp_min(0)
 
     @torch.no_grad()
-    def expansion(self) -> AbstractOperator:
+    def expansion(self) -> "BeamExpansion":
         """From the density at the nodes to all columns (columns, M)."""
         needed = self.reach.nonzero().squeeze(-1)
         count = self.reach[needed]
@@ -175,7 +184,7 @@ class BeamTable:
         unit = torch.ones_like(edges[:, :1])
         pieces = LineIntegrals(torch.zeros_like(direction), direction, edges, unit)
         rows = interpolation(pieces, self.grid, self.memory, self.dtype)
-        return _Expansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
+        return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
 
 
 @torch.no_grad()
@@ -209,13 +218,8 @@ def _through_beams(
     table = BeamTable.of(grid, beams, functional, dtype, memory)
     if table.knots == 0:
         return interpolation(functional, grid, memory, dtype)
-    shape, like = (len(functional), table.columns), torch.empty(0, dtype=dtype)
-    sample = table.taps(functional[spread_rows(len(functional), functional.device)])
-    keep = planned_bytes(sample, shape) <= memory
     log.info("%d rays through %d knots of beams", len(functional), table.columns - grid.size)
-    build = stored if keep else RecomputedOperator
-    rows = build(lambda part: table.taps(functional[part]), shape, _RAYS, like)
-    return ProductOperator(rows, table.expansion())
+    return ProductOperator(table.rows(functional), table.expansion())
 
 
 def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
@@ -229,7 +233,7 @@ def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
 
 
 @final
-class _Expansion(AbstractOperator):
+class BeamExpansion(AbstractOperator):
     """Sums along beams, then the nodes themselves (columns, M).
 
     pieces (K, M): integrals over the steps of beams; place (K,): their knots among all `sums`,
@@ -238,6 +242,11 @@ class _Expansion(AbstractOperator):
 
     def __init__(self, pieces: AbstractOperator, place: Tensor, sums: int, knots: int) -> None:
         self._pieces, self._place, self._sums, self._knots = pieces, place, sums, knots
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, 0 where the pieces are computed anew in every product."""
+        return self._pieces.bytes if isinstance(self._pieces, SparseOperator) else 0
 
     @property
     def shape(self) -> tuple[int, int]:
