@@ -1,0 +1,146 @@
+"""Steps whose memory runs out: tried again in smaller chunks, and counted."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dustmap import config as configuration
+from dustmap.cli import FAILED, main
+from dustmap.gp import RegularGrid
+from dustmap.gp.features import _local_weights, interpolation
+from dustmap.gp.functionals import PointValues
+from dustmap.inference._journal import NoJournal
+from dustmap.inference.solve import _blocks
+from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg
+from dustmap.runs import _star_export
+from dustmap.runs._memory import MIB
+from dustmap.runs._stages import Stopwatch
+
+CPU = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+
+
+def solve(columns: int) -> Any:
+    """Columns of a small system, all together if memory lets them."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    dense = torch.eye(6, dtype=torch.float64) + root @ root.mT / 6
+    b = torch.randn(columns, 6, generator=generator, dtype=torch.float64)
+
+    class System:
+        draws = SimpleNamespace(phi=SimpleNamespace(shape=(4, 6)))
+
+        def __len__(self) -> int:
+            return columns
+
+        def together(self, memory: int) -> int:
+            return 64
+
+        def right_hand_sides(self, first: int, last: int) -> torch.Tensor:
+            return b[first:last]
+
+        def guesses(self, first: int, last: int) -> None:
+            return None
+
+    A = SparseOperator.from_coo(*dense.nonzero().T, dense[tuple(dense.nonzero().T)], (6, 6))
+    x = torch.empty(columns, 6, dtype=torch.float64)
+    progress = _blocks.Progress(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
+    found = _blocks.solved(
+        A,
+        System(),  # type: ignore[arg-type]
+        progress,
+        rtol=1e-10,
+        max_steps=50,
+        memory=1,
+        journal=NoJournal(),
+    )
+    torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)
+    assert len(found.steps) == columns
+    return found
+
+
+def short_of_memory(limit: int, seen: list[int]) -> Callable[..., Any]:
+    """block_pcg on a machine that holds `limit` columns."""
+
+    def limited(A: Any, b: torch.Tensor, **options: Any) -> Any:
+        seen.append(len(b))
+        if len(b) > limit:
+            raise RuntimeError(CPU)
+        return block_pcg(A, b, **options)
+
+    return limited
+
+
+def test_columns_are_solved_in_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve(9)
+    seen: list[int] = []
+    monkeypatch.setattr(_blocks, "block_pcg", short_of_memory(3, seen))
+    watch = Stopwatch()
+    with watch.stage("fit"):
+        solve(9)
+    assert seen == [9, 5, 3, 3, 3]
+    (line,) = watch.as_dict()["stages"]
+    assert line["out_of_memory_retries"] == 2
+
+
+def test_no_end_of_halving_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(_blocks, "block_pcg", short_of_memory(0, seen))
+    with pytest.raises(OutOfMemory, match=r"columns solved together.*set a smaller --memory"):
+        solve(16)
+    assert seen == [16, 8, 4, 2]
+
+
+def test_rows_that_cannot_be_stored_are_computed_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = RegularGrid((0.0,) * 3, (1.0,) * 3, (4, 4, 4))
+    points = PointValues(3.0 * torch.rand(20, 3, dtype=torch.float64))
+    x = torch.rand(grid.size, dtype=torch.float64)
+    wanted = interpolation(points, grid, dtype=torch.float64).matmul(x)
+
+    def fails(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(_local_weights, "stored", fails)
+    with caplog.at_level(logging.WARNING, "dustmap"):
+        found = interpolation(points, grid, dtype=torch.float64)
+    assert isinstance(found, _local_weights.RecomputedOperator)
+    torch.testing.assert_close(found.matmul(x), wanted)
+    assert "computed anew in every product" in caplog.text
+
+
+def test_slabs_get_thinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    seen = []
+
+    def write(*arguments: Any) -> None:
+        seen.append(arguments[-1] // MIB)
+        if seen[-1] > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(_star_export.WRITERS, "zarr", write)
+    compute = configuration.from_mapping({"data": {"catalog": "stars.fits"}}).compute
+    compute = dataclasses.replace(compute, memory="2GiB")
+    nothing: Any = None
+    _star_export.write_in_slabs(
+        "zarr", tmp_path / "map.zarr", nothing, nothing, nothing, nothing, False, compute
+    )
+    assert seen == [1024, 512, 256]
+
+
+def test_the_command_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise OutOfMemory("out of memory in columns solved together: set a smaller --memory")
+
+    monkeypatch.setattr("dustmap.sky.simulation.write_sky", fails)
+    sky = ["simulate", "--stars", "5", "--seed", "1", "--output", str(tmp_path / "sky.fits")]
+    assert main(sky) == FAILED
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "set a smaller --memory" in said
