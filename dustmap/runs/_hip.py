@@ -62,7 +62,7 @@ def fit_hip(
     part = journal.within("learn")
     learned, learning = learn_exact(config, at_mean_distances(data), start, part, tell)
     at, told = _within_the_box(config, learned)
-    fit = _conditioned(config, data, at)
+    fit = _conditioned(config, data, at, journal.within("condition"), tell)
     return replace(fit, summary=fit.summary | told, learning=learning)
 
 
@@ -83,7 +83,13 @@ def reopen_hip(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays)
     return _conditioned(config, data, at)
 
 
-def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
+def _conditioned(
+    config: Config,
+    data: Batch,
+    at: Hyperparameters,
+    journal: AbstractJournal = NO_JOURNAL,
+    tell: Tell = silent,
+) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     parts = Parts.of(config, at, data).fixed()
     grid = coarse_grid(config.grid, at.length / POINTS_PER_LENGTH)
@@ -92,7 +98,10 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     model = VariationalModel(
         _features(config, parts.kernel, plan), parts.mean, parts.likelihood, make_family(plan)
     )
-    state, solved = (_stochastic if config.fit.epochs else _direct)(config, model, data, plan)
+    if config.fit.epochs:
+        state, solved = _stochastic(config, model, data, plan, journal, tell)
+    else:
+        state, solved = _direct(model, data, plan)
     summary = {
         "whitening": plan.whitening,
         "family": plan.family,
@@ -121,7 +130,7 @@ def _draws(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> Gri
 
 
 def _direct(
-    config: Config, model: VariationalModel, data: Batch, plan: HipPlan
+    model: VariationalModel, data: Batch, plan: HipPlan
 ) -> tuple[AbstractGaussian, dict[str, Any]]:
     """S by one pass and the mean by CG."""
     fit = fit_posterior(model, data, plan.max_memory)
@@ -135,26 +144,35 @@ def _direct(
 
 
 def _stochastic(
-    config: Config, model: VariationalModel, data: Batch, plan: HipPlan
+    config: Config,
+    model: VariationalModel,
+    data: Batch,
+    plan: HipPlan,
+    journal: AbstractJournal,
+    tell: Tell,
 ) -> tuple[AbstractGaussian, dict[str, Any]]:
     """Natural-gradient steps on minibatches, in the order that fit.seed gives."""
     source = RowSource(model.features, data.functional, plan.max_memory // 2)
     settings = SVISettings(batch_size=config.fit.batch, epochs=config.fit.epochs)
     generator = torch.Generator().manual_seed(config.fit.seed)
-    last = fit_svi(model, data, source, settings, generator, progress=_log_epochs(len(data)))
+    heard = _telling(len(data), tell)
+    last = fit_svi(model, data, source, settings, generator, progress=heard, journal=journal)
     elbo = full_elbo(model, last.posterior, data, source)
     return last.posterior, {"elbo": elbo, "steps": last.step, "epochs": last.epoch}
 
 
-def _log_epochs(n: int) -> Callable[[SVIState], None]:
+def _telling(n: int, tell: Tell) -> Callable[[SVIState], None]:
+    """Logs an epoch, and tells its numbers."""
     seen = [0]
 
-    def tell(state: SVIState) -> None:
+    def told(state: SVIState) -> None:
         if state.epoch > seen[0]:
             seen[0] = state.epoch
-            log.info("epoch %d: ELBO per star %.4g", state.epoch, state.taken.elbo / n)
+            elbo = state.taken.elbo / n
+            log.info("epoch %d: ELBO per star %.4g", state.epoch, elbo)
+            tell({"part": "epochs", "epoch": state.epoch, "elbo_per_star": elbo})
 
-    return tell
+    return told
 
 
 def hip_settings(config: Config) -> HipSettings:

@@ -29,6 +29,19 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
         remove(partial)
 
 
+@contextmanager
+def scratch_for(target: Path) -> Iterator[Path]:
+    """A directory beside `target` for what is needed while it is made, and gone afterwards."""
+    named = target.with_name(f"{target.name}.scratch")
+    clear_leftovers(named)
+    scratch = beside(named, "partial")
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        remove(scratch)
+
+
 def refuse_existing(target: Path, overwrite: bool) -> None:
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists already; choose another name or pass --overwrite")

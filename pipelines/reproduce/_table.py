@@ -13,6 +13,7 @@ from pipelines.reproduce import (
     fuzz,
     growth,
     heaton,
+    kills,
     lognormal,
     memory,
     paper_scale,
@@ -115,6 +116,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "heaton",
         "two scenes of land temperature, all 150,000 cells, beside kriging with 30 neighbours",
         heaton.run,
+    ),
+    Experiment(
+        "kills",
+        "kill -9 at 50 moments of runs and 10 of ingests: what goes on gives the same bits",
+        kills.run,
     ),
     Experiment(
         "fuzz",

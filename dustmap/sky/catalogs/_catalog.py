@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import refuse_existing
+from dustmap.sky._atomic import refuse_existing, scratch_for
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._counts import Counts
 from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated
@@ -108,9 +107,9 @@ def ingest(
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
-    with _naming(target), TemporaryDirectory(dir=target.parent, prefix=".ingest-") as scratch:
-        sorter = SkySorter(Path(scratch))
-        twice = _sort(sorter, selection, Path(scratch), progress or _silent)
+    with _naming(target), scratch_for(target) as scratch:
+        sorter = SkySorter(scratch)
+        twice = _sort(sorter, selection, scratch, progress or _silent)
         with star_store(target, overwrite) as store:
             buffer = _Buffer(store)
             for table in sorter.tables(twice):
