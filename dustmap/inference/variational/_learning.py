@@ -10,7 +10,12 @@ from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional
+from dustmap.inference._journal import Kept
+from dustmap.inference._kept import Reading, state
 from dustmap.inference.variational._model import VariationalModel
+
+#: What the state of a learner is called, and what Adam has of each parameter.
+_ADAM, _AVERAGES = "adam", ("step", "exp_avg", "exp_avg_sq")
 
 
 @final
@@ -42,6 +47,34 @@ class HyperparameterLearner:
         loss = -self.model.elbo(posterior, rows, batch, scale) / (scale * len(batch))
         loss.backward()  # type: ignore[no-untyped-call]
         self._adam.step()
+        self.model = self.model.rebuilt()
+
+    def kept(self) -> Kept | None:
+        """Parameters and Adam's averages, None when inactive."""
+        if self._adam is None:
+            return None
+        averages = self._adam.state_dict()["state"]
+        arrays = {f"parameter_{i}": p for i, p in enumerate(self._parameters)}
+        arrays |= {f"{name}_{i}": averages[i][name] for i in averages for name in _AVERAGES}
+        return state(_ADAM, {}, arrays)
+
+    def restore(self, reading: Reading, name: str) -> None:
+        """Goes back to where `kept` was called, which gave the part of this name."""
+        if reading.has(name) != self.active:
+            told = "no learning of hyperparameters" if self.active else "learned hyperparameters"
+            raise reading.refusal(told)
+        if self._adam is None:
+            return
+        part, averages = reading.part(name, _ADAM), dict[int, dict[str, Tensor]]()
+        with torch.no_grad():
+            for i, p in enumerate(self._parameters):
+                p.copy_(part.array(f"parameter_{i}", p, *p.shape))
+                if part.has(f"step_{i}"):
+                    averages[i] = {"step": part.array(f"step_{i}", torch.zeros(()))}
+                    for average in _AVERAGES[1:]:
+                        averages[i][average] = part.array(f"{average}_{i}", p, *p.shape)
+        groups = self._adam.state_dict()["param_groups"]
+        self._adam.load_state_dict({"state": averages, "param_groups": groups})
         self.model = self.model.rebuilt()
 
 

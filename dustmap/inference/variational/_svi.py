@@ -12,6 +12,8 @@ from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import whole
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
+from dustmap.inference._kept import Reading, state
 from dustmap.inference._precision import batch_stability
 from dustmap.inference.variational._direct import one_pass_covariance
 from dustmap.inference.variational._learning import HyperparameterLearner, restored
@@ -104,6 +106,44 @@ class SVIState:
         """q(ε)."""
         return self.taken.posterior
 
+    def kept(self) -> Kept:
+        """All of it but the model."""
+        taken = self.taken
+        values = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "elbo": taken.elbo,
+            "stability": taken.stability,
+            "length_mean": taken.length_mean,
+        }
+        q, learned = taken.posterior, enumerate(self.hyperparameters)
+        arrays = {"mean": q.mean, "statistics": q.statistics}
+        return state(_STATE, values, arrays | {f"parameter_{i}": p for i, p in learned})
+
+    @staticmethod
+    def restored(model: VariationalModel, reading: Reading, like: Tensor) -> "SVIState":
+        """What was kept of a state of this model, whose parameters may be others; on the device
+        of `like`."""
+        family, mean = model.family, like[:0].to(model.features.dtype)
+        sizes = family.zero_statistics("meta").shape
+        q = family.posterior(
+            reading.array("mean", mean, family.n_features),
+            reading.array("statistics", mean.double(), *sizes),
+        )
+        numbers = (reading.number(name) for name in ("elbo", "stability", "length_mean"))
+        learned = tuple(
+            reading.array(f"parameter_{i}", p, *p.shape)
+            for i, p in enumerate(model.parameters())
+            if reading.has(f"parameter_{i}")
+        )
+        return SVIState(
+            reading.integer("step"),
+            reading.integer("epoch"),
+            model,
+            NaturalStep(q, *numbers),
+            learned,
+        )
+
 
 def svi(
     model: VariationalModel,
@@ -117,20 +157,51 @@ def svi(
     The order of the data comes from `generator`. With learning_rate > 0 the rows of a minibatch
     are computed once with their graph: detached for the natural step, with it for Adam's.
     """
-    posterior = _start(model, batch, source, settings)
-    learner = HyperparameterLearner(model, settings.learning_rate)
-    step = 0
-    for epoch in range(1, settings.epochs + 1):
-        order = torch.randperm(len(batch), generator=generator)
-        for index in torch.split(order, settings.batch_size):
+    run = _Run(model, batch, source, settings, generator, None)
+    while run.epoch < settings.epochs:
+        yield from run.one_pass()
+
+
+@final
+class _Run:
+    """The iteration between two passes over the data."""
+
+    def __init__(
+        self,
+        model: VariationalModel,
+        batch: Batch,
+        source: RowSource,
+        settings: SVISettings,
+        generator: torch.Generator,
+        reading: Reading | None,
+    ) -> None:
+        self.batch, self.source, self.settings, self.generator = batch, source, settings, generator
+        if reading is None:
+            self.posterior = _start(model, batch, source, settings)
+        self.learner = HyperparameterLearner(model, settings.learning_rate)
+        self.step = self.epoch = 0
+        if reading is not None:
+            reading.refuse_other("data", len(batch))
+            self.step, self.epoch = reading.integer("step"), reading.integer("epoch")
+            self.learner.restore(reading, "learner")
+            self.generator.set_state(reading.array("generator", generator.get_state(), None))
+
+    def one_pass(self) -> Iterator[SVIState]:
+        """A step with every minibatch."""
+        learner, batch = self.learner, self.batch
+        self.epoch += 1
+        order = torch.randperm(len(batch), generator=self.generator)
+        for index in torch.split(order, self.settings.batch_size):
             part, scale = batch[index], len(batch) / len(index)
-            rows = learner.rows(whole(part.functional)) if learner.active else source.select(index)
+            active = learner.active
+            rows = learner.rows(whole(part.functional)) if active else self.source.select(index)
+            lengths = self.settings.lengths(self.step)
             taken = natural_step(
-                learner.model, posterior, rows.detached(), part, scale, settings.lengths(step)
+                learner.model, self.posterior, rows.detached(), part, scale, lengths
             )
             learner.step(taken.posterior, rows, part, scale)
-            posterior, step = taken.posterior, step + 1
-            yield SVIState(step, epoch, learner.model, taken, learner.snapshot())
+            self.posterior, self.step = taken.posterior, self.step + 1
+            yield SVIState(self.step, self.epoch, learner.model, taken, learner.snapshot())
 
 
 @final
@@ -193,6 +264,7 @@ def fit_svi(
     *,
     score: Callable[[SVIState], float] | None = None,
     progress: Callable[[SVIState], None] | None = None,
+    journal: AbstractJournal = NO_JOURNAL,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
@@ -201,25 +273,80 @@ def fit_svi(
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
     progress: called with every state.
+    journal: kept after every epoch, with the state of the generator.
     """
-    best: SVIState | None = None
-    best_score, waited, state = -math.inf, 0, None
-    for state in svi(model, batch, source, settings, generator):
-        if progress is not None:
-            progress(state)
-        if score is None or state.step % settings.steps_per_epoch(len(batch)):
-            continue
-        value = score(state)
-        if value > best_score:
-            best, best_score, waited = state, value, 0
-        else:
-            waited += 1
-        if waited >= settings.patience:
-            break
-    chosen = best or state
+    reading = Reading.latest(journal, _SVI)
+    run = _Run(model, batch, source, settings, generator, reading)
+    passes = _Passes.of(run, reading)
+    if reading is None or not reading.finished:
+        while run.epoch < settings.epochs and passes.waited < settings.patience:
+            for state in run.one_pass():
+                passes.last = state
+                if progress is not None:
+                    progress(state)
+            if score is not None and passes.last is not None:
+                passes.judge(passes.last, score(passes.last))
+            journal.keep(lambda: passes.kept(run, finished=False))
+    chosen = passes.best or passes.last
     if chosen is None:
         raise ValueError("the data set is empty: at least one datum is needed")
+    if reading is None or not reading.finished:
+        journal.finish(passes.kept(run, finished=True))
     return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
+
+
+#: What the states of a fit are called.
+_SVI, _STATE = "fit_svi", "svi_state"
+
+
+@final
+@dataclass(eq=False)
+class _Passes:
+    """The last state, the best one by its score, and the epochs since."""
+
+    last: SVIState | None = None
+    best: SVIState | None = None
+    best_score: float = -math.inf
+    waited: int = 0
+
+    def judge(self, state: SVIState, value: float) -> None:
+        """Takes the state where its score is the best so far."""
+        if value > self.best_score:
+            self.best, self.best_score, self.waited = state, value, 0
+        else:
+            self.waited += 1
+
+    def kept(self, run: _Run, *, finished: bool) -> Kept:
+        """With all that the next pass goes by."""
+        values = {
+            "data": len(run.batch),
+            "step": run.step,
+            "epoch": run.epoch,
+            "best_score": self.best_score,
+            "waited": self.waited,
+        }
+        is_best = self.best is self.last
+        parts = {
+            "learner": run.learner.kept(),
+            "last": None if self.last is None else self.last.kept(),
+            "best": None if self.best is None or is_best else self.best.kept(),
+        }
+        arrays = {"generator": run.generator.get_state()}
+        return state(_SVI, {**values, "is_best": is_best}, arrays, parts, finished=finished)
+
+    @staticmethod
+    def of(run: _Run, reading: Reading | None) -> "_Passes":
+        """None yet, or those that were kept; the run then goes on from the last."""
+        if reading is None:
+            return _Passes()
+        model, y = run.learner.model, run.batch.y
+        last = SVIState.restored(model, reading.part("last", _STATE), y)
+        best = None
+        if reading.has("best"):
+            best = SVIState.restored(model, reading.part("best", _STATE), y)
+        run.posterior = last.posterior
+        chosen = last if reading.flag("is_best") else best
+        return _Passes(last, chosen, reading.number("best_score"), reading.integer("waited"))
 
 
 def _start(

@@ -1,0 +1,139 @@
+"""Minibatch fits that were interrupted end in the bits of those that were not."""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dustmap.gp import ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, TorusFeatures
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    NO_JOURNAL,
+    AbstractJournal,
+    RowSource,
+    SVISettings,
+    SVIState,
+    VariationalModel,
+    fit_svi,
+)
+from dustmap.inference.variational import _svi
+from tests.inference.evidence_cases import observed
+from tests.inference.journals import (
+    Interrupted,
+    MemoryJournal,
+    Pages,
+    interrupted,
+    keeps,
+    often_interrupted,
+    same_bits,
+)
+from tests.inference.variational_cases import Problem, families
+
+SHAPES = {1: (12,), 2: (5, 4), 3: (3, 3, 3)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fit returned, and how it left the generator."""
+
+    last: SVIState
+    generator: Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """A few passes over point values, with or without learning and a score."""
+
+    dim: int = 1
+    family: str = "block"
+    features: str = "torus"
+    dtype: torch.dtype = torch.float64
+    learning_rate: float = 0.0
+    scored: bool = False
+    n: int = 21
+
+    def problem(self) -> Problem:
+        grid = RegularGrid.from_bounds((0.0,) * self.dim, (1.0,) * self.dim, SHAPES[self.dim])
+        kernel = Matern32(0.4, 1.2, dim=self.dim)
+        features: AbstractFeatureMap = CholeskyFeatures(kernel, grid, rows_dtype=self.dtype)
+        if self.features == "torus":
+            features = TorusFeatures(GridPrior.padded(kernel, grid, padding=1.0, dtype=self.dtype))
+        generator = torch.Generator().manual_seed(2)
+        x = torch.rand(self.n, self.dim, generator=generator, dtype=torch.float64)
+        return Problem(features, observed(PointValues(x)))
+
+    def __call__(self, journal: AbstractJournal) -> Outcome:
+        problem, scores = self.problem(), [0.0, 2.0, 1.0, 1.5, 0.0, 0.0]
+        family = families(problem)[self.family]
+        likelihood = GaussianLikelihood(scale=1.1, jitter=0.1)
+        model = VariationalModel(problem.features, ConstantMean(0.2), likelihood, family)
+        settings = SVISettings(8, epochs=6, learning_rate=self.learning_rate, patience=3)
+        generator = torch.Generator().manual_seed(4)
+
+        def score(state: SVIState) -> float:
+            return scores[state.epoch - 1]
+
+        source = RowSource(problem.features, problem.batch.functional)
+        last = fit_svi(
+            model,
+            problem.batch,
+            source,
+            settings,
+            generator,
+            score=score if self.scored else None,
+            journal=journal,
+        )
+        return Outcome(last, generator.get_state())
+
+
+CASES = [
+    Case(1, "mean-field"),
+    Case(1, "full", "cholesky", torch.float32, scored=True),
+    Case(2, "block", "cholesky", torch.float64, 0.1, scored=True),
+    Case(2, "full", "cholesky", torch.float64, 0.1),
+    Case(3, "block", "cholesky", torch.float32, 0.1),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fits_go_on_from_every_epoch(case: Case) -> None:
+    whole = case(NO_JOURNAL)
+    count = keeps(case)
+    assert whole.last.epoch == (2 if case.scored else 6)
+    assert count == (5 if case.scored else 6)
+    for k in range(1, count + 1):
+        same_bits(interrupted(case, k), whole)
+    same_bits(often_interrupted(case), whole)
+
+
+def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in CASES[1], CASES[2]:
+        journal = MemoryJournal()
+        whole = case(journal)
+        assert journal.pages.finished == ["whole"]
+        with monkeypatch.context() as patch:
+            patch.setattr(_svi, "natural_step", None)
+            same_bits(case(journal), whole)
+
+
+@pytest.mark.parametrize("left", [1, None])
+def test_states_of_other_fits_are_refused(left: int | None) -> None:
+    case = Case()
+    journal = MemoryJournal(Pages(left=left))
+    with contextlib.suppress(Interrupted):
+        case(journal)
+    journal.pages.left = None
+    for other in (
+        replace(case, n=20),
+        replace(case, dim=2),
+        replace(case, family="full"),
+        replace(case, dtype=torch.float32),
+        replace(case, learning_rate=0.1),
+    ):
+        with pytest.raises(ValueError, match=r"^journal: [^\n]*start this one anew$"):
+            other(journal)
