@@ -75,7 +75,11 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     check_enclosed(path)
     refuse_held(path)
     _identity_of(path, Identity.of(config, ranks))
-    return ended_with(path)
+    ended = ended_with(path)
+    if ended is Stage.EXPORT:
+        # Its process may have been killed after its report.
+        shutil.rmtree(path / KEPT, ignore_errors=True)
+    return ended
 
 
 def ended_with(path: Path) -> Stage | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dustmap.runs._directory import METRICS, RunDirectory, lines_of
+from dustmap.runs._directory import METRICS, REPORT, RunDirectory, lines_of
 from dustmap.runs._life import ended_with, report_of
 from dustmap.runs._lock import holder
 
@@ -68,13 +68,7 @@ def status_of(path: Path) -> RunStatus:
     at_work = holder(path)
     lines = lines_of(directory.path / METRICS)
     ended = ended_with(path)
-    endings = [line["event"] for line in lines[-1:] if line.get("event") in _ENDINGS]
-    if at_work is not None:
-        state = "running"
-    elif ended is not None:
-        state = "finished"
-    else:
-        state = endings[0] if endings else "interrupted"
+    state = "running" if at_work is not None else _state(path, lines)
     begun = [line["stage"] for line in lines if line.get("event") == "begins"]
     seconds = _seconds(lines, time.time() if at_work is not None else None)
     kept = [line["time"] for line in lines if line.get("event") == "kept"]
@@ -88,10 +82,21 @@ def status_of(path: Path) -> RunStatus:
         seconds=seconds,
         kept=kept[-1] if kept else None,
         last={name: value for name, value in last.items() if name not in _NOT_NUMBERS},
-        error=str(lines[-1].get("error", "")) if endings and at_work is None else "",
+        error=str(lines[-1].get("error", "")) if state in _ENDINGS and lines else "",
         holder=at_work,
         report=str(report_of(path)["status"]) if ended is not None else "",
     )
+
+
+def _state(path: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Of a run that no process is at work on."""
+    if lines and lines[-1].get("event") in _ENDINGS:
+        return str(lines[-1]["event"])
+    began = max((line["time"] for line in lines if line.get("event") == "goes on"), default=0.0)
+    report = path / REPORT
+    # One that ended with an earlier stage may have been gone on with since.
+    finished = report.is_file() and report.stat().st_mtime >= began
+    return "finished" if finished else "interrupted"
 
 
 def _seconds(lines: Sequence[Mapping[str, Any]], now: float | None) -> dict[str, float]:

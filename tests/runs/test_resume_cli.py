@@ -219,6 +219,15 @@ def test_status_tells_how_a_run_ended(unfinished: Path) -> None:
     assert all("time" in line for line in lines_of(metrics))
 
 
+def test_status_of_a_run_that_was_gone_on_with_and_killed(fitted: Path) -> None:
+    run = fitted / "run"
+    line = {"time": time.time() + 10.0, "rank": 0, "stage": "run", "event": "goes on"}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert status_of(run).state == "interrupted"
+    assert status_of(run).report == "done"
+
+
 def test_the_log_is_kept_in_lines_of_json(fitted: Path) -> None:
     (fitted / "run" / "log.jsonl").unlink(missing_ok=True)
     assert main(command(fitted, "--resume")) == DONE
