@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return PREEMPTED
     except Exception as error:
         log.debug("the error in full:", exc_info=True)
-        return _fail(_noted(str(error) or type(error).__name__, error), FAILED)
+        return _fail(_noted(_said(error), error), FAILED)
 
 
 def _values(arguments: Sequence[str]) -> list[str]:
@@ -130,6 +130,17 @@ def parser() -> argparse.ArgumentParser:
 def _noted(text: str, error: BaseException | None) -> str:
     """With what was added to the error on its way, such as how to go on."""
     return "; ".join((text, *getattr(error, "__notes__", ())))
+
+
+def _said(error: Exception) -> str:
+    """Its message; of torch's about memory, what helps, too."""
+    said = str(error) or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said:
+        return (
+            f"out of memory: set a smaller --memory, fit.samples or box, or a larger grid.spacing; "
+            f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
+        )
+    return said
 
 
 def _fail(error: object, code: int) -> int:

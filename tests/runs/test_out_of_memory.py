@@ -132,11 +132,22 @@ def test_slabs_get_thinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
     assert seen == [1024, 512, 256]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemory("out of memory in columns solved together: set a smaller --memory"),
+        RuntimeError(CPU),
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+    ],
+)
 def test_the_command_ends_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Any,
 ) -> None:
     def fails(*arguments: object) -> None:
-        raise OutOfMemory("out of memory in columns solved together: set a smaller --memory")
+        raise error
 
     monkeypatch.setattr("dustmap.sky.simulation.write_sky", fails)
     sky = ["simulate", "--stars", "5", "--seed", "1", "--output", str(tmp_path / "sky.fits")]
