@@ -6,12 +6,13 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.gp import torus_for
-from dustmap.gp.features import row_bytes
+from dustmap.gp.features import BeamTable, row_bytes
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
 from dustmap.inference import GridSettings
 from dustmap.runs._grid import dtype_of, grid_of
 from dustmap.runs._memory import MIB
 from dustmap.runs._parts import kernel_of, start_of
+from dustmap.sky.observations import HealpixBeams
 
 #: Bytes for each point of the torus while a prior is made beside the last one: tables, spectra and
 #: transforms, float64 and complex.
@@ -83,7 +84,15 @@ def allotted(config: Config, data: AbstractFunctional) -> Allotment:
     draws = DRAW_VECTORS * s.samples if log_normal else 2 * (1 + s.samples)
     left = max(0, budget - draws * s.vector - SPECTRA * s.torus - WORKING)
     order = LINEAR if log_normal else KRIGING
-    rows = row_bytes(data, grid_of(config.grid), order, dtype_of(config.compute))
+    rows = rows_needed(config, data, order)
     kept = rows if rows + 2 * s.column <= left else 0
     # A preconditioner that is kept takes a seventh of what making it may take.
     return Allotment(kept, max(s.column, (left - kept) * RANK_VECTORS // (RANK_VECTORS + 1)))
+
+
+def rows_needed(config: Config, rays: LineIntegrals, order: int) -> int:
+    """Bytes of the rows of a fit with their transpose, those of shared beams included."""
+    grid, dtype = grid_of(config.grid), dtype_of(config.compute)
+    if config.density != "lognormal" or config.fit.beams == 0:
+        return row_bytes(rays, grid, order, dtype)
+    return BeamTable.of(grid, HealpixBeams(config.fit.beams), dtype=dtype).planned_bytes(rays)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from dustmap.config import Config
-from dustmap.gp.features import row_bytes
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.regression import plan_fit
 from dustmap.runs._allotment import (
@@ -21,9 +20,10 @@ from dustmap.runs._allotment import (
     WORKING,
     Sizes,
     allotted,
+    rows_needed,
 )
 from dustmap.runs._exact import MOST_NODES
-from dustmap.runs._grid import coarse_grid, dtype_of, grid_of
+from dustmap.runs._grid import coarse_grid
 from dustmap.runs._hip import POINTS_PER_LENGTH, hip_settings
 from dustmap.runs._memory import MIB, Component, During, MemoryPlan
 from dustmap.runs._parts import kernel_of, start_of
@@ -179,7 +179,7 @@ def _working() -> Component:
 
 def _rows(config: Config, rays: LineIntegrals, order: int) -> tuple[Component, str]:
     """Stored where they are allotted room, else in chunks that are made anew."""
-    needed = row_bytes(rays, grid_of(config.grid), order, dtype_of(config.compute))
+    needed = rows_needed(config, rays, order)
     if needed <= allotted(config, rays).rows:
         what = f"{len(rays):,} sparse rows and their transpose"
         return Component("rows", needed, During.FIT, what), "stored"

@@ -9,7 +9,7 @@ from torch import Tensor
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import BeamTable, beamed_interpolation, interpolation
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.sky.observations import HealpixBeams
 
 HALF = torch.tensor([50.0, 40.0, 30.0], dtype=torch.float64)
@@ -130,3 +130,13 @@ def test_a_table_of_the_whole_box_gives_the_same_rows() -> None:
 def test_pixels_are_powers_of_two() -> None:
     with pytest.raises(ValueError, match="power of two, got 12"):
         HealpixBeams(12)
+
+
+def test_bytes_are_known_before_anything_is_built() -> None:
+    rays = LineIntegrals.from_observer(positions(4000))
+    table = BeamTable.of(GRID, HealpixBeams(16))
+    rows, expansion = table.rows(rays), table.expansion()
+    assert isinstance(rows, SparseOperator)
+    work = 3 * 8 * table.columns * 4
+    held = rows.bytes + expansion.bytes + work
+    assert table.planned_bytes(rays) == pytest.approx(held, rel=0.1)

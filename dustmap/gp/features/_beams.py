@@ -174,17 +174,38 @@ class BeamTable:
     @torch.no_grad()
     def expansion(self) -> "BeamExpansion":
         """From the density at the nodes to all columns (columns, M)."""
+        beam, knot = self._pieces()
+        rows = interpolation(self._between_knots(beam, knot), self.grid, self.memory, self.dtype)
+        return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
+
+    @torch.no_grad()
+    def planned_bytes(self, rays: LineIntegrals) -> int:
+        """Of `rows` and `expansion` where they are stored, and of a product with both."""
+        beam, knot = self._pieces()
+        some = spread_rows(len(beam), beam.device)
+        pieces = self._between_knots(beam[some], knot[some])
+        taps = interpolation_taps(pieces, self.grid, self.dtype)
+        rows = self.taps(rays[spread_rows(len(rays), rays.device)])
+        work = 3 * _TOGETHER * self.columns * self.dtype.itemsize
+        return (
+            planned_bytes(rows, (len(rays), self.columns))
+            + planned_bytes(taps, (len(beam), self.grid.size))
+            + work
+        )
+
+    def _pieces(self) -> tuple[Tensor, Tensor]:
+        """Beam and knot (K,) that every step along a needed beam ends at, counted from 0."""
         needed = self.reach.nonzero().squeeze(-1)
         count = self.reach[needed]
         beam = needed.repeat_interleave(count)
         knot = torch.arange(len(beam), device=beam.device)
-        knot = knot - (count.cumsum(0) - count).repeat_interleave(count)
+        return beam, knot - (count.cumsum(0) - count).repeat_interleave(count)
+
+    def _between_knots(self, beam: Tensor, knot: Tensor) -> LineIntegrals:
         direction = self.beams.directions[beam]
         edges = torch.stack([knot, knot + 1], 1) * self.step
         unit = torch.ones_like(edges[:, :1])
-        pieces = LineIntegrals(torch.zeros_like(direction), direction, edges, unit)
-        rows = interpolation(pieces, self.grid, self.memory, self.dtype)
-        return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
+        return LineIntegrals(torch.zeros_like(direction), direction, edges, unit)
 
 
 @torch.no_grad()

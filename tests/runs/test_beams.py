@@ -1,0 +1,36 @@
+"""Fits whose rays share beams: nearly the same map, and a plan that knows of them."""
+
+import pytest
+import torch
+
+from dustmap.gp.functionals import LineIntegrals
+from dustmap.runs._allotment import LINEAR, rows_needed
+from dustmap.runs._engines import engine_of
+from tests.runs.test_engines import SIZE, config, sky
+
+KNOWN = ("model.density=lognormal", "model.std=1", "model.learn=[]", "fit.samples=8")
+
+
+def test_the_map_is_nearly_that_of_rays_with_their_own_cells() -> None:
+    data = sky(200)
+    assert data.noise_variance is not None
+    fits = []
+    for nside in (0, 16):
+        made = config(*KNOWN, f"fit.beams={nside}")
+        fits.append(engine_of(made).fit(made, data, None).posterior.predict(data.functional))
+    own, shared = fits
+    apart = (shared.mean - own.mean) / data.noise_variance.to(own.mean).sqrt()
+    assert 0.0 < float(apart.square().mean().sqrt()) < 0.3
+
+
+def test_a_plan_knows_that_beams_are_few() -> None:
+    half = 0.5 * torch.tensor(SIZE, dtype=torch.float64)
+    unit = torch.rand(20_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rays = LineIntegrals.from_observer(half * (2.0 * unit - 1.0))
+    own, shared = (rows_needed(config(*KNOWN, f"fit.beams={n}"), rays, LINEAR) for n in (0, 8))
+    assert shared < 0.6 * own
+
+
+def test_pixels_are_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="0 or a power of two"):
+        config("fit.beams=12")
