@@ -13,12 +13,13 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-Found = dict[str, NDArray[np.generic]]
+Found = dict[str, NDArray[Any]]
 
 
 def run_ranks(folder: Path, jobs: list[str], timeout: float = 60.0) -> None:

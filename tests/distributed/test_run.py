@@ -1,0 +1,146 @@
+"""A whole run on two ranks, started by torchrun, beside one in one process."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from dustmap.cli import main
+
+CONFIG = """
+[data]
+catalog = "stars.zarr"
+holdout = 0.1
+[grid]
+size = [300, 300, 150]
+spacing = 50
+[model]
+density = "{density}"
+length = 80
+learn = ["length", "noise"]
+[fit]
+samples = 6
+tolerance = 1e-6
+[compute]
+dtype = "float64"
+checkpoint = "0 s"
+timeout = "60 s"
+[export]
+formats = ["zarr"]
+"""
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of stars and two configurations."""
+    folder = tmp_path_factory.mktemp("sky")
+    assert main(["simulate", "--stars", "250", "--seed", "3", "--output", f"{folder}/s.fits"]) == 0
+    ingest = ["ingest", f"{folder}/s.fits", "--schema", "generic", "--output"]
+    assert main([*ingest, f"{folder}/stars.zarr"]) == 0
+    for density in ("gaussian", "lognormal"):
+        text = CONFIG.format(density=density).replace("stars.zarr", f"{folder}/stars.zarr")
+        (folder / f"{density}.toml").write_text(text)
+    return folder
+
+
+def torchrun(ranks: int, *arguments: str) -> "subprocess.Popen[str]":
+    """As a user does, with a port of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [*start, "--master-port", str(port), "-m", "dustmap", *arguments]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command,
+        env=os.environ | one_thread,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def same_map(one: Path, other: Path, tolerance: float) -> None:
+    """In posterior standard deviations."""
+    maps = [zarr.open_group(run / "map.zarr", mode="r") for run in (one, other)]
+    means, stds = ([np.asarray(m[f"density_{q}"]) for m in maps] for q in ("mean", "std"))
+    assert np.abs(means[0] - means[1]).max() <= tolerance * stds[0].max()
+    assert np.abs(stds[0] - stds[1]).max() <= tolerance * stds[0].max()
+
+
+def report(run: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((run / "report.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("density", "tolerance"), [("gaussian", 1e-4), ("lognormal", 1e-2)])
+def test_two_ranks_make_the_map_of_one_process(
+    sky: Path, tmp_path: Path, density: str, tolerance: float
+) -> None:
+    config, alone, shared = f"{sky}/{density}.toml", tmp_path / "alone", tmp_path / "shared"
+    assert main(["run", config, "--output", str(alone)]) in (0, 3)
+    ranks = torchrun(2, "run", config, "--output", str(shared))
+    out, errors = ranks.communicate(timeout=500)
+    assert (shared / "report.json").is_file(), errors[-3000:]
+    assert out.count("report.md") == 1
+    same_map(alone, shared, tolerance)
+    for key in ("held_out_stars", "hyperparameters"):
+        one, two = (report(run)[key] for run in (alone, shared))
+        assert isinstance(one, dict)
+        assert isinstance(two, dict)
+        assert two == pytest.approx(one, rel=max(tolerance, 1e-3))
+    stores = [zarr.open_group(run / "stars.zarr", mode="r") for run in (alone, shared)]
+    for name in ("source_id", "l", "extinction"):
+        assert np.array_equal(np.asarray(stores[0][name]), np.asarray(stores[1][name]))
+    assert main(["query", str(shared), "--l", "10", "--b", "5", "--distance", "60"]) == 0
+
+
+@pytest.mark.slow
+def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path: Path) -> None:
+    config, through, stopped = f"{sky}/gaussian.toml", tmp_path / "through", tmp_path / "stopped"
+    assert torchrun(2, "run", config, "--output", str(through)).wait(500) is not None
+    ranks = torchrun(2, "run", config, "--output", str(stopped))
+    kept = stopped / "checkpoint" / "kept"
+    while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
+        time.sleep(0.05)
+    ranks.send_signal(signal.SIGTERM)
+    ranks.communicate(timeout=100)
+    assert not (stopped / "report.json").exists()
+    goes_on = torchrun(2, "run", config, "--output", str(stopped), "--resume")
+    _, errors = goes_on.communicate(timeout=500)
+    assert (stopped / "report.json").is_file(), errors[-3000:]
+    with (
+        np.load(through / "checkpoint" / "posterior.npz") as one,
+        np.load(stopped / "checkpoint" / "posterior.npz") as other,
+    ):
+        for name in one.files:
+            assert np.array_equal(one[name], other[name]), name
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_job(sky: Path, tmp_path: Path) -> None:
+    ranks = torchrun(3, "run", f"{sky}/lognormal.toml", "--output", str(tmp_path / "run"))
+    kept = tmp_path / "run" / "checkpoint" / "kept"
+    while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
+        time.sleep(0.05)
+    workers = _children(ranks.pid)
+    os.kill(workers[1], signal.SIGKILL)
+    _, errors = ranks.communicate(timeout=100)
+    assert ranks.returncode == 1
+    assert "exitcode  : -9" in errors
+
+
+def _children(parent: int) -> list[int]:
+    """Its worker processes, in the order of their start."""
+    tasks = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return sorted(int(child) for child in tasks)
