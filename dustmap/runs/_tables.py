@@ -36,6 +36,21 @@ def read_table(path: Path) -> Table:
         raise ValueError(f"{path}: expected a table that ends in {', '.join((*FORMATS, *OTHERS))}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file")
+    try:
+        return _read(path, kind)
+    except MemoryError:
+        raise
+    except Exception as error:  # of the library of any of the formats
+        words = " ".join(str(error).split())
+        if words.startswith(str(path)):
+            raise
+        raise ValueError(
+            f"{path}: cannot be read to its end ({words[:200] or type(error).__name__}); is the "
+            "file whole?"
+        ) from error
+
+
+def _read(path: Path, kind: str) -> Table:
     if kind == ".npz":
         return _read_npz(path)
     if kind == ".parquet":

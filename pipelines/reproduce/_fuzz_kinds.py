@@ -159,7 +159,7 @@ def _command(words: list[str], given: Path, out: Path) -> None:
     with (
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(told),
-        contextlib.chdir(given.parent),
+        contextlib.chdir(out),
     ):
         try:
             code = cli.main(arguments)

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from dustmap.runs._tables import read_table
 from dustmap.sky.catalogs.readers import CatalogError, open_reader
 from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
 
@@ -50,6 +51,15 @@ def test_votables_that_name_other_things(content: str, words: str, tmp_path: Pat
             read(path)  # it is a cell without text, and no file is read
         return
     with pytest.raises(CatalogError, match=words):
+        read(path)
+
+
+def test_a_later_table_leads_nowhere_either(tmp_path: Path) -> None:
+    """Whoever reads the table whole, for what is written beside predictions, would follow it."""
+    path = tmp_path / "sky.vot"
+    later = '<TABLE><DATA><BINARY><STREAM href="file:///etc/passwd"/></BINARY></DATA></TABLE>'
+    path.write_text(votable(TEXT.format(1)).replace("</TABLE>", f"</TABLE>{later}"))
+    with pytest.raises(CatalogError, match="remote"):
         read(path)
 
 
@@ -147,3 +157,13 @@ def test_packed_files_without_end(name: str, tmp_path: Path) -> None:
             read(path)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_found_tables_of_regressions(tmp_path: Path) -> None:
+    """A cell of 100,000 brackets was quoted whole in the message."""
+    path = tmp_path / "a.ecsv"
+    columns = "# - {name: l, datatype: float64}\n# - {name: b, datatype: float64}"
+    path.write_text(f"# %ECSV 1.0\n# ---\n# datatype:\n{columns}\nl b\n1 {'[' * 10_000}\n")
+    with pytest.raises(ValueError, match=r"a\.ecsv: cannot be read to its end") as caught:
+        read_table(path)
+    assert len(str(caught.value)) < 500

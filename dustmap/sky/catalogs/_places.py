@@ -21,6 +21,7 @@ from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR, milliarcseconds
 from dustmap.sky.catalogs._selection import ROWS, invalid_row, problems_of_places
 from dustmap.sky.catalogs._shelf import card_named
 from dustmap.sky.catalogs.readers import CatalogError, Hdf5Reader, TextReader, open_reader
+from dustmap.sky.catalogs.readers._base import translating
 from dustmap.sky.stars import AbstractDistancePrior, AbstractDistances
 
 _FORMATS = {
@@ -71,7 +72,8 @@ def read_places(
     distances = _rows.distances(
         binding.distance, values, prior or DEFAULT_PRIOR, milliarcseconds(parallax_zero_point)
     )
-    table = _whole_table(path)
+    with translating(path, "a table", Exception):  # of the library of any of the formats
+        table = _whole_table(path)
     if len(table) != len(l):
         raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
     return Places(table, l, b, distances)

@@ -89,6 +89,8 @@ def translating(path: Path, format_name: str, *errors: type[Exception]) -> Itera
         raise CatalogError(f"{path}: {error}") from None
     except FileNotFoundError:
         raise CatalogError(f"{path}: there is no such catalog") from None
+    except MemoryError:
+        raise
     except Exception as error:
         if not isinstance(error, (OSError, EOFError, zlib.error, *errors)):
             raise

@@ -74,7 +74,8 @@ class TextReader(AbstractReader):
         else:
             self._separator = next((s for s in ",\t;|" if s in header), " ")
         self._squeeze = self._separator == " " and self._description is NO_DESCRIPTION
-        self._names = _names(header, self._separator, self._squeeze)
+        with translating(path, "text"):
+            self._names = _names(header, self._separator, self._squeeze)
         if self._squeeze and len(first.split()) == len(self._names) + 1:
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
 
@@ -188,6 +189,9 @@ def _check_length(line: bytes, size: int = 0) -> None:
 def _names(header: str, separator: str, squeeze: bool) -> list[str]:
     if squeeze:
         return header.split()
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator))]
+    try:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=separator))]
+    except csv.Error as error:
+        raise CatalogError(f"the names of the columns cannot be read: {error}") from None
     # A table with the index of its rows has no name above them.
     return [name or f"column{i}" for i, name in enumerate(names)]

@@ -32,6 +32,7 @@ from dustmap.sky.catalogs.readers._votable_rows import (
 _BLOCK = 1 << 20
 #: Bytes of a tag or a header, at most: a packed file may have one without end.
 _LONGEST = 1 << 26
+_ELSEWHERE = "expected rows inside the VOTable in base64, got a remote or packed one"
 _BROKEN = (expat.ExpatError, ValueError, LookupError)
 
 
@@ -127,6 +128,10 @@ class _Document:
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(":")[2]
+        if name == "STREAM" and "href" in attributes:  # of any table: other readers would follow it
+            raise CatalogError(
+                f"expected rows inside the VOTable, got a remote {attributes['href']}"
+            )
         if self._done:
             return
         if name in ("PARAM", "INFO") and attributes.get("name", "").upper() == "EXTSYS":
@@ -170,5 +175,5 @@ def _refuse_entities(name: str, *described: object) -> None:
 
 
 def _check_stream(attributes: dict[str, str]) -> None:
-    if attributes.get("encoding", "base64") != "base64" or "href" in attributes:
-        raise CatalogError("expected rows inside the VOTable in base64, got a remote or packed one")
+    if attributes.get("encoding", "base64") != "base64":
+        raise CatalogError(_ELSEWHERE)

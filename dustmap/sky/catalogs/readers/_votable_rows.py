@@ -161,7 +161,7 @@ class TextRows(AbstractRows):
             values = [convert(cell) if cell else 0 for cell in cells]
             return np.array(values, np.int64 if whole else np.float64), missing
         except (ValueError, OverflowError) as error:
-            raise wrong_type(ColumnRef(field.name), kind, str(error)) from None
+            raise wrong_type(ColumnRef(field.name), kind, str(error)[:100]) from None
 
 
 @final
