@@ -174,7 +174,7 @@ def _spectra(s: Sizes) -> Component:
 
 
 def _working() -> Component:
-    return Component("working space", WORKING, During.FIT, "chunks of rows and of transforms")
+    return Component("working space", WORKING, During.WHOLE, "chunks of rows and of transforms")
 
 
 def _rows(config: Config, rays: LineIntegrals, order: int) -> tuple[Component, str]:
