@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from dustmap import config as configuration
+from dustmap.gp import Prediction
 from dustmap.runs import Stage, StarMap, execute_run, open_star_map, prepare
 from dustmap.sky.catalogs import card_named, read_catalog
 from dustmap.sky.figures import Comparison
@@ -70,8 +72,10 @@ MEAN, STD = "extinction_mean", "extinction_std"
 def compare(fitted: Fitted, stars: StarTable) -> Comparison:
     """Clusters of another catalog beside the map; std holds their errors and the map's scatter."""
     columns = fitted.map.at_stars(stars.l, stars.b, stars.distances)
-    added = fitted.map.fit.hyperparameters.scatter
-    variance = columns[STD] ** 2 + stars.extinction_error**2 + added**2
+    mean, known = (torch.from_numpy(columns[name]) for name in (MEAN, STD))
+    given, predicted = torch.from_numpy(stars.extinction_error), Prediction(mean, known**2)
+    noise = fitted.map.fit.hyperparameters.noise_variance(given**2, predicted).numpy()
+    variance = columns[STD] ** 2 + noise
     return Comparison(
         stars.l, stars.b, stars.extinction, columns[MEAN], np.sqrt(variance), stars.system
     )

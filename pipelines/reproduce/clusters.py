@@ -41,10 +41,15 @@ MAP = "map"
 SPLITS = (0, 1, 2)
 VARIANTS = {
     "map, Student-t noise": ("model.noise=student-t",),
+    "map, constant scatter": (
+        "model.relative_scatter=0",
+        'model.learn=["mean", "scatter"]',
+    ),
     "map, Gaussian density": (
         "model.density=gaussian",
         "model.mean=constant",
         "model.std=0",
+        "model.relative_scatter=0",
         'model.learn=["length", "std", "mean", "scatter"]',
     ),
 }
