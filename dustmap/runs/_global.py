@@ -92,6 +92,8 @@ def _settings(config: Config, start: Hyperparameters | None, data: Batch) -> Glo
         rtol=config.fit.tolerance,
         max_steps=config.fit.max_steps,
         seed=config.fit.seed,
+        # Chosen by the stars of each tile it would differ from tile to tile, and make seams.
+        order=4 if config.data.tile else None,
         dtype=dtype_of(config.compute),
         memory=config.compute.memory_bytes,
         rows_memory=allotment.rows,

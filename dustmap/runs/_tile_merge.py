@@ -113,7 +113,7 @@ def _tile_run(path: Path) -> TileRun:
         config = configuration.from_mapping(told["configuration"])
         values = {str(name): float(v) for name, v in dict(told["hyperparameters"]).items()}
         stars = int(told["stars"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{path}: what its attribute tile says of the run cannot be read ({error}); run it "
             "again with this version of dustmap"
