@@ -46,7 +46,8 @@ def solve(columns: int) -> Any:
         def guesses(self, first: int, last: int) -> None:
             return None
 
-    A = SparseOperator.from_coo(*dense.nonzero().T, dense[tuple(dense.nonzero().T)], (6, 6))
+    rows, cols = dense.nonzero().T
+    A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
     x = torch.empty(columns, 6, dtype=torch.float64)
     progress = _blocks.Progress(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
     found = _blocks.solved(

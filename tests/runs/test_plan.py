@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +29,17 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def config_of(catalog: Path, **sections: dict[str, object]) -> Config:
+def config_of(catalog: Path, **sections: Mapping[str, object]) -> Config:
     given: dict[str, dict[str, object]] = {
         "data": {"catalog": str(catalog)},
         "grid": {"size": [200, 200, 120], "spacing": 20},
         "fit": {"samples": 8},
     }
-    merged = {name: given.get(name, {}) | values for name, values in sections.items()}
+    merged = {name: given.get(name, {}) | dict(values) for name, values in sections.items()}
     return configuration.from_mapping(given | merged)
 
 
-ENGINES = {
+ENGINES: dict[str, dict[str, dict[str, object]]] = {
     "lognormal": {},
     "gaussian": {"model": {"density": "gaussian"}},
     "hip": {"fit": {"engine": "hip"}},
