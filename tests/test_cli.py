@@ -135,6 +135,9 @@ def test_an_existing_run_is_kept_unless_told(sky: Path, capsys: pytest.CaptureFi
     (sky / "run").mkdir()
     (sky / "run" / "config.toml").write_text("")
     assert run(sky) == BAD_INPUT
+    assert "holds a run that is not finished" in error(capsys)
+    (sky / "run" / "report.json").write_text("{}")
+    assert run(sky) == BAD_INPUT
     assert "holds a run already" in error(capsys)
     assert run(sky, "--overwrite", "--set", "fit.max_steps=1") in (DONE, CHECK_FAILED)
     assert (sky / "run" / "report.md").is_file()
@@ -161,7 +164,7 @@ def test_a_failed_check_ends_with_3(sky: Path, capsys: pytest.CaptureFixture[str
 def test_anything_else_ends_with_1(
     sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("first line\nsecond line")
 
     monkeypatch.setattr("dustmap.runs.execute_run", fail)

@@ -46,6 +46,23 @@ def run(folder: Path, arguments: Sequence[str]) -> float:
     return time.perf_counter() - start
 
 
+def timed(folder: Path, arguments: Sequence[str], begun: Callable[[Path], bool]) -> float:
+    """Seconds from when a command has begun something to its end."""
+    with subprocess.Popen(
+        _command(arguments),
+        cwd=folder,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        while not begun(folder) and process.poll() is None:
+            time.sleep(_LOOK)
+        start = time.perf_counter()
+        if process.wait(_PATIENCE) != 0:
+            raise RuntimeError(f"dustmap {' '.join(arguments)} ended with {process.returncode}")
+    return time.perf_counter() - start
+
+
 def kill(folder: Path, arguments: Sequence[str], window: Window, part: float) -> bool:
     """Kills a command after a part of a window; whether it was still at work then."""
     with subprocess.Popen(
