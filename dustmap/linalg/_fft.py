@@ -11,6 +11,9 @@ CACHE_BYTES = 16 * 2**20
 PLANNED_ROWS = 6
 
 
+_LONGEST = 2**34
+
+
 def fast_length(n: int) -> int:
     """Smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
 
@@ -20,6 +23,8 @@ def fast_length(n: int) -> int:
     """
     if n < 1:
         raise ValueError(f"fast_length: expected n >= 1, got {n}")
+    if n > _LONGEST:  # beyond, such lengths are so rare that the search for one takes for ever
+        raise ValueError(f"an axis of {n} nodes: expected at most {_LONGEST}; take a wider spacing")
     if n <= 2:
         return n
     step = 2 if n <= 32 else 4 if n <= 2**18 else 64

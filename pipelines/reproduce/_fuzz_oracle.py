@@ -14,7 +14,7 @@ from typing import Any, final
 
 #: Seconds of computing, seconds by the clock of a machine that has other work, too, and bytes of
 #: address space that one input may take.
-SECONDS, PATIENCE, ROOM = 10, 240, 2 * 2**30
+SECONDS, PATIENCE, ROOM = 10, 100, 2 * 2**30
 #: Characters of a message: a name of 10,000 that the user has given may be repeated.
 LONGEST = 12_000
 

@@ -67,7 +67,7 @@ def judged_apart(inputs: Sequence[Input], samples: Path, sandbox: Path) -> Itera
 
 def _received(receiver: Connection) -> Judged | None:
     try:
-        return receiver.recv() if receiver.poll(2 * PATIENCE) else None
+        return receiver.recv() if receiver.poll(PATIENCE + 20) else None
     except EOFError:
         return None
 

@@ -6,6 +6,7 @@ import math
 import string
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dustmap import config as configuration
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import Config, ConfigError, parsecs
 from dustmap.config._read import _keys, _sections
+from dustmap.runs import prepare
 
 fuzzed = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -98,6 +100,19 @@ def test_found_configurations(text: str, words: str, tmp_path: Any) -> None:
         configuration.load(path)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("change", ["size = [80, 60, 1e18]", "spacing = 1e-12", "length = 1e15"])
+def test_boxes_beyond_any_machine(change: str, samples: Path, tmp_path: Path) -> None:
+    """The search for a length that the FFT likes did not end."""
+    text = (samples / "run.toml").read_text()
+    lines = [line for line in text.splitlines() if line.split(" =")[0] != change.split(" =")[0]]
+    section = "[model]" if change.startswith("length") else "[grid]"
+    lines.insert(lines.index(section) + 1, change)
+    path = tmp_path / "run.toml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"nodes|memory|GiB"):
+        prepare(configuration.load(path, [f"data.catalog={samples / 'sky.fits'}"]))
 
 
 arguments = st.lists(
