@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import zarr
-
+from dustmap.sky._zarr import open_checked
 from dustmap.sky.maps import AbstractCubes, DustMap
 
 
@@ -18,7 +17,7 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
-    told = zarr.open_group(place, mode="r", use_consolidated=False).attrs.get("tile")
+    told = open_checked(place, "the map of a tile").attrs.get("tile")
     if not isinstance(told, Mapping):
         raise ValueError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"
