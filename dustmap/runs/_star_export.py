@@ -8,7 +8,7 @@ from typing import Any
 from dustmap import config as configuration
 from dustmap.config import ComputeConfig, Config
 from dustmap.gp import RegularGrid
-from dustmap.linalg import Chunks
+from dustmap.linalg import AbstractWorld, Chunks
 from dustmap.runs._directory import RunDirectory
 from dustmap.runs._memory import MIB
 from dustmap.runs._progress import Progress, WatchedField
@@ -38,20 +38,24 @@ def export_run(
     grid: RegularGrid,
     provenance: Provenance,
     progress: Progress,
-) -> tuple[dict[str, Any], DustMap]:
-    """Writes map.*; what was written, and the map for the figures."""
+    world: AbstractWorld,
+) -> dict[str, Any]:
+    """Writes map.*, ranks one format each by turns; what was written."""
     request = request_of(config, field)
     outputs: dict[str, Any] = {}
-    for name in config.export.formats:
+    for number, name in enumerate(config.export.formats):
         path = directory.path / f"map.{name}"
         outputs[name] = path.name
+        if number % world.size != world.rank:
+            continue
         if path.exists():
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = WatchedField(field, f"writing map.{name}", progress)
         write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute)
     outputs["samples_in_the_map"] = request.samples
-    return outputs, _drawn(directory, config, field, grid)
+    world.texts("written")
+    return outputs
 
 
 def write_in_slabs(
@@ -72,7 +76,7 @@ def write_in_slabs(
     )
 
 
-def _drawn(
+def drawn_map(
     directory: RunDirectory, config: Config, field: AbstractDensityField, grid: RegularGrid
 ) -> DustMap:
     """A map with mean and standard deviation: one that was written, or one in memory."""

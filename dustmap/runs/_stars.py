@@ -35,7 +35,7 @@ from dustmap.runs._report import Check, Picture, Report
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._stages import Stage, Stopwatch
 from dustmap.runs._star_checks import check_of_scores, checks_of_fit
-from dustmap.runs._star_export import export_run, provenance_of
+from dustmap.runs._star_export import drawn_map, export_run, provenance_of
 from dustmap.runs._star_field import field_of
 from dustmap.runs._star_figures import Material, draw_figures
 from dustmap.runs._star_fit import Learning, StarFit
@@ -147,7 +147,7 @@ class StarRun(AbstractRun):
             held_out = None
             if Stage.EVALUATE.reached_by(until):
                 held_out = self._evaluate(found, account)
-            if Stage.EXPORT.reached_by(until) and self.leads:
+            if Stage.EXPORT.reached_by(until):
                 self._export(directory, found.fit, held_out, account, progress)
         return account.report(until)
 
@@ -230,15 +230,17 @@ class StarRun(AbstractRun):
         progress: Progress,
     ) -> None:
         with account.watch.stage("export"):
-            outputs, density = export_run(
-                directory, self.config, self.field(fit), self.grid, self.provenance(fit), progress
+            field, told = self.field(fit), self.provenance(fit)
+            account.sections["outputs"] = export_run(
+                directory, self.config, field, self.grid, told, progress, self.share.world
             )
-            stars = self.stars
-            if not self.share.whole:
-                stars = open_star_store(directory.path / ARCHIVE).read()
-            material = Material(self.config, density, self.truth, stars, held_out)
-            account.pictures += draw_figures(material, directory, progress)
-        account.sections["outputs"] = outputs
+            if self.leads:
+                stars = self.stars
+                if not self.share.whole:
+                    stars = open_star_store(directory.path / ARCHIVE).read()
+                density = drawn_map(directory, self.config, field, self.grid)
+                material = Material(self.config, density, self.truth, stars, held_out)
+                account.pictures += draw_figures(material, directory, progress)
 
 
 @final

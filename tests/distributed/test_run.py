@@ -21,11 +21,11 @@ catalog = "stars.zarr"
 holdout = 0.1
 [grid]
 size = [300, 300, 150]
-spacing = 50
+spacing = 75
 [model]
 density = "{density}"
 length = 80
-learn = ["length", "noise"]
+learn = ["noise"]
 [fit]
 samples = 6
 tolerance = 1e-6
@@ -107,16 +107,17 @@ def test_two_ranks_make_the_map_of_one_process(
 
 @pytest.mark.slow
 def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path: Path) -> None:
-    config, through, stopped = f"{sky}/gaussian.toml", tmp_path / "through", tmp_path / "stopped"
-    assert torchrun(2, "run", config, "--output", str(through)).wait(500) is not None
-    ranks = torchrun(2, "run", config, "--output", str(stopped))
+    through, stopped = tmp_path / "through", tmp_path / "stopped"
+    fit = ("run", f"{sky}/lognormal.toml", "--until", "fit", "--output")
+    torchrun(2, *fit, str(through)).communicate(timeout=500)
+    ranks = torchrun(2, *fit, str(stopped))
     kept = stopped / "checkpoint" / "kept"
     while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
         time.sleep(0.05)
     ranks.send_signal(signal.SIGTERM)
     ranks.communicate(timeout=100)
     assert not (stopped / "report.json").exists()
-    goes_on = torchrun(2, "run", config, "--output", str(stopped), "--resume")
+    goes_on = torchrun(2, *fit, str(stopped), "--resume")
     _, errors = goes_on.communicate(timeout=500)
     assert (stopped / "report.json").is_file(), errors[-3000:]
     with (
