@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
-from dustmap.inference import Scores, scores
+from dustmap.inference import Kept, Scores, scores
 from dustmap.linalg import AbstractWorld
 from dustmap.regression import HIPGPRegressor
 from dustmap.runs._directory import RunDirectory
@@ -119,6 +119,7 @@ class RegressionRun(AbstractRun):
                 model.fit(self.train.X, self.train.y, noise_std=self.train.error)
             with watch.stage("checkpoint"):
                 self.save(directory, model)
+            directory.journal("fit").finish(Kept({"model": CHECKPOINT}))
         return HIPGPRegressor.load(kept)
 
     def save(self, directory: RunDirectory, model: HIPGPRegressor) -> None:

@@ -179,6 +179,41 @@ def test_a_run_goes_on_from_any_stage_to_the_same_bits(
     assert differences(undisturbed, path) == []
 
 
+REGRESSION = """
+[data]
+kind = "regression"
+catalog = "curve.csv"
+inputs = ["x"]
+target = "y"
+[fit]
+engine = "exact"
+[export]
+figures = []
+"""
+
+
+def test_regressions_go_on_from_their_model_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(f"{x / 40},{(x * 7 % 40) / 40}\n" for x in range(40))
+    (tmp_path / "curve.csv").write_text("x,y\n" + rows)
+    (tmp_path / "run.toml").write_text(REGRESSION)
+    run(tmp_path, tmp_path / "whole")
+
+    def killed(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dustmap.runs._regression.predict_field", killed)
+        with pytest.raises(Killed):
+            run(tmp_path, tmp_path / "run")
+    model = tmp_path / "run" / "checkpoint" / "model" / "model.json"
+    before = model.stat().st_mtime_ns
+    run(tmp_path, tmp_path / "run")
+    assert model.stat().st_mtime_ns == before
+    assert differences(tmp_path / "whole", tmp_path / "run") == []
+
+
 def test_errors_after_a_state_was_kept_leave_the_directory(
     sky: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
