@@ -24,7 +24,7 @@ from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
 from dustmap.gp.kernels import Matern32
 from dustmap.linalg import AbstractOperator, SparseOperator
 from dustmap.sky.observations import STARS, HealpixBeams, observe, stream
-from dustmap.sky.stars import StarStore, StarTable, open_star_store
+from dustmap.sky.stars import StarStore, StarTable, concatenate, open_star_store
 from pipelines.reproduce._beyond_memory_sky import Sky
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import time_call
@@ -130,7 +130,7 @@ def sharing(store: str, sky: Sky, stars: int) -> list[Row]:
     grid = sky.grid()
     opened = open_star_store(store)
     step = max(1, len(opened) // stars)
-    table = opened.read()[::step]
+    table = concatenate([some[::step] for some in opened.chunks(STARS)])
     batch = observe(table, grid, OutsidePolicy.TRUNCATE).batch
     rays, rho = batch.functional, sky.density()
     assert isinstance(rays, LineIntegrals)

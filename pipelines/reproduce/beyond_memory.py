@@ -129,7 +129,7 @@ def _ways(scale: Scale) -> list[Way]:
     return [
         Way("log-normal, beams", 1),
         Way("log-normal, own cells", scale.stride),
-        Way("Gaussian, weights of order 2", scale.stride),
+        Way("Gaussian, weights of order 2", 1),
     ]
 
 
