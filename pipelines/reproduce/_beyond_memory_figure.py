@@ -18,9 +18,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     sharing = [row for row in rows if row["part"] == "sharing"]
     _bars(size, sharing, "entries_per_star", 1.0)
     style.label(size, "Entries of a row, without those of the beams", "entries a star", "")
-    lossy = [row for row in sharing if "error_over_noise_rms" in row]
-    _bars(error, lossy, "error_over_noise_rms", 1.0)
-    style.label(error, "Error of a row, root mean square", "in units of the noise", "")
+    lossy = [row for row in sharing if "inner_error_rms" in row]
+    _bars(error, lossy, "inner_error_rms", 100.0)
+    style.label(error, "Error of a row away from faces, rms", "% of the extinction", "")
     return figure
 
 
