@@ -11,7 +11,7 @@ from pipelines.reproduce._fuzz_process import Input, judged
 from pipelines.reproduce.fuzz import inputs
 
 #: All kinds together; those that compute have one each.
-INPUTS = 300
+INPUTS = 250
 
 
 @pytest.mark.parametrize("given", inputs(INPUTS), ids=[kind.name for kind in KINDS])
