@@ -22,7 +22,10 @@ ABOUT = """\
 A run keeps its state in RUN/checkpoint every compute.checkpoint (5 min), to go on from after a
 kill, a crash or a full disk: the same command with --resume gives the same bits as a run that was
 never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
-batch script answers by queueing the same command again. `dustmap status RUN` says how far it is."""
+batch script answers by queueing the same command again. `dustmap status RUN` says how far it is.
+
+torchrun --nproc-per-node K -m dustmap run ... shares a map of stars among K processes. Each reads
+its own part of a catalog that `dustmap ingest` has made a store of; of other files, all of them."""
 
 
 def add(commands: Commands) -> None:
