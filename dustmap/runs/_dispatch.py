@@ -7,21 +7,26 @@ from typing import final
 
 from dustmap.config import Config
 from dustmap.linalg import AbstractWorld
-from dustmap.runs._directory import CONFIG, REPORT, RunDirectory
-from dustmap.runs._kept_journal import Notice, Undisturbed
-from dustmap.runs._life import finish, going_on, refuse_unfinished, starting
-from dustmap.runs._opening import opening
-from dustmap.runs._progress import LogProgress, Progress, silent_progress
-from dustmap.runs._rank_journal import following, led
 from dustmap.runs._ranks import ALONE
-from dustmap.runs._regression import prepare_regression
-from dustmap.runs._regression_result import RegressionResult, open_regression
-from dustmap.runs._reopened import reopened_config
-from dustmap.runs._report import Report
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
-from dustmap.runs._stages import Stage
-from dustmap.runs._star_map import StarMap, reopen_star_map
-from dustmap.runs._stars import prepare_stars
+from dustmap.runs.engines import reopened_config
+from dustmap.runs.kept import (
+    CONFIG,
+    REPORT,
+    Notice,
+    RunDirectory,
+    Undisturbed,
+    finish,
+    following,
+    going_on,
+    led,
+    opening,
+    refuse_unfinished,
+    starting,
+)
+from dustmap.runs.regression import RegressionResult, open_regression, prepare_regression
+from dustmap.runs.reports import LogProgress, Progress, Report, Stage, silent_progress
+from dustmap.runs.stars import StarMap, prepare_stars, reopen_star_map
 
 
 @final

@@ -7,10 +7,16 @@ import torch
 
 from dustmap.config import ComputeConfig
 from dustmap.gp import RegularGrid, torus_for
-from dustmap.runs._memory import MIB, Component, During, MemoryPlan
-from dustmap.runs._memory_parts import export_components, star_components
 from dustmap.runs._run import Plan
-from dustmap.runs._star_map import StarMap
+from dustmap.runs.memory import (
+    MIB,
+    Component,
+    During,
+    MemoryPlan,
+    export_components,
+    star_components,
+)
+from dustmap.runs.stars import StarMap
 from dustmap.sky.maps import MapRequest, slab_memory
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 

@@ -10,11 +10,9 @@ from typing import Any, final
 import torch
 
 from dustmap.config import ComputeConfig
-from dustmap.runs._directory import RunDirectory
-from dustmap.runs._memory import MIB, MemoryPlan, shown, table_of
-from dustmap.runs._progress import Progress
-from dustmap.runs._report import Report
-from dustmap.runs._stages import Stage
+from dustmap.runs.kept import RunDirectory
+from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
+from dustmap.runs.reports import Progress, Report, Stage
 
 
 @final

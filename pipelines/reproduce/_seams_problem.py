@@ -87,9 +87,15 @@ def fit(case: Case, scale: Scale, seed: int, folder: Path) -> Found:
         folder / "map.zarr", "zarr", False, 2**31, LogProgress()
     )
     merging = time.perf_counter() - start
-    names = ("single/map.zarr", "map.zarr", "truth.zarr")
-    maps = [DustMap.open(folder / name) for name in names]
-    return Found(*maps, single, tuple(seconds), merging, tuple(stars))
+    return Found(
+        DustMap.open(folder / "single" / "map.zarr"),
+        DustMap.open(folder / "map.zarr"),
+        DustMap.open(folder / "truth.zarr"),
+        single,
+        tuple(seconds),
+        merging,
+        tuple(stars),
+    )
 
 
 def config_of(case: Case, scale: Scale, seed: int, folder: Path) -> Config:

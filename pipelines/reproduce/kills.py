@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dustmap.runs import status_of
-from dustmap.runs._kept_file import read_kept
+from dustmap.runs.kept._file import read_kept
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from pipelines.reproduce import _kills_figure as figure
 from pipelines.reproduce import _kills_process as process

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dustmap.runs._tables import read_table
+from dustmap.runs.reports._tables import read_table
 from dustmap.sky.catalogs.readers import CatalogError, open_reader
 from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
 

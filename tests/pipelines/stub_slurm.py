@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,7 +121,12 @@ def srun(arguments: Sequence[str]) -> int:
         )
         for rank in range(count)
     ]
-    signal.signal(signal.SIGTERM, lambda number, frame: [t.terminate() for t in tasks] and None)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for task in tasks:
+            task.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     return max(task.wait() for task in tasks)
 
 

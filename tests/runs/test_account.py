@@ -12,16 +12,16 @@ import torch
 
 from dustmap.cli import COMMANDS, parser
 from dustmap.runs import Check, LogProgress, Report, Stage
-from dustmap.runs._calibration import (
+from dustmap.runs.memory._seconds import rounded
+from dustmap.runs.reports._calibration import (
     PIT_BINS,
     Predictions,
     by_distance,
     calibration,
     quality_proxies,
 )
-from dustmap.runs._estimate import rounded
-from dustmap.runs._report import Picture
-from dustmap.runs._stages import Stopwatch, peak_memory
+from dustmap.runs.reports._report import Picture
+from dustmap.runs.reports._stages import Stopwatch, peak_memory
 
 
 def predictions(n: int, scale: float) -> Predictions:

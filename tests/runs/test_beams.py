@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.runs._allotment import LINEAR, rows_needed
-from dustmap.runs._engines import engine_of
+from dustmap.runs.engines._engines import engine_of
+from dustmap.runs.memory._allotment import LINEAR, rows_needed
 from tests.runs.test_engines import SIZE, config, sky
 
 KNOWN = ("model.density=lognormal", "model.std=1", "model.learn=[]", "fit.samples=8")

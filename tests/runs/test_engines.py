@@ -11,8 +11,8 @@ from dustmap.config import Config, from_mapping
 from dustmap.gp import Batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointValues
 from dustmap.inference import LogNormalPosterior, StudentTNoise
-from dustmap.runs._engines import engine_of
-from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs.engines._engines import engine_of
+from dustmap.runs.models._fit import Hyperparameters, StarFit
 
 SIZE = (120.0, 80.0, 40.0)
 SIGMA = 0.02

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dustmap.inference import NO_JOURNAL, AbstractJournal
-from dustmap.runs._kept_journal import Keeper
+from dustmap.runs.kept._journal import Keeper
 from tests.inference.journals import Interrupted, same_bits
 from tests.inference.test_journals_evidence import CASES as WHOLE
 from tests.inference.test_journals_evidence import SLOW as SLOW_WHOLE

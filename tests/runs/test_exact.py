@@ -9,11 +9,11 @@ import torch
 from dustmap.config import Config, from_mapping
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
-from dustmap.runs import _exact
-from dustmap.runs._exact import draw_grid, fit_exact, reopen_exact
-from dustmap.runs._grid import grid_of
-from dustmap.runs._mean_rays import at_mean_distances
-from dustmap.runs._star_fit import StarFit
+from dustmap.runs.engines import _exact
+from dustmap.runs.engines._exact import draw_grid, fit_exact, reopen_exact
+from dustmap.runs.engines._mean_rays import at_mean_distances
+from dustmap.runs.models._fit import StarFit
+from dustmap.runs.models._grid import grid_of
 from dustmap.sky.observations import Observations, observe
 from dustmap.sky.stars import GaussianDistances
 from tests.skies import SIZE, plain_sky

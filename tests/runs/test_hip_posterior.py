@@ -10,7 +10,7 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern12
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, VariationalPosterior, solve_direct
-from dustmap.runs._hip_posterior import PlacesAndRays, draws_at_inducing_points
+from dustmap.runs.engines._hip_posterior import PlacesAndRays, draws_at_inducing_points
 
 GRID = RegularGrid((0.0, 0.0, 0.0), (10.0, 10.0, 10.0), (6, 5, 5))
 STD, MEAN = 0.002, 0.001

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from dustmap.inference import Kept
-from dustmap.runs import _kept_file
-from dustmap.runs._kept_file import read_kept, token_of, write_kept
-from dustmap.runs._kept_journal import Keeper, kept_at
+from dustmap.runs.kept import _file
+from dustmap.runs.kept._file import read_kept, token_of, write_kept
+from dustmap.runs.kept._journal import Keeper, kept_at
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32),
@@ -148,7 +148,7 @@ def test_a_header_that_was_changed_is_refused(stored: Path) -> None:
 
 
 def test_foreign_and_newer_files_are_refused(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_kept_file, "SCHEMA", 2)
+    monkeypatch.setattr(_file, "SCHEMA", 2)
     write_kept(stored, "fit", (), a_state())
     monkeypatch.undo()
     refused(stored, "has schema 2 of a newer dustmap, and this reads 1")

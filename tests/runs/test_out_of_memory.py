@@ -17,9 +17,9 @@ from dustmap.gp.functionals import PointValues
 from dustmap.inference._journal import NoJournal
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg
-from dustmap.runs import _star_export
-from dustmap.runs._memory import MIB
-from dustmap.runs._stages import Stopwatch
+from dustmap.runs.memory._plan import MIB
+from dustmap.runs.reports._stages import Stopwatch
+from dustmap.runs.stars import _export
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
 
@@ -123,11 +123,11 @@ def test_slabs_get_thinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
         if seen[-1] > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setitem(_star_export.WRITERS, "zarr", write)
+    monkeypatch.setitem(_export.WRITERS, "zarr", write)
     compute = configuration.from_mapping({"data": {"catalog": "stars.fits"}}).compute
     compute = dataclasses.replace(compute, memory="2GiB")
     nothing: Any = None
-    _star_export.write_in_slabs(
+    _export.write_in_slabs(
         "zarr", tmp_path / "map.zarr", nothing, nothing, nothing, nothing, False, compute
     )
     assert seen == [1024, 512, 256]

@@ -13,11 +13,11 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp.features import interpolation, row_bytes
 from dustmap.runs import Component, During, MemoryPlan, Plan, prepare
-from dustmap.runs._allotment import Sizes, allotted
-from dustmap.runs._grid import grid_of
-from dustmap.runs._memory import MIB, shown
 from dustmap.runs._run import AbstractRun
-from dustmap.runs._stars import StarRun
+from dustmap.runs.memory._allotment import Sizes, allotted
+from dustmap.runs.memory._plan import MIB, shown
+from dustmap.runs.models._grid import grid_of
+from dustmap.runs.stars._run import StarRun
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 
 

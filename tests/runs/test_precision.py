@@ -10,11 +10,11 @@ from dustmap import config as configuration
 from dustmap.gp import ExactPosterior, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, VariationalPosterior
 from dustmap.runs import prepare
-from dustmap.runs._engines import engine_of
-from dustmap.runs._hip_posterior import PlacesAndRays
-from dustmap.runs._precision import Numbers, precision
-from dustmap.runs._star_fit import StarFit
-from dustmap.runs._stars import StarRun
+from dustmap.runs.engines._engines import engine_of
+from dustmap.runs.engines._hip_posterior import PlacesAndRays
+from dustmap.runs.models._fit import StarFit
+from dustmap.runs.models._precision import Numbers, precision
+from dustmap.runs.stars._run import StarRun
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.maps._field import empty_arrays
 from dustmap.sky.simulation import SkyModel, simulate, write_sky

@@ -6,8 +6,8 @@ import torch
 from dustmap.gp import Batch, Prediction
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals
 from dustmap.inference import StudentTNoise
-from dustmap.runs._engines import engine_of
-from dustmap.runs._star_fit import Hyperparameters, StarFit
+from dustmap.runs.engines._engines import engine_of
+from dustmap.runs.models._fit import Hyperparameters, StarFit
 from tests.runs.test_engines import SIZE, config, wave
 
 STARS, SIGMA, SCATTER, RELATIVE = 500, 0.005, 0.03, 0.15

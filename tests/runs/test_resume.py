@@ -12,7 +12,7 @@ import pytest
 from dustmap.config import load
 from dustmap.inference import Kept
 from dustmap.runs import Report, Stage, execute_run, prepare
-from dustmap.runs._kept_file import write_kept
+from dustmap.runs.kept._file import write_kept
 from dustmap.sky.simulation import Measurements, write_sky
 from pipelines.reproduce._kills_outputs import contents, differences, left_over
 from tests.skies import plain_sky, write_plain_sky
@@ -87,7 +87,7 @@ def interrupted(
         return write_kept(path, scope, place, kept)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs._kept_journal.write_kept", counted)
+        patched.setattr("dustmap.runs.kept._journal.write_kept", counted)
         try:
             go()
         except type(with_):
@@ -204,7 +204,7 @@ def test_regressions_go_on_from_their_model_to_the_same_bits(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs._regression.predict_field", killed)
+        patched.setattr("dustmap.runs.regression._run.predict_field", killed)
         with pytest.raises(Killed):
             run(tmp_path, tmp_path / "run")
     model = tmp_path / "run" / "checkpoint" / "model" / "model.json"
@@ -243,7 +243,7 @@ def failing(
         return write_kept(path, scope, place, kept)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs._kept_journal.write_kept", full)
+        patched.setattr("dustmap.runs.kept._journal.write_kept", full)
         go()
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dustmap.config import Config, from_mapping
-from dustmap.runs._star_checks import checks_of_fit
-from dustmap.runs._star_fit import Hyperparameters, Learning, StarFit
+from dustmap.runs.models._fit import Hyperparameters, Learning, StarFit
+from dustmap.runs.stars._checks import checks_of_fit
 from tests.runs.test_relative_scatter import fitted, sky
 
 

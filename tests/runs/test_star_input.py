@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dustmap.config import DataConfig
-from dustmap.runs._star_input import read_stars, read_truth
+from dustmap.runs.stars._input import read_stars, read_truth
 from dustmap.sky.catalogs import card_named
 from dustmap.sky.catalogs._cuts import parse_cut
 from dustmap.sky.catalogs._toml import CardTable

@@ -14,10 +14,10 @@ from dustmap.cli import main
 from dustmap.config import Config, ConfigError
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs import open_star_map, prepare
-from dustmap.runs._grid import grid_of
-from dustmap.runs._star_input import read_input
-from dustmap.runs._stars import StarRun
-from dustmap.runs._tiles import tile_of
+from dustmap.runs.models._grid import grid_of
+from dustmap.runs.stars._input import read_input
+from dustmap.runs.stars._run import StarRun
+from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import star_store
 from dustmap.sky.maps import DustMap
 from tests.skies import plain_sky, write_plain_sky

@@ -1,0 +1,53 @@
+"""Bytes of a regression, by its engine."""
+
+import torch
+
+from dustmap.config import Config
+from dustmap.gp import RegularGrid
+from dustmap.regression import HipSettings, WholeSettings, plan_fit, plan_global
+from dustmap.runs.memory import MIB, Component, During, MemoryPlan
+from dustmap.runs.models import KERNELS, dtype_of
+from dustmap.runs.regression._data import Rows
+
+#: Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
+_DENSE = 3
+#: Of the pictures and the libraries' own buffers.
+_WORKING = 60 * MIB
+
+
+def regression_memory(config: Config, rows: Rows, grid: RegularGrid | None) -> MemoryPlan:
+    """Without a [grid] the estimator chooses one that fits; its own refusal has the last word."""
+    n = len(rows)
+    exact = config.fit.engine == "exact"
+    dense = n if exact else min(n, config.fit.learn_rows)
+    what = f"covariance of {dense:,} rows with its factor and gradient, float64"
+    parts = [
+        Component("rows", 2 * rows.X.nbytes + 3 * rows.y.nbytes, During.WHOLE, f"{n:,} rows"),
+        Component("covariance", 8 * _DENSE * dense**2, During.LEARNING, what),
+        Component("working space", _WORKING, During.WHOLE, "pictures, buffers of libraries"),
+    ]
+    if not exact and grid is not None:
+        parts.append(_on_grid(config, grid, n))
+    return MemoryPlan(tuple(parts))
+
+
+def _on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
+    """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
+    fit = config.fit
+    shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
+    if fit.engine == "global":
+        dtype = dtype_of(config.compute)
+        whole = WholeSettings(fit.samples, 1.0, dtype, config.compute.memory_bytes)
+        needed = plan_global(shortest, grid, n, fit.seed, whole).bytes_needed
+    else:
+        settings = HipSettings(
+            family=fit.family,
+            block=fit.block or None,
+            whitening=fit.whitening,
+            padding=1.0,
+            dtype=torch.float64,
+            max_memory=config.compute.memory_bytes,
+        )
+        needed = plan_fit(shortest, grid, n, settings).bytes_needed
+    what = f"{fit.engine} engine on {grid.size:,} nodes: draws, vectors, spectra, statistics"
+    return Component("grid", needed, During.SOLVING, what)

@@ -1,0 +1,75 @@
+"""What a run on stars must satisfy, lest it end with the exit code of a failed check."""
+
+import math
+
+from dustmap.config import Config
+from dustmap.inference import MGVISettings, Scores
+from dustmap.runs.engines import STD
+from dustmap.runs.models import StarFit
+from dustmap.runs.reports import Check, coverage_check
+
+#: What an engine may report -> the most that is sound, and what to do beyond.
+LIMITS = {
+    "cg_residual": (1e-3, "the posterior mean is not solved for: take float64 or a coarser grid"),
+    "cg_columns_unconverged": (0.0, "raise fit.max_steps, take float64, or loosen fit.tolerance"),
+    "wrap_error": (0.15, "length scale near the size of the box: take a larger box (grid.size)"),
+    "rows_unconverged": (0.0, "raise fit.pcg_steps, take float64 or a coarser grid"),
+    "residual_variance_over_noise": (1.0, "the grid leaves more than the noise: take a finer one"),
+}
+#: Spacings of the grid below which a log-normal density is noise from node to node, that no grid
+#: so coarse can tell the length of; part of the box beyond which it holds no two such lengths.
+_LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
+#: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
+_PRIOR_STDS = 2.0
+
+
+def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
+    """Of learning and of the solver."""
+    found = []
+    if fit.learning is not None:
+        converged = float(fit.learning.converged)
+        found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
+        if config.density == "lognormal":
+            found += _checks_of_learned(config, fit)
+    for key, (most, advice) in LIMITS.items():
+        if key in fit.summary:
+            found.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
+    return tuple(found)
+
+
+def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
+    """Whether it is the data that say length and std of a log-normal density.
+
+    Its field lives on the nodes and its torus grows with the length, so that neither a residual
+    variance nor a wrap error tells.
+    """
+    model, grid, at = config.model, config.grid, fit.hyperparameters
+    reach = _PRIOR_STDS * MGVISettings().prior_std
+    found = []
+    if "length" in model.learn:
+        advice = (
+            "held by the grid or the box, not by the data: take a finer grid or a larger box, or "
+            "leave length out of model.learn"
+        )
+        most = _MOST_OF_BOX * max(grid.size) / grid.spacing
+        length = at.length / grid.spacing
+        found.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
+        found.append(_beside("length", at.length / model.length, reach))
+    if "std" in model.learn:
+        found.append(_beside("std", at.std / (model.std or STD), 0.5 * reach))
+    return found
+
+
+def _beside(name: str, ratio: float, reach: float) -> Check:
+    """Of a learned value and that of the configuration, exp(±reach) apart at most."""
+    advice = (
+        f"{name} has left its prior: see whether outliers (model.noise) or scatter (model.learn) "
+        f"drive it, start nearer to it, or leave it out of model.learn"
+    )
+    return Check(f"learned {name} / model.{name}", ratio, math.exp(-reach), math.exp(reach), advice)
+
+
+def check_of_scores(held_out: Scores) -> Check:
+    """Of the held-out stars' residuals."""
+    advice = "the errors of the catalog or the prior do not describe the data; see chi2"
+    return coverage_check("held-out stars", held_out, advice)

@@ -1,0 +1,169 @@
+"""Runs on the tiles of one sky, merged into one map."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from dustmap import config as configuration
+from dustmap.config import Config
+from dustmap.runs.models import grid_of
+from dustmap.runs.reports import Progress
+from dustmap.runs.stars._tiles import tile_of
+from dustmap.sky import Provenance
+from dustmap.sky.maps import Planes, Slabs, fits_of_slabs, slab_memory, zarr_of_slabs
+from dustmap.sky.tiles import STEPS, Merged, TileMap, map_of_tile, merged
+
+WRITERS = {"zarr": zarr_of_slabs, "fits": fits_of_slabs}
+
+#: What tiles of one sky may differ in: which they are, and where they were computed.
+FREE = (
+    ("data", "tile"),
+    ("compute", "device"),
+    ("compute", "threads"),
+    ("compute", "memory"),
+    ("compute", "checkpoint"),
+)
+#: Hyperparameters are the same, but for the last digits of what JSON holds.
+RELATIVE = 1e-9
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TileRun:
+    """A run on a tile: its map, configuration and hyperparameters."""
+
+    name: str
+    map: TileMap
+    config: Config
+    hyperparameters: Mapping[str, float]
+    stars: int
+
+    @property
+    def line(self) -> str:
+        """Where it comes from, for the history of the merged map."""
+        seed, sha = self.config.fit.seed, configuration.sha256(self.config)
+        return f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SkyOfTiles:
+    """All tiles of a sky, checked against each other, and what they make together."""
+
+    runs: tuple[TileRun, ...]
+    merged: Merged
+
+    def counts(self) -> dict[str, Any]:
+        """What the command tells."""
+        layout = self.merged.slabs.layout
+        return {
+            "tiles": [run.config.data.tile for run in self.runs],
+            "voxels": list(layout.grid.shape),
+            "voxels_in_no_tile": self.merged.uncovered,
+            "quantities": [quantity.value for quantity in layout.quantities],
+            "samples": layout.samples,
+        }
+
+    def provenance(self) -> Provenance:
+        """config_sha256 is that of the whole sky: of the tiles' configuration without data.tile."""
+        whole = _whole(self.runs[0].config)
+        catalogs = dict.fromkeys(str(name) for run in self.runs for name in run.config.data.catalog)
+        missing = self.merged.uncovered
+        gap = (f"{missing} voxels lie in no tile given: NaN",) if missing else ()
+        values = self.runs[0].hyperparameters.items()
+        held = ", ".join(f"{name} {value:.6g}" for name, value in values)
+        return Provenance(
+            configuration.sha256(whole),
+            (
+                f"engine {whole.fit.engine}, density {whole.density}, {held}",
+                *STEPS,
+                *gap,
+                *(run.line for run in self.runs),
+            ),
+            catalog=tuple(catalogs),
+            seed=whole.fit.seed,
+        )
+
+    def write(
+        self, path: Path, form: str, overwrite: bool, memory: int, progress: Progress
+    ) -> None:
+        """map.zarr or map.fits; memory: bytes in all."""
+        slabs = _watched(self.merged.slabs, f"writing {path.name}", progress)
+        within = self.merged.memory(slab_memory(memory))
+        WRITERS[form](path, slabs, self.provenance(), overwrite, within)
+
+
+def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
+    """Reads what runs on tiles, or their map.zarr, say of themselves; refuses what does not fit."""
+    runs = tuple(_tile_run(path) for path in paths)
+    for run in runs[1:]:
+        _check_alike(run, runs[0])
+    ordered = tuple(sorted(runs, key=lambda run: run.map.tile.pixel.pixel))
+    maps = [run.map for run in ordered]
+    return SkyOfTiles(ordered, merged(maps, grid_of(runs[0].config.grid), partial))
+
+
+def _tile_run(path: Path) -> TileRun:
+    cubes, told = map_of_tile(path)
+    try:
+        config = configuration.from_mapping(told["configuration"])
+        values = {str(name): float(v) for name, v in dict(told["hyperparameters"]).items()}
+        stars = int(told["stars"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{path}: what its attribute tile says of the run cannot be read ({error}); run it "
+            "again with this version of dustmap"
+        ) from error
+    tile = tile_of(config)
+    if tile is None:
+        raise ValueError(f"{path}: its configuration names no tile; run it with data.tile")
+    return TileRun(str(path), TileMap(str(path), tile, cubes), config, values, stars)
+
+
+def _check_alike(run: TileRun, first: TileRun) -> None:
+    """One configuration and one set of hyperparameters, but for what is free."""
+    for key, mine, other in _differences(run.config, first.config):
+        raise ValueError(
+            f"{run.name}: {key} = {_shown(mine)}, and {_shown(other)} in {first.name}: tiles of "
+            "one sky have one configuration, but for data.tile and where they compute"
+        )
+    names = sorted(run.hyperparameters.keys() | first.hyperparameters.keys())
+    for name in names:
+        a, b = run.hyperparameters.get(name), first.hyperparameters.get(name)
+        if a is None or b is None or not math.isclose(a, b, rel_tol=RELATIVE):
+            raise ValueError(
+                f"{run.name}: hyperparameter {name} = {_shown(a)}, and {_shown(b)} in "
+                f"{first.name}: tiles must share them; learn them once, then hold them "
+                "(model.learn = [], the values in [model])"
+            )
+
+
+def _differences(one: Config, other: Config) -> Iterator[tuple[str, object, object]]:
+    mine, theirs = dataclasses.asdict(one), dataclasses.asdict(other)
+    for section, values in mine.items():
+        for key, value in values.items():
+            if (section, key) not in FREE and value != theirs[section][key]:
+                yield f"{section}.{key}", value, theirs[section][key]
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _whole(config: Config) -> Config:
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, tile=""))
+
+
+def _watched(slabs: Slabs, what: str, progress: Progress) -> Slabs:
+    def walk(depth: int) -> Iterator[Planes]:
+        count = slabs.layout.grid.shape[2]
+        progress(what, 0, count)
+        for slab in slabs.walk(depth):
+            yield slab
+            progress(what, slab.stop, count)
+
+    return Slabs(slabs.layout, slabs.request, walk)
