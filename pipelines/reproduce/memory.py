@@ -14,7 +14,7 @@ from pipelines.reproduce._memory_measure import Case, in_fresh_process
 WITHIN = 1.25
 STARS, SEED = 4000, 1
 #: Hyperparameters stay and solves stop early, which changes no array; the last case learns.
-_QUICK = ("fit.max_steps=5", "model.learn=[]")
+_QUICK = ("fit.max_steps=60", "model.learn=[]")
 _FINE = ("grid.spacing=10", "fit.samples=16")
 _GAUSSIAN = "model.density=gaussian"
 CASES = (
@@ -30,7 +30,7 @@ CASES = (
     ),
     Case("exact, 3,600 stars", (*_QUICK, "fit.engine=exact")),
     Case("exact, 2,000 stars", (*_QUICK, "fit.engine=exact", "data.holdout=0.5")),
-    Case("log-normal, 42,025 nodes, learning", ("fit.max_steps=5", *_FINE), learns=True),
+    Case("log-normal, 42,025 nodes, learning", ("fit.max_steps=60", *_FINE), learns=True),
 )
 _FIGURES_OFF = ("export.figures=[]", "export.formats=[]")
 
