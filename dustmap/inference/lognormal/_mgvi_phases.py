@@ -34,8 +34,8 @@ _STRIDE = 3
 _TURNS = 10
 #: Of a curved sample, its decrease per datum, and decrease of the energy at which ξ̄ rests. Where
 #: they are ten times looser, rounding decides where descents end: a change of the data by 1e-7
-#: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.007.
-_CURVED = Accuracy(residual=0.02, decrease=1e-3, steps=5)
+#: then moves the map by 0.07 posterior standard deviations (rms) instead of 0.02.
+_CURVED = Accuracy(residual=0.1, decrease=2e-3, steps=5)
 _MEAN_DECREASE = 0.05
 #: Samples whose mean response misses the data this many times more than the mode have strayed.
 _STRAY = 1.75
