@@ -1,7 +1,9 @@
 """One look for all figures: colours that survive colour blindness and grey printing."""
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 #: Okabe and Ito (2008), without its yellow, which is too light for lines.
 BLUE = "#0072B2"
@@ -33,3 +35,10 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(True, color="0.9", linewidth=0.6)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def few_labels(axis: Axis) -> None:
+    """Labels at 1, 2 and 5 of a logarithmic axis, plain: within a decade more run into each other."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_formatter(NullFormatter())

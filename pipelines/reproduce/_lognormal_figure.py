@@ -6,11 +6,10 @@ from typing import final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from pipelines.reproduce._experiment import Row, number
-from pipelines.reproduce._figures import BLUE, ORANGE, label, panels
+from pipelines.reproduce._figures import BLUE, ORANGE, few_labels, label, panels
 from pipelines.reproduce._lognormal_problem import Sky
 
 _METHODS = (("dustmap", BLUE, "o"), ("nifty", ORANGE, "s"))
@@ -76,10 +75,7 @@ def _against_time(axes: Axes, rows: Sequence[Row], key: str, title: str) -> None
                 label=f"{method}, {truth}",
             )
     axes.set_xscale("log")
-    # Minor labels of less than a decade run into each other.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    few_labels(axes.xaxis)
     if key == "log_chi2":
         axes.set_yscale("log")
         axes.axhline(1.0, color="0.6", linewidth=1)

@@ -15,7 +15,7 @@ _WITHIN = 1.25
 def draw(rows: Sequence[Row]) -> Figure:
     """A point a run, and the band within which the plan is good enough."""
     figure, (axes,) = style.panels(1, 1, 5.6, 4.6)
-    style.label(axes, "Peak memory of runs", "planned / MiB", "measured / MiB")
+    style.label(axes, "Peak memory of runs", "planned [MiB]", "measured [MiB]")
     planned, measured = ([number(row, f"{key}_mib") for row in rows] for key in _KEYS)
     ends = np.array([0.7 * min(planned), 1.4 * max(planned)])
     axes.plot(ends, ends, color=style.BLACK, linewidth=0.8)
@@ -28,6 +28,8 @@ def draw(rows: Sequence[Row]) -> Figure:
             )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        style.few_labels(axis)
     axes.legend()
     return figure
 

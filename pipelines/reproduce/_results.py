@@ -48,7 +48,7 @@ def write(folder: Path, name: str, found: Mapping[str, Value], outcome: Outcome)
     folder.mkdir(parents=True, exist_ok=True)
     table, picture = folder / f"{name}.json", folder / f"{name}.png"
     table.write_text(to_json(found), encoding="utf-8")
-    outcome.figure.savefig(picture, metadata={"Software": None})
+    outcome.figure.savefig(picture, metadata={"Software": None}, bbox_inches="tight")
     return [table, picture]
 
 
