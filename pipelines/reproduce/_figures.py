@@ -38,7 +38,7 @@ def label(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def few_labels(axis: Axis) -> None:
-    """Labels at 1, 2 and 5 of a logarithmic axis, plain: within a decade more run into each other."""
+    """Plain labels at 1, 2 and 5 of a logarithmic axis: more of them run into each other."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FormatStrFormatter("%g"))
     axis.set_minor_formatter(NullFormatter())
