@@ -160,6 +160,7 @@ def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) 
         rounds=3,
         refinements=1,
         draws=4,
+        residual=1e-3,
         robust=RobustSettings(max_rounds=6) if robust else None,
     )
     found = fit_mgvi(model, data(world, uneven=uneven), settings)

@@ -105,6 +105,8 @@ def test_learning_takes_rays_to_the_mean_distance() -> None:
     assert data.functional.weights.shape[1] > 1
     found = fit_exact(made, data, None)
     plain = fit_exact(made, at_mean_distances(data), None)
-    assert found.hyperparameters == plain.hyperparameters
+    # Threads may add up in another order.
+    expected = plain.hyperparameters.as_dict()
+    assert found.hyperparameters.as_dict() == pytest.approx(expected, rel=1e-9)
     assert found.summary["rays"] == "weighted"
     assert found.learning is not None
