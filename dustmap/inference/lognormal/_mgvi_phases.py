@@ -219,14 +219,14 @@ class Fit:
 
     def _move(self, delta: Tensor) -> None:
         """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
-        before, theta = self.state.centre, read(self.problem)
+        before, z, theta = self.state.centre, self.state.z, read(self.problem)
         for length in (1.0, 0.5, 0.25, 0.125):
             write(before.problem, theta + length * delta)
             changed = on_its_torus(
                 before.problem.rebuilt().with_present_noise(), self.settings.padding
             )
             self.state.centre, self.state.z = carry(
-                before, changed, self.state.z, self._accuracy(), self.state.preconditioner
+                before, changed, z, self._accuracy(), self.state.preconditioner
             )
             if self.state.centre.misfit() < 2.0 * max(before.misfit(), 1.0):
                 return
