@@ -45,6 +45,26 @@ quality = {names = ["quality"]}
 default = [{column = "quality", below = 1}]
 """
 
+#: A fit of such stars, hyperparameters known; `[compute]` may be gone on with.
+RUN = """
+[data]
+catalog = "{store}"
+holdout = 0.05
+[grid]
+size = [{size}]
+spacing = {spacing}
+[model]
+density = "lognormal"
+length = {length}
+std = {std}
+mean_density = {median}
+learn = []
+[fit]
+samples = {samples}
+[compute]
+memory = "8GiB"
+"""
+
 
 @final
 @dataclass(frozen=True)

@@ -38,26 +38,6 @@ CHI2 = 0.1
 #: Curved, each of them costs as much as the mode.
 SAMPLES = 4
 
-RUN = """
-[data]
-catalog = "{store}"
-holdout = 0.05
-[grid]
-size = [{size}]
-spacing = {spacing}
-[model]
-density = "lognormal"
-length = {length}
-std = {std}
-mean_density = {median}
-learn = []
-[fit]
-samples = {samples}
-[compute]
-threads = {threads}
-memory = "8GiB"
-"""
-
 
 @final
 @dataclass(frozen=True)
@@ -172,7 +152,7 @@ def fit(sky: Sky, nside: int, folder: Path) -> Row:
     keys = {key: getattr(sky, key) for key in ("spacing", "length", "std", "median")}
     size = ", ".join(f"{length:g}" for length in sky.size)
     (place / "run.toml").write_text(
-        RUN.format(store=store, size=size, threads=threads, samples=SAMPLES, **keys)
+        skies.RUN.format(store=store, size=size, samples=SAMPLES, **keys) + f"threads = {threads}\n"
     )
     beams = ["--set", f"fit.beams={nside}"]
     command = ["run", str(place / "run.toml"), *beams, "--output", str(run), "--overwrite"]

@@ -31,28 +31,10 @@ from pipelines.reproduce._watched import dustmap, in_fresh_process, measured, re
 _log = logging.getLogger(__name__)
 
 PARTS = ("ranks", "products")
+SAMPLES = 8
 EFFICIENCY, MODEL_ERROR, DIFFERENCE = 0.6, 0.5, 0.01
 #: What is projected to, and the products of a fit with 8 vectors that it is taken to need.
 STARS, NODES, STEPS = 54e6, (216_513.0, 6e6, 6e8), 1000
-
-RUN = """
-[data]
-catalog = "{store}"
-holdout = 0.05
-[grid]
-size = [{size}]
-spacing = {spacing}
-[model]
-density = "lognormal"
-length = {length}
-std = {std}
-mean_density = {median}
-learn = []
-[fit]
-samples = 8
-[compute]
-memory = "8GiB"
-"""
 
 
 @final
@@ -106,7 +88,7 @@ def settings(scale: Scale) -> Row:
     """What defines the experiment."""
     return {
         **scale.sky.as_row(),
-        "samples": 8,
+        "samples": SAMPLES,
         "stars_of_strong_runs": scale.strong,
         "cores": len(os.sched_getaffinity(0)),
         "products_of_a_projected_fit": STEPS,
@@ -148,7 +130,9 @@ def _run(scale: Scale, folder: Path, kind: str, stars: int, count: int, threads:
         dustmap(["ingest", str(file), *card, "--output", str(store)])
     keys = {key: getattr(sky, key) for key in ("spacing", "length", "std", "median")}
     size = ", ".join(f"{length:g}" for length in sky.size)
-    (place / "run.toml").write_text(RUN.format(store=store, size=size, **keys))
+    (place / "run.toml").write_text(
+        skies.RUN.format(store=store, size=size, samples=SAMPLES, **keys)
+    )
     command = ["run", str(place / "run.toml"), "--output", str(run), "--until", "evaluate"]
     taken = dustmap([*command, "--overwrite", "--threads", str(threads)], threads, count)
     report = report_of(run)

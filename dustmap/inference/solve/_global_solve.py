@@ -97,11 +97,9 @@ def solve_global(
     to a residual of that length, and the block solves for what remains.
 
     Nothing is raised when a column misses the tolerance: see `GlobalSolution.message`.
-
     sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
-    first guess of every column and its preconditioner.
-
-    journal: kept after the first approach to the mean and after every block of columns.
+    first guess of every column and its preconditioner. journal: kept after the first approach to
+    the mean and after every block of columns.
     """
     reading = Reading.latest(journal, SOLVE)
     if reading is not None and reading.finished:
