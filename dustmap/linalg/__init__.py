@@ -11,6 +11,10 @@ Both report on every column in a `SolveResult`.
 `nystrom` makes a preconditioner for shift · I + G of a few products with it.
 `toeplitz_solve` is `pcg` for a Toeplitz matrix, differentiable in its lags and in b.
 
+`inverse_root` and `square_root` are K^{-1/2} b and K^{1/2} b by contour integral quadrature, for
+any operator: differentiable in what it is made of and in b. `RootMethod` says how;
+`shifted_minres` solves for all the shifts of the quadrature in one Krylov space.
+
 `ShardedRows` and `DividedColumns` share the work of operators among the ranks of an
 `AbstractWorld`; to a solver they are like any other.
 
@@ -24,11 +28,22 @@ from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import Chunks as Chunks
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
+from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
+from dustmap.linalg._ciq import RootMethod as RootMethod
+from dustmap.linalg._ciq import RootOperator as RootOperator
+from dustmap.linalg._ciq import RootResult as RootResult
+from dustmap.linalg._ciq import inverse_root as inverse_root
+from dustmap.linalg._ciq import square_root as square_root
 from dustmap.linalg._circulant import CirculantOperator as CirculantOperator
+from dustmap.linalg._contour import RootQuadrature as RootQuadrature
+from dustmap.linalg._contour import SpectrumBounds as SpectrumBounds
+from dustmap.linalg._contour import spectrum_bounds as spectrum_bounds
 from dustmap.linalg._divided import DividedColumns as DividedColumns
 from dustmap.linalg._divided import ShardedRows as ShardedRows
 from dustmap.linalg._divided import divided as divided
 from dustmap.linalg._fft import fast_length as fast_length
+from dustmap.linalg._minres import ShiftedSolve as ShiftedSolve
+from dustmap.linalg._minres import shifted_minres as shifted_minres
 from dustmap.linalg._nystrom import NystromPreconditioner as NystromPreconditioner
 from dustmap.linalg._nystrom import nystrom as nystrom
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
@@ -38,9 +53,12 @@ from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
 from dustmap.linalg._random import KeyedNormal as KeyedNormal
+from dustmap.linalg._random import standard_normal as standard_normal
 from dustmap.linalg._result import SolveResult as SolveResult
 from dustmap.linalg._result import SolveStatus as SolveStatus
 from dustmap.linalg._result import UnconvergedWarning as UnconvergedWarning
+from dustmap.linalg._root_preconditioner import PreconditionedOperator as PreconditionedOperator
+from dustmap.linalg._root_preconditioner import RootPreconditioner as RootPreconditioner
 from dustmap.linalg._solve import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._sparse import SparseOperator as SparseOperator
 from dustmap.linalg._tiles import TilePartition as TilePartition

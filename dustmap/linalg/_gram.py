@@ -6,6 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.linalg._world import AbstractWorld, Alone
+
 # Entries of a block that are widened to float64 at a time.
 _WIDENED = 2**17
 
@@ -53,9 +55,13 @@ def row_factor(G: Tensor, floor: float, scale: float = 0.0) -> RowFactor:
     return RowFactor(vectors * roots, (vectors / roots).mT, float(eigenvalues[0]), highest)
 
 
-def orthonormal_rows(x: Tensor) -> Tensor:
-    """(x xᵀ)^{-1/2} x: the orthonormal rows nearest to x (k, n); dependent rows are left out."""
-    eigenvalues, vectors = torch.linalg.eigh(symmetric(gram(x, x)))
+def orthonormal_rows(x: Tensor, world: AbstractWorld | None = None) -> Tensor:
+    """(x xᵀ)^{-1/2} x: the orthonormal rows nearest to x (k, n); dependent rows are left out.
+
+    world: ranks of which each has some of the columns.
+    """
+    total = (world or Alone()).total(gram(x, x))
+    eigenvalues, vectors = torch.linalg.eigh(symmetric(total))
     kept = eigenvalues > torch.finfo(x.dtype).eps ** 2 * eigenvalues[-1:]
     kept &= eigenvalues > 1e-14 * eigenvalues[-1:]
     inverse_root = vectors[:, kept] / eigenvalues[kept].sqrt()

@@ -1,6 +1,6 @@
 """Randomised Nyström preconditioners."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dustmap.linalg._gram import gram, orthonormal_rows, row_factor, symmetric
 from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg._world import AbstractWorld, Alone
 
 # Eigenvalues below this many rounding errors of the largest are none, and below minus as many
 # negative.
@@ -30,6 +31,11 @@ class NystromPreconditioner(AbstractOperator):
 
     vectors: U (r, n), orthonormal rows. values: s (r,) float64, descending, ≥ 0.
     shift: > 0. tail: s_r, or 0 if G has no more eigenvalues.
+    world: ranks that divide its columns among them, U_k (r, n_k) with n_k = `world.shares(n)`:
+
+        P⁻¹ x = the ranks' x_k − (t · Σ_k x_k U_kᵀ) U_k, gathered,   t = (s − s_r) / (s + shift)
+
+    All of them hold U, hand over the same x, get the same result, and have to ask for it.
 
     Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
     """
@@ -38,6 +44,7 @@ class NystromPreconditioner(AbstractOperator):
     values: Tensor
     shift: float
     tail: float
+    world: AbstractWorld = field(default_factory=Alone)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,8 +76,12 @@ class NystromPreconditioner(AbstractOperator):
         return self.matmul(y)
 
     def _product(self, x: Tensor) -> Tensor:
+        n = self.shape[0]
+        mine = self.world.share(n)
+        x, vectors = x[..., mine], self.vectors[:, mine]
         taken = (self.values - self.tail) / (self.values + self.shift)
-        return x - (x @ self.vectors.mT * taken.to(x.dtype)) @ self.vectors
+        along = self.world.total(x @ vectors.mT)
+        return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
     def refreshed(self, A: AbstractOperator) -> "NystromPreconditioner":
         """For an operator that has changed a little: one product with A on the basis U.
@@ -82,11 +93,17 @@ class NystromPreconditioner(AbstractOperator):
         if A.shape != self.shape:
             raise ValueError(f"A: expected shape {self.shape} like before, got {A.shape}")
         with torch.no_grad():
-            return _approximation(A, self.vectors, self.shift)
+            return _approximation(A, self.vectors, self.shift, self.world)
 
 
 def nystrom(
-    A: AbstractOperator, rank: int, *, shift: float = 1.0, seed: int = 0, power_steps: int = 0
+    A: AbstractOperator,
+    rank: int,
+    *,
+    shift: float = 1.0,
+    seed: int = 0,
+    power_steps: int = 0,
+    world: AbstractWorld | None = None,
 ) -> NystromPreconditioner:
     """Preconditioner of A = shift · I + G, G positive semi-definite, of `rank` products with A.
 
@@ -96,6 +113,7 @@ def nystrom(
     left out: the result has the rank of G if that is smaller than `rank`.
 
     power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
+    world: ranks that make and apply it together; all of them have A.
 
     Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place
     of their shift.
@@ -106,22 +124,27 @@ def nystrom(
             f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
             f"power_steps={power_steps}"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator, world = torch.Generator().manual_seed(seed), world or Alone()
     n = A.shape[0]
     omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
     with torch.no_grad():
         for _ in range(power_steps):
-            omega = _shifted_product(A, orthonormal_rows(omega), shift)
-        return _approximation(A, orthonormal_rows(omega), shift)
+            product = _shifted_product(A, _orthonormal(omega, world), shift, world)
+            omega = _whole(product, n, world)
+        return _approximation(A, _orthonormal(omega, world), shift, world)
 
 
-def _approximation(A: AbstractOperator, omega: Tensor, shift: float) -> NystromPreconditioner:
-    """Nyström from an orthonormal basis `omega` (l, n)."""
+def _approximation(
+    A: AbstractOperator, omega: Tensor, shift: float, world: AbstractWorld
+) -> NystromPreconditioner:
+    """Nyström from an orthonormal basis `omega` (l, n). Blocks of vectors are of a rank's share of
+    the columns: their inner products are sums over ranks."""
+    n = omega.shape[1]
     if len(omega) == 0:
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
-        return NystromPreconditioner(omega, none, shift, 0.0)
-    Y = _shifted_product(A, omega, shift)
-    core = gram(omega, Y)
+        return NystromPreconditioner(omega, none, shift, 0.0, world)
+    Y = _shifted_product(A, omega, shift, world)
+    core = world.total(gram(omega[:, world.share(n)], Y))
     if not bool(core.isfinite().all()):
         raise ValueError("nystrom: products with A are not finite; check its entries and scale")
     rounding = torch.finfo(Y.dtype).eps
@@ -133,17 +156,32 @@ def _approximation(A: AbstractOperator, omega: Tensor, shift: float) -> NystromP
         )
     # G ≈ Bᵀ B; of B's singular values the squares are kept.
     B = factor.reduce.to(Y.dtype) @ Y
-    values, rotation = torch.linalg.eigh(symmetric(gram(B, B)))
+    values, rotation = torch.linalg.eigh(symmetric(world.total(gram(B, B))))
     values, rotation = values.flip(0), rotation.flip(1)
-    vectors = orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B)
+    basis = orthonormal_rows((rotation / values.sqrt()).mT.to(Y.dtype) @ B, world)
     is_all_of_G = len(values) < len(omega) or len(values) == 0
-    return NystromPreconditioner(vectors, values, shift, 0.0 if is_all_of_G else float(values[-1]))
+    tail = 0.0 if is_all_of_G else float(values[-1])
+    return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
 
 
-def _shifted_product(A: AbstractOperator, x: Tensor, shift: float) -> Tensor:
-    """x G = x A − shift x for rows x (l, n), a few at a time."""
+def _shifted_product(A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld) -> Tensor:
+    """This rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
+    mine = world.share(x.shape[1])
     parts = [x[i : i + _ROWS_TOGETHER] for i in range(0, len(x), _ROWS_TOGETHER)]
-    return torch.cat([A.matmul(part).sub(part, alpha=shift) for part in parts]) if parts else x
+    if not parts:
+        return x[:, mine]
+    return torch.cat([A.matmul(part)[:, mine].sub(part[:, mine], alpha=shift) for part in parts])
+
+
+def _orthonormal(x: Tensor, world: AbstractWorld) -> Tensor:
+    """The orthonormal rows nearest to x (l, n), whole."""
+    n = x.shape[1]
+    return _whole(orthonormal_rows(x[:, world.share(n)], world), n, world)
+
+
+def _whole(part: Tensor, n: int, world: AbstractWorld) -> Tensor:
+    """(l, n) of what each rank has of its columns, in rows as one process would have them."""
+    return world.gathered(part, world.shares(n)).contiguous()
 
 
 def _check(A: AbstractOperator, shift: float) -> None:

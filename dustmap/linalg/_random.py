@@ -1,6 +1,7 @@
-"""Normal numbers that are addressed, not drawn in turn."""
+"""Normal numbers: addressed, or drawn in turn."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -62,6 +63,15 @@ class KeyedNormal:
                 numbers = _normal(counter + _signed(key + first * _GOLDEN))
                 result[low - start : high - start] = numbers[low - first : high - first]
         return result.to(device)
+
+
+def standard_normal(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
+    """z ~ N(0, I) of this shape, dtype and device of `like`: a generator gives every device the
+    same numbers."""
+    drawn = torch.randn(
+        tuple(shape), dtype=like.dtype, device=generator.device, generator=generator
+    )
+    return drawn.to(like.device)
 
 
 def _normal(state: Tensor) -> Tensor:

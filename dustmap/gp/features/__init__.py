@@ -4,7 +4,9 @@
 circulant root; millions of points. `LocalFeatures` sums kriging weights on the few nodes around
 each datum: sparse rows and no solve, for millions of data. `TorusFeatures` takes all points of the
 padded torus as inducing points: no solve at all, tighter variances, wider rows. `CholeskyFeatures`
-is the classical whitening for any points, M ≲ 10⁴. Nothing downstream knows which one it got.
+is the classical whitening for any points, M ≲ 10⁴, which may be learned and start as
+`clustered_points` of the data. `CIQFeatures` (Pleiss et al. 2020) takes the symmetric root instead,
+by products alone: more points than can be factorised. Nothing downstream knows which one it got.
 
 `interpolation` gives the multilinear rows of fields that must stay positive; `Nodes` and `Stencil`
 are what local weights are made of.
@@ -21,6 +23,8 @@ from dustmap.gp.features._beams import BeamExpansion as BeamExpansion
 from dustmap.gp.features._beams import BeamTable as BeamTable
 from dustmap.gp.features._beams import beamed_interpolation as beamed_interpolation
 from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
+from dustmap.gp.features._ciq import CIQFeatures as CIQFeatures
+from dustmap.gp.features._free_points import clustered_points as clustered_points
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._interpolation import interpolation as interpolation
 from dustmap.gp.features._interpolation import interpolation_taps as interpolation_taps

@@ -81,10 +81,15 @@ class BeamTable:
         rays: LineIntegrals | None = None,
         dtype: torch.dtype = torch.float32,
         memory: int = 2**31,
+        device: torch.device | None = None,
     ) -> "BeamTable":
-        """Knots one cell apart as far as these rays need them, or to the faces of the box."""
+        """Knots one cell apart as far as these rays need them, or to the faces of the box.
+
+        device: that of the rays, or of those that the table is made for.
+        """
         step = min(grid.spacing)
-        whole = BeamTable(grid, beams, step, _within(grid, beams, step), dtype, memory)
+        within = _within(grid, beams, step).to(device if rays is None else rays.device)
+        whole = BeamTable(grid, beams, step, within, dtype, memory)
         if rays is None:
             return whole
         reach = torch.zeros_like(whole.reach)
@@ -164,7 +169,7 @@ class BeamTable:
     @cached_property
     def _inside(self) -> Tensor:
         """Knots (P,) of every beam within the box."""
-        return _within(self.grid, self.beams, self.step)
+        return _within(self.grid, self.beams, self.step).to(self.reach.device)
 
     @cached_property
     def _place(self) -> Tensor:
@@ -202,7 +207,7 @@ class BeamTable:
         return beam, knot - (count.cumsum(0) - count).repeat_interleave(count)
 
     def _between_knots(self, beam: Tensor, knot: Tensor) -> LineIntegrals:
-        direction = self.beams.directions[beam]
+        direction = self.beams.directions.to(beam.device)[beam]
         edges = torch.stack([knot, knot + 1], 1) * self.step
         unit = torch.ones_like(edges[:, :1])
         return LineIntegrals(torch.zeros_like(direction), direction, edges, unit)

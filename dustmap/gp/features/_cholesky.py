@@ -18,6 +18,8 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
+from dustmap.gp.features._point_covariances import point_covariances, point_gram
+from dustmap.gp.features._whitened import whitened_rows
 from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
@@ -28,9 +30,15 @@ from dustmap.linalg import AbstractOperator
 class CholeskyFeatures(AbstractFeatureMap):
     """φ_n = L⁻¹ k_{u,n} with K_uu + ν I = L Lᵀ (Hensman et al. 2015), M_w = M.
 
-    inducing: a grid, or free points (M, D).
+    inducing: a grid, or free points (M, D). Points that are an `nn.Parameter` are learned like the
+        kernel's: they are among the `parameters`, and rows of point values are differentiable in
+        them (rows of other functionals are refused then).
     nugget: ν relative to the kernel's variance. No further jitter is ever added: a failing
         factorisation is an error that asks for a larger nugget.
+    rows_dtype: of the rows. K_uu is factorised in float64, and so are rows of point values under
+        free points computed; of other rows the solves are in this type.
+
+    gram: K_uu + ν I (M, M) with its graph, None where nothing is differentiated; factor: L without.
     """
 
     kernel: AbstractKernel
@@ -40,10 +48,13 @@ class CholeskyFeatures(AbstractFeatureMap):
     nugget: float = 0.0
     rows_dtype: torch.dtype = torch.float64
     memory: int = 2**28
+    gram: Tensor | None = field(init=False)
     factor: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", self._factorised())
+        gram = self._gram()
+        object.__setattr__(self, "gram", gram if gram.requires_grad else None)
+        object.__setattr__(self, "factor", self._factorised(gram.detach()))
 
     @property
     def n_features(self) -> int:
@@ -75,7 +86,7 @@ class CholeskyFeatures(AbstractFeatureMap):
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
-            factor = self.factor.detach()
+            factor = self.factor.to(self.dtype)
             cross = operator_by_rows(
                 functional,
                 lambda f: CrossCovarianceOperator(
@@ -91,7 +102,9 @@ class CholeskyFeatures(AbstractFeatureMap):
         return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        return self.kernel.parameters()
+        yield from self.kernel.parameters()
+        if isinstance(self.inducing, nn.Parameter):
+            yield self.inducing
 
     def rebuilt(self) -> "CholeskyFeatures":
         return CholeskyFeatures(
@@ -114,13 +127,29 @@ class CholeskyFeatures(AbstractFeatureMap):
             return self._cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
-        K_fu = self._cross(functional)
-        phi = torch.linalg.solve_triangular(self.factor, K_fu.mT, upper=False).mT
+        if isinstance(self.inducing, Tensor) and self._sees_points(functional):
+            assert isinstance(functional, PointValues)
+            K_fu = point_covariances(self.kernel, functional.x, self.inducing)
+            k_ff = self.kernel.variance().expand(len(functional))
+            phi = whitened_rows(self.gram, self.factor, K_fu)
+            rows = Features.of(phi, k_ff, (phi * phi).sum(-1))
+            return Features(
+                rows.phi.to(self.dtype), rows.residual_variance.to(self.dtype), clamped=rows.clamped
+            )
+        if isinstance(self.inducing, nn.Parameter) and self.inducing.requires_grad:
+            raise ValueError(
+                f"inducing is a parameter to be learned, but rows of {type(functional).__name__} "
+                f"are not differentiable in it: use PointValues, or give inducing.detach()"
+            )
+        phi = whitened_rows(self.gram, self.factor, self._cross(functional))
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
         return Features.of(phi, k_ff, (phi * phi).sum(-1))
 
-    def _factorised(self) -> Tensor:
-        """L (M, M), factorised in float64 whatever the dtype of the rows."""
+    def _sees_points(self, functional: AbstractFunctional) -> bool:
+        return isinstance(functional, PointValues) and self.wrapping is None
+
+    def _gram(self) -> Tensor:
+        """K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
         points = self.points
         cells = 3 * len(points) ** 2 * 8
         if cells > 16 * 2**30:
@@ -128,19 +157,35 @@ class CholeskyFeatures(AbstractFeatureMap):
                 f"Cholesky whitening of M = {len(points):,} points needs {cells:,} bytes: use "
                 "HIPFeatures or TorusFeatures on a grid"
             )
+        if isinstance(self.inducing, Tensor) and self.wrapping is None:
+            _check_points(self.inducing, self.kernel)
+            return point_gram(self.kernel, self.inducing, self.nugget)
         K_uu = self.estimator.cross(
             self.kernel, PointValues(points), self.inducing, self.wrapping, torch.float64
         )
         ridge = self.nugget * self.kernel.variance()
-        factor, info = torch.linalg.cholesky_ex(K_uu + ridge * torch.eye(len(points)).to(K_uu))
+        return K_uu + ridge * torch.eye(len(points)).to(K_uu)
+
+    def _factorised(self, gram: Tensor) -> Tensor:
+        """L (M, M), float64."""
+        lower, info = torch.linalg.cholesky_ex(gram)
         if int(info) != 0:
             raise ValueError(
-                f"K_uu of {len(points)} inducing points is not numerically positive definite "
+                f"K_uu of {len(gram)} inducing points is not numerically positive definite "
                 f"(pivot {int(info)}, nugget {self.nugget}): pass a larger nugget, e.g. "
                 f"{max(1e-8, 100 * self.nugget):.0e}, or fewer points per length scale"
             )
-        lower: Tensor = factor.to(self.dtype)
-        return lower
+        factor: Tensor = lower
+        return factor
+
+
+def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
+    if points.ndim != 2 or points.shape[1] != kernel.dim:
+        raise ValueError(
+            f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"
+        )
+    if not bool(torch.isfinite(points).all()):
+        raise ValueError("inducing must be finite; drop rows with NaN or infinite coordinates")
 
 
 @final

@@ -1,0 +1,214 @@
+"""Rational approximations of x^(-1/2) on the interval of a spectrum, and how to find that one."""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.linalg._operator import AbstractOperator
+
+# Lanczos finds the smallest eigenvalue from above and late: taken so many times smaller. Ten times
+# too small costs a tenth of the digits of the rule.
+_LOWEST_SAFETY = 10.0
+# The largest is found early.
+_HIGHEST_SAFETY = 1.05
+# Extreme Ritz values are looked at every so many steps, and are final when they move by less.
+_LOOK = 10
+_STILL = 0.05
+# Eigenvalues below so many rounding errors of the largest are none.
+_ROUNDING = 4.0
+# Points per node at which the error of a rule is evaluated.
+_SAMPLES = 40
+
+
+@final
+@dataclass(frozen=True)
+class SpectrumBounds:
+    """0 < lowest ≤ λ ≤ highest for the eigenvalues λ of a positive definite operator.
+
+    steps: products with the operator that the estimate took, 0 for bounds that were given.
+    """
+
+    lowest: float
+    highest: float
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.lowest <= self.highest < math.inf):
+            raise ValueError(
+                f"bounds of a spectrum: expected 0 < lowest <= highest, got lowest={self.lowest}, "
+                f"highest={self.highest}; a positive definite operator has such"
+            )
+
+    @property
+    def condition(self) -> float:
+        """highest / lowest."""
+        return self.highest / self.lowest
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RootQuadrature:
+    """x^(-1/2) ≈ Σ_q w_q / (t_q + x) on [lowest, highest], with all w_q, t_q > 0.
+
+    With x^(-1/2) = (2/π) ∫₀^∞ ds / (s² + x) and s = √lowest · sc(v | k'), k² = lowest/highest, the
+    integrand is analytic and periodic in v, so that the midpoint rule
+
+        v_q = (q − ½) K(k') / Q,   t_q = lowest · sc²(v_q),   w_q = (2 K(k') / π Q) √lowest dn / cn²
+
+    converges exponentially: its relative error is O(exp(−2π² Q / (log(highest/lowest) + 3))).
+
+    shifts, weights: t_q ascending and w_q, (Q,) float64 on the CPU. bounds: the interval.
+
+    Reference: Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions
+    by contour integrals", method 3; Pleiss et al. (2020), eq. 4.
+    """
+
+    shifts: Tensor
+    weights: Tensor
+    bounds: SpectrumBounds
+
+    @staticmethod
+    def of(bounds: SpectrumBounds, nodes: int = 15) -> "RootQuadrature":
+        """The rule of Q = `nodes` points on the interval `bounds`."""
+        if nodes < 1:
+            raise ValueError(f"nodes: expected at least one point of quadrature, got {nodes}")
+        k = math.sqrt(bounds.lowest / bounds.highest)
+        period = complete_elliptic(k)
+        pairs = [_tangent((q + 0.5) * period / nodes, k, period) for q in range(nodes)]
+        tangent, density = torch.tensor(pairs, dtype=torch.float64).unbind(-1)
+        scale = 2.0 * period / (math.pi * nodes) * math.sqrt(bounds.lowest)
+        return RootQuadrature(bounds.lowest * tangent.square(), scale * density, bounds)
+
+    @property
+    def nodes(self) -> int:
+        """Q."""
+        return len(self.shifts)
+
+    def relative_error(self, lowest: float | None = None) -> float:
+        """max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
+
+        lowest: end of the interval, that of the bounds by default.
+        """
+        first = self.bounds.lowest if lowest is None else lowest
+        ends = math.log(first), math.log(self.bounds.highest)
+        points = torch.linspace(*ends, _SAMPLES * self.nodes, dtype=torch.float64).exp()
+        found = (self.weights / (self.shifts + points[:, None])).sum(-1)
+        return float((1.0 - points.sqrt() * found).abs().max())
+
+
+def spectrum_bounds(
+    A: AbstractOperator, *, floor: float = 0.0, max_steps: int = 100, seed: int = 0
+) -> SpectrumBounds:
+    """Bounds of the spectrum of a symmetric positive definite A (n, n) by the Lanczos method.
+
+    From a random start with complete reorthogonalisation, until the extreme Ritz values θ stand
+    still or `max_steps`; then
+
+        highest = 1.05 θ_max,    lowest = max(θ_min / 10, floor, 4 eps θ_max)
+
+    because θ_min ≥ λ_min comes down slowly, and an eigenvalue below the rounding errors of the
+    products is not one.
+
+    floor: what λ_min is known not to be below, such as a nugget.
+
+    A θ_min that is negative beyond rounding is an error: A is not positive definite.
+    """
+    if A.shape[0] != A.shape[1]:
+        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+    if not (floor >= 0 and max_steps >= 1):
+        raise ValueError(
+            f"expected floor >= 0 and max_steps >= 1, got floor={floor}, max_steps={max_steps}"
+        )
+    with torch.no_grad():
+        smallest, largest, steps = _extremes(A, floor, max_steps, seed)
+    rounding = _ROUNDING * torch.finfo(A.dtype).eps * largest
+    if not (math.isfinite(smallest) and largest > 0 and smallest > -rounding):
+        raise ValueError(
+            f"the operator of shape {A.shape} is not positive definite in {A.dtype}: Lanczos finds "
+            f"eigenvalues from {smallest:.3g} to {largest:.3g}; add a nugget or take float64"
+        )
+    highest = _HIGHEST_SAFETY * largest
+    lowest = max(smallest / _LOWEST_SAFETY, floor, rounding)
+    return SpectrumBounds(min(lowest, highest), highest, steps)
+
+
+def complete_elliptic(k: float) -> float:
+    """K(k'), the complete elliptic integral of complementary modulus k, by Gauss's mean of 1, k."""
+    a, b = 1.0, k
+    while a - b > 1e-15 * a:
+        a, b = 0.5 * (a + b), math.sqrt(a * b)
+    return math.pi / (a + b)
+
+
+def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
+    """sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
+
+    Reference: Abramowitz & Stegun (1964), 16.4; accurate where u is at most half of K(k'), however
+    small k.
+    """
+    a, b, ratios = 1.0, k, []
+    while a - b > 1e-15 * a:
+        ratios.append((a - b) / (a + b))
+        a, b = 0.5 * (a + b), math.sqrt(a * b)
+    phi = 2.0 ** len(ratios) * a * u
+    for ratio in reversed(ratios):
+        phi = 0.5 * (phi + math.asin(ratio * math.sin(phi)))
+    sn, cn = math.sin(phi), math.cos(phi)
+    return sn, cn, math.sqrt(k * k * sn * sn + cn * cn)
+
+
+def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
+    """sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
+    if v <= 0.5 * period:
+        sn, cn, dn = jacobi_elliptic(v, k)
+        return sn / cn, dn / cn**2
+    sn, cn, dn = jacobi_elliptic(period - v, k)
+    return cn / (k * sn), dn / (k * sn**2)
+
+
+def _extremes(
+    A: AbstractOperator, floor: float, max_steps: int, seed: int
+) -> tuple[float, float, int]:
+    """Smallest and largest Ritz value, and the steps taken.
+
+    A smallest one near the floor is no matter any more: it can only fall.
+    """
+    n = A.shape[0]
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(n, dtype=torch.float64, generator=generator).to(A.device, A.dtype)
+    basis = v.new_empty(min(max_steps, n), n)
+    basis[0] = v / torch.linalg.vector_norm(v)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    smallest, largest = math.nan, math.nan
+    for step in range(1, len(basis) + 1):
+        w = A.matmul(basis[step - 1])
+        diagonal.append(float(w @ basis[step - 1]))
+        for _ in range(2):  # once leaves what rounding has brought back
+            w = w - (basis[:step] @ w) @ basis[:step]
+        length = float(torch.linalg.vector_norm(w))
+        # a Krylov space that ends holds eigenvalues, all that the start has a part in
+        ends = step == len(basis) or not length > 10 * torch.finfo(A.dtype).eps * max(diagonal)
+        if ends or step % _LOOK == 0:
+            before = smallest, largest
+            smallest, largest = _ritz_ends(diagonal, beside)
+            still = abs(before[0] - smallest) <= _STILL * abs(smallest)
+            still |= 0 < smallest <= _LOWEST_SAFETY * floor
+            if ends or (still and abs(before[1] - largest) <= _STILL * abs(largest)):
+                return smallest, largest, step
+        beside.append(length)
+        basis[step] = w / length
+    raise AssertionError("the last step ends the loop")
+
+
+def _ritz_ends(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
+    if not all(math.isfinite(value) for value in diagonal + beside):
+        return math.nan, math.nan
+    main = torch.tensor(diagonal, dtype=torch.float64)
+    off = torch.tensor(beside, dtype=torch.float64)
+    T = torch.diag(main) + torch.diag(off, 1) + torch.diag(off, -1)
+    ritz = torch.linalg.eigvalsh(T)
+    return float(ritz[0]), float(ritz[-1])

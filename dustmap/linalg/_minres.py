@@ -1,0 +1,335 @@
+"""MINRES for many shifts of one operator at once: one Krylov space, one product per step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.linalg._columns import (
+    GO_ON,
+    StepRule,
+    check_system,
+    in_precision,
+    norms,
+    safe_norms,
+    take_rows,
+)
+from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._result import SolveStatus
+from dustmap.linalg._tridiagonal import ShiftedRecurrences, lowest_ritz
+
+# Steps of Lanczos whose vectors are kept before the solutions take them up.
+BLOCK = 64
+# A true residual so many times above rtol when the recursion claims rtol is at the rounding level.
+_LIE_FACTOR = 2.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ShiftedSolve:
+    """Combinations of the solutions of (A + t_q I) x_q = b, with one verdict per right-hand side.
+
+    x: (P, ..., n), x_p = Σ_q mix_pq x_q. status: (...) int8 values of `SolveStatus`.
+    steps: (...) int64.
+    residuals: (Q, ...) float64, ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
+    true_residuals: (...) float64, the same for the smallest shift, of which they are the largest,
+        recomputed from x_q.
+    rtol: the relative residual asked for.
+    lowest_ritz: the smallest Ritz value of A that any right-hand side has met.
+    """
+
+    x: Tensor
+    status: Tensor
+    steps: Tensor
+    residuals: Tensor
+    true_residuals: Tensor
+    rtol: float
+    lowest_ritz: float
+
+    @property
+    def worst(self) -> SolveStatus:
+        """The worst status of any right-hand side."""
+        return SolveStatus(int(self.status.max())) if self.status.numel() else SolveStatus(0)
+
+    @property
+    def unconverged(self) -> int:
+        """How many right-hand sides missed rtol."""
+        return int((self.status != SolveStatus.CONVERGED.value).sum())
+
+    def message(self) -> str:
+        """One sentence: what happened to the worst columns, and the remedy."""
+        steps = int(self.steps.max()) if self.steps.numel() else 0
+        if self.worst is SolveStatus.CONVERGED:
+            return f"msMINRES converged after {steps} steps to rtol {self.rtol:.1e}"
+        residual = float(self.true_residuals.max())
+        ended = self.worst.name.lower().replace("_", " ")
+        return (
+            f"msMINRES: {ended} after {steps} steps at relative residual {residual:.1e}, rtol "
+            f"{self.rtol:.1e}, in {self.unconverged} of {self.status.numel()} columns: "
+            f"{self.worst.remedy}"
+        )
+
+
+def shifted_minres(
+    A: AbstractOperator,
+    b: Tensor,
+    shifts: Tensor,
+    *,
+    mix: Tensor | None = None,
+    rtol: float = 1e-6,
+    max_steps: int = 1000,
+    memory: int = 2**29,
+) -> ShiftedSolve:
+    """Solve (A + t_q I) x_q = b for symmetric positive definite A (n, n) and all shifts t_q ≥ 0.
+
+    The Krylov space of A + t I is that of A, so one Lanczos process per column,
+
+        A V_j = V_j T_j + β_{j+1} v_{j+1} e_jᵀ,
+
+    serves all shifts; each has its own factorisation of T_j + t_q, which gives its residual. A
+    column stops when all its residuals are ≤ rtol ‖b‖, and leaves the batch soon after. The
+    residual of the smallest shift, the largest of all, is then recomputed: a column that was
+    mistaken about it is STAGNATED.
+
+    The iterates are those of MINRES, as residual smoothing makes them of CG's: in finite precision
+    residuals end at κ rounding errors, where the usual recurrence of MINRES ends at κ² of them.
+    They are taken up `BLOCK` steps at a time, by back substitution for their coefficients and one
+    product with the block of Lanczos vectors; between blocks three vectors per shift are kept.
+
+    b: (..., n), right-hand sides. shifts: t_q (Q,) ascending.
+    mix: (P, Q); the combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
+    memory: bytes that the vectors of columns worked on at once may take.
+
+    A Ritz value below zero by more than rounding ends a column as NOT_POSITIVE_DEFINITE.
+
+    Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
+    iterative methods"; Pleiss et al. (2020), msMINRES.
+    """
+    check_system(A, b, None, None, StepRule(rtol, max_steps, 1))
+    _check_shifts(shifts)
+    A = in_precision(A, b.dtype)
+    t = shifts.to(b.device, torch.float64)
+    wanted = torch.eye(len(t), dtype=torch.float64) if mix is None else mix.to(torch.float64)
+    wanted = wanted.to(b.device)
+    flat = b.reshape(-1, b.shape[-1])
+    width = (BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, b.shape[-1]) * b.dtype.itemsize
+    size = max(1, memory // width)
+    with torch.no_grad():
+        groups = [
+            _Columns(A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
+            for first in range(0, len(flat), size)
+        ]
+    if not groups:
+        groups = [_Outcome.of(flat, t, wanted)]
+    return _joined(groups, b.shape[:-1], rtol)
+
+
+def _check_shifts(shifts: Tensor) -> None:
+    if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
+        raise ValueError(
+            f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
+        )
+    if bool((shifts.diff() < 0).any()):
+        raise ValueError("shifts: expected ascending ones; sort them")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Outcome:
+    """The flattened result of k columns, filled in as they finish; lowest: smallest Ritz values."""
+
+    x: Tensor
+    status: Tensor
+    steps: Tensor
+    residuals: Tensor
+    true: Tensor
+    lowest: list[float]
+
+    @staticmethod
+    def of(b: Tensor, t: Tensor, mix: Tensor) -> "_Outcome":
+        k, double = len(b), {"dtype": torch.float64, "device": b.device}
+        return _Outcome(
+            b.new_zeros(len(mix), *b.shape),
+            torch.zeros(k, dtype=torch.int8, device=b.device),
+            torch.zeros(k, dtype=torch.int64, device=b.device),
+            torch.zeros(len(t), k, **double),  # type: ignore[call-overload]
+            torch.zeros(k, **double),  # type: ignore[call-overload]
+            [],
+        )
+
+
+def _joined(groups: Sequence[_Outcome], batch: torch.Size, rtol: float) -> ShiftedSolve:
+    x = torch.cat([group.x for group in groups], dim=1)
+    residuals = torch.cat([group.residuals for group in groups], dim=1)
+    return ShiftedSolve(
+        x.reshape(len(x), *batch, x.shape[-1]),
+        torch.cat([group.status for group in groups]).reshape(batch),
+        torch.cat([group.steps for group in groups]).reshape(batch),
+        residuals.reshape(len(residuals), *batch),
+        torch.cat([group.true for group in groups]).reshape(batch),
+        rtol,
+        min((value for group in groups for value in group.lowest), default=math.inf),
+    )
+
+
+@final
+class _Columns:
+    """The right-hand sides still being worked on, scaled to unit norm.
+
+    Per column (R,): `index` in the outcome, `scale` ‖b‖, `open` while a residual is above rtol,
+    `beta` of the next step, `done_at`, `trouble`, and the entries of T, `diagonal` and `beside`.
+    `block`: Lanczos vectors (R, S, n) of the block; `before` and `next` to the present one.
+    `carried`: x_q, g_q and p_q (R, Q, n) at its beginning, None for the first. `found`: at its end
+    what is wanted and x_1 (R, P + 1, n).
+    """
+
+    def __init__(
+        self, A: AbstractOperator, b: Tensor, t: Tensor, mix: Tensor, rtol: float, max_steps: int
+    ) -> None:
+        self.A, self.t, self.rtol, self.max_steps = A, t, rtol, max_steps
+        # what is wanted, and x_1 for the true residual
+        self.mix = torch.cat([mix, torch.eye(1, len(t), dtype=mix.dtype, device=mix.device)])
+        self.outcome = _Outcome.of(b, t, mix)
+        scale = safe_norms(b)
+        self.index = scale.nonzero().squeeze(1)
+        self.scale = scale[self.index]
+        self.b = take_rows(b, self.index) / self.scale[:, None]
+        self.next, self.before = self.b, torch.zeros_like(self.b)
+        count, n = self.b.shape
+        self.found = b.new_zeros(count, len(self.mix), n)
+        self.carried: tuple[Tensor, Tensor, Tensor] | None = None
+        self.block = b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
+        self.recurrences = ShiftedRecurrences(t, count)
+        self.beta = torch.zeros(count, dtype=torch.float64, device=b.device)
+        self.open = torch.ones_like(self.index, dtype=torch.bool)
+        self.trouble = torch.full_like(self.index, GO_ON)
+        self.done_at = torch.zeros_like(self.index)
+        self.diagonal: list[Tensor] = []
+        self.beside: list[Tensor] = []
+        self.step = 0
+
+    def solved(self) -> _Outcome:
+        """Iterate until every column has left."""
+        if self.rtol >= 1:
+            self.open = torch.zeros_like(self.open)
+        while len(self.index) > 0:
+            filled = 0
+            most = min(self.block.shape[1], self.max_steps - self.step)
+            while filled < most and bool(self.open.any()):
+                self._advance(filled)
+                filled += 1
+            self._take_up(filled)
+            self._settle()
+        return self.outcome
+
+    def _advance(self, place: int) -> None:
+        """One step of Lanczos, and of the factorisations."""
+        self.step += 1
+        v = self.next
+        self.block[:, place] = v
+        w = self.A.matmul(v)
+        if self.step > 1:
+            w = torch.addcmul(w, self.before, self.beta[:, None].to(w.dtype), value=-1.0)
+        alpha = (w * v).sum(-1)
+        w = torch.addcmul(w, v, alpha[:, None], value=-1.0)
+        length = norms(w)
+        self.before = v
+        self.next = w / torch.where(length > 0, length, 1.0)[:, None]
+        alpha, length = alpha.double(), length.double()
+        finite = alpha.isfinite() & length.isfinite()
+        if not bool(finite.all()):
+            self.trouble[~finite] = SolveStatus.NON_FINITE.value
+            alpha, length = torch.where(finite, alpha, 1.0), torch.where(finite, length, 0.0)
+            self.next[~finite] = 0.0
+            self.open = self.open & finite
+        self.diagonal.append(alpha)
+        self.beside.append(length)
+        healthy = self.recurrences.advance(alpha, self.beta, length, self.open)
+        self.beta = length
+        self.done_at = torch.where(self.open, self.step, self.done_at)
+        done = (self.recurrences.rho <= self.rtol).all(0) | ~healthy
+        self.open = self.open & ~done
+
+    def _take_up(self, steps: int) -> None:
+        """The block's part of the solutions; they leave as they are wanted, or stay as they are."""
+        if steps == 0:
+            return
+        of_v, of_p, share = self.recurrences.coefficients()
+        v = self.block[:, :steps]
+        if not bool(self.open.any()) or self.step >= self.max_steps:
+            wanted = torch.einsum("pq,qrs->rps", self.mix, of_v[0]).to(v.dtype)
+            self.found = torch.bmm(wanted, v)
+            if self.carried is not None:
+                x = self._moved(of_p, share)[0]
+                self.found += torch.einsum("pq,rqn->rpn", self.mix.to(x.dtype), x)
+            return
+        blocks = [torch.bmm(part.transpose(0, 1).to(v.dtype), v) for part in of_v]
+        if self.carried is not None:
+            blocks = [a + b for a, b in zip(blocks, self._moved(of_p, share), strict=True)]
+        self.carried = blocks[0], blocks[1], blocks[2]
+        self.found = torch.einsum("pq,rqn->rpn", self.mix.to(v.dtype), blocks[0])
+
+    def _moved(self, of_p: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What x_q, g_q and p_q of before are worth to those of after, (R, Q, n)."""
+        assert self.carried is not None
+        x, g, p = self.carried
+        a, b, c = (part.mT[..., None].to(p.dtype) for part in of_p)
+        kept = share.mT[..., None]
+        return (
+            kept.to(x.dtype) * x + (1.0 - kept).to(g.dtype) * g + a * p,
+            g + b * p,
+            c * p,
+        )
+
+    def _settle(self) -> None:
+        """Columns whose status is known leave with their true residual."""
+        over = self.step >= self.max_steps
+        leaves = torch.ones_like(self.open) if over else ~self.open
+        which = leaves.nonzero().squeeze(1)
+        x_1 = self.found[which, -1]
+        left = self.b[which] - self.A.matmul(x_1) - self.t[0].to(x_1.dtype) * x_1
+        true, claimed = norms(left).double(), self.recurrences.rho[:, which]
+        status = torch.where(self.open[which], SolveStatus.MAX_STEPS.value, 0)
+        mistaken = (status == 0) & (true > _LIE_FACTOR * self.rtol)
+        status = torch.where(mistaken, SolveStatus.STAGNATED.value, status)
+        lowest, indefinite = self._lowest_ritz(which)
+        status = torch.where(indefinite, SolveStatus.NOT_POSITIVE_DEFINITE.value, status)
+        met = self.trouble[which]
+        status = torch.where(met != GO_ON, met, status)
+        place, out = self.index[which], self.outcome
+        out.x[:, place] = (self.found[which, :-1] * self.scale[which, None, None]).transpose(0, 1)
+        out.status[place] = status.to(torch.int8)
+        out.steps[place] = self.done_at[which]
+        out.residuals[:, place] = claimed
+        out.true[place] = true
+        out.lowest.append(lowest)
+        self._keep((~leaves).nonzero().squeeze(1))
+
+    def _lowest_ritz(self, which: Tensor) -> tuple[float, Tensor]:
+        """The smallest Ritz value of columns `which`, and of which columns it is negative."""
+        if not self.diagonal or len(which) == 0:
+            return math.inf, torch.zeros_like(self.open[which])
+        alpha = torch.stack([a[which] for a in self.diagonal]).cpu()
+        beta = torch.stack([b[which] for b in self.beside]).cpu()
+        return lowest_ritz(
+            alpha, beta, self.done_at[which].cpu(), torch.finfo(self.b.dtype).eps, which.device
+        )
+
+    def _keep(self, stays: Tensor) -> None:
+        """Forget all columns but those."""
+        if len(stays) == len(self.index):
+            return
+        self.index, self.scale, self.b = self.index[stays], self.scale[stays], self.b[stays]
+        self.next, self.before, self.beta = self.next[stays], self.before[stays], self.beta[stays]
+        self.open, self.trouble = self.open[stays], self.trouble[stays]
+        self.done_at = self.done_at[stays]
+        self.block = self.block[: len(stays)]
+        if self.carried is not None:
+            x, g, p = (part[stays] for part in self.carried)
+            self.carried = x, g, p
+        self.diagonal = [a[stays] for a in self.diagonal]
+        self.beside = [b[stays] for b in self.beside]
+        self.recurrences.keep(stays)
