@@ -16,6 +16,7 @@ from dustmap.gp._posterior import AbstractPosterior, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import standard_normal
 
 #: Largest N of a dense N × N covariance.
 MAX_DATA = 10_000
@@ -142,7 +143,7 @@ class ExactPosterior(AbstractPosterior):
         scale = float(self.gp.variance(functional).max())
         root = _evidence.symmetric_root(self._covariance(functional), scale)
         shape = (count, len(functional))
-        white = torch.randn(shape, generator=generator, dtype=root.dtype, device=root.device)
+        white = standard_normal(shape, generator, root)
         mean = self.predict(functional).mean
         return mean + (white @ root.mT).to(self.dtype)
 

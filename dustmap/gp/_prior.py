@@ -379,13 +379,14 @@ def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float,
         )
     )
     with torch.no_grad():
-        return float((kernel(gaps) / kernel.variance()).max())
+        variance = kernel.variance()
+        return float((kernel(gaps.to(variance.device)) / variance).max())
 
 
 def _minimal_table(kernel: AbstractKernel, grid: RegularGrid, shape: tuple[int, ...]) -> Tensor:
     """The plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
     table = plain_lags(kernel, grid.spacing, grid.shape)
     for axis, length in enumerate(shape):
-        lag = torch.arange(length)
+        lag = torch.arange(length, device=table.device)
         table = table.index_select(axis, torch.minimum(lag, length - lag))
     return table

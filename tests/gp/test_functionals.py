@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Counts,
@@ -223,6 +224,20 @@ def test_dropping_and_refusing() -> None:
         rays.clipped(*BOX, OutsidePolicy.ERROR)
     _, kept, counts = rays[torch.tensor([0, 5])].clipped(*BOX, OutsidePolicy.ERROR)
     assert counts == Counts(0, 0)
+
+
+def test_what_is_left_after_clipping_can_be_interpolated() -> None:
+    """Rays that end so near behind a face that they count as ending on it are cut there too."""
+    grid = RegularGrid.from_bounds((-500.0, -500.0, -200.0), (500.0, 500.0, 200.0), (81, 81, 33))
+    beyond = torch.tensor([0.0, 1e-12, 1e-6, 2e-4, 1e-3, 2e-3, 1.0], dtype=torch.float64)
+    ends = torch.stack([-500.0 - beyond, 60.0 * beyond.sin(), beyond.cos()], -1)
+    for policy in (OutsidePolicy.TRUNCATE, OutsidePolicy.DROP):
+        rays, kept, counts = LineIntegrals.from_observer(ends).clipped(
+            grid.lower, grid.upper, policy
+        )
+        assert len(rays) == len(kept) == len(beyond) - counts.dropped
+        assert bool(grid.contains(rays.at(rays.edges).flatten(0, 1)).all())
+    assert counts.dropped == 2
 
 
 def test_a_negligible_tail_is_truncated_under_every_policy() -> None:

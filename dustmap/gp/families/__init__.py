@@ -5,6 +5,7 @@ that inference never asks which one it has:
 
 - `MeanFieldFamily`: diagonal S, for the largest grids; standard deviations are rough.
 - `BlockFamily`: S block-diagonal over tiles of the grid (any tile shape, ragged edges allowed).
+- `LowRankDiagonalFamily`: S⁻¹ a diagonal plus a matrix of any rank between none and all.
 - `FullRankFamily`: unrestricted S, exact for Gaussian noise, for up to ~10⁴ features.
 
 `family.precision_statistics` sums what data say about S (additive over batches and processes),
@@ -18,6 +19,8 @@ from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
 from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
 from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
+from dustmap.gp.families._low_rank import LowRankDiagonalFamily as LowRankDiagonalFamily
+from dustmap.gp.families._low_rank import LowRankDiagonalGaussian as LowRankDiagonalGaussian
 from dustmap.gp.families._maps import dense_expectation_to_moment as dense_expectation_to_moment
 from dustmap.gp.families._maps import dense_moment_to_expectation as dense_moment_to_expectation
 from dustmap.gp.families._maps import dense_moment_to_natural as dense_moment_to_natural

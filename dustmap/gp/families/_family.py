@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from dustmap.linalg import standard_normal
+
 
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).
@@ -67,12 +69,7 @@ class AbstractGaussian(ABC):
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """`count` draws of ε ~ q, (count, M_w)."""
-        white = torch.randn(
-            (count, self.mean.numel()),
-            generator=generator,
-            dtype=self.mean.dtype,
-            device=self.mean.device,
-        )
+        white = standard_normal((count, self.mean.numel()), generator, self.mean)
         return self.mean + self.apply_root(white)
 
 

@@ -159,7 +159,9 @@ class LineIntegrals(AbstractFunctional):
                 "or choose the policy 'truncate' or 'drop'."
             )
         gone = faulty if policy is OutsidePolicy.DROP else outside & (left == 0)
-        edges = torch.where(outside[:, None], inside, self.edges)
+        # What round-off has beyond a face goes too, for interpolation knows the box alone.
+        cut = outside | (leave >= enter)
+        edges = torch.where(cut[:, None], inside, self.edges)
         kept = (~gone).nonzero().squeeze(-1)
         fields = (self.origin, self.direction, edges, self.weights, self.keys)
         counts = Counts(truncated=int((outside & ~gone).sum()), dropped=int(gone.sum()))

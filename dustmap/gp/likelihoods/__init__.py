@@ -1,9 +1,24 @@
 """Likelihoods p(y_n | f_n), one datum at a time.
 
 Inference needs two moments of q(f_n) = N(μ_n, v_n) only, and asks the likelihood for the expected
-log-probability and its derivatives g1 = ∂E/∂μ, g2 = ∂E/∂v. `GaussianLikelihood` has them in closed
-form, with given noise, learned noise, or both.
+log-probability and its derivatives g1 = ∂E/∂μ, g2 = ∂E/∂v.
+
+- `GaussianLikelihood`: given noise, learned noise, or both; closed forms.
+- `StudentTLikelihood`: noise with outliers, of learned width and tails.
+- `BernoulliLikelihood`: two classes, with the links of `BernoulliLink`.
+- `PoissonLikelihood`: counts of rate e^f; closed forms but for the predictive density.
+
+What has no closed form is summed over the nodes of `SinhTrapezoid`, whose nodes follow the bend of
+ln p, so that it is as exact for a wide q as for a narrow one. `GaussHermite` is the common choice,
+exact for narrow q alone.
 """
 
+from dustmap.gp.likelihoods._bernoulli import BernoulliLikelihood as BernoulliLikelihood
+from dustmap.gp.likelihoods._bernoulli import BernoulliLink as BernoulliLink
 from dustmap.gp.likelihoods._gaussian import GaussianLikelihood as GaussianLikelihood
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood
+from dustmap.gp.likelihoods._poisson import PoissonLikelihood as PoissonLikelihood
+from dustmap.gp.likelihoods._quadrature import AbstractQuadrature as AbstractQuadrature
+from dustmap.gp.likelihoods._quadrature import GaussHermite as GaussHermite
+from dustmap.gp.likelihoods._quadrature import SinhTrapezoid as SinhTrapezoid
+from dustmap.gp.likelihoods._student_t import StudentTLikelihood as StudentTLikelihood
