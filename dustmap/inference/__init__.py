@@ -4,7 +4,9 @@ With rows of Φ: q(ε) = N(m, S) in a structured family, for any likelihood.
 
 `solve_direct` is the closed-form optimum for Gaussian noise (S by one pass, m by CG on Λ): use it
 whenever it applies. `fit_svi` takes natural-gradient steps on minibatches, for other likelihoods
-and for learning hyperparameters. Both give a state that `VariationalPosterior` predicts with.
+and for learning hyperparameters. `solve_collapsed` and `fit_collapsed` have q integrated out:
+`SGPR`'s bound, `DTC` and `FITC`, with hyperparameters by L-BFGS, for Gaussian noise and up to ~10⁴
+features. All give a state that `VariationalPosterior` predicts with.
 `Scores` says how well, and how well calibrated.
 
 With products of Φ, for Gaussian noise and any number of data: `solve_global` finds the
@@ -23,6 +25,9 @@ from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
 from dustmap.inference._gridded_draws import GriddedDraws as GriddedDraws
+from dustmap.inference._held_out import HeldOut as HeldOut
+from dustmap.inference._held_out import held_out as held_out
+from dustmap.inference._held_out import misclassified as misclassified
 from dustmap.inference._journal import NO_JOURNAL as NO_JOURNAL
 from dustmap.inference._journal import AbstractJournal as AbstractJournal
 from dustmap.inference._journal import Kept as Kept
@@ -68,6 +73,21 @@ from dustmap.inference.solve._grid_model import GridModel as GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes
 from dustmap.inference.solve._solution import GlobalSolution as GlobalSolution
+from dustmap.inference.variational._all_data import SettledFit as SettledFit
+from dustmap.inference.variational._all_data import settle as settle
+from dustmap.inference.variational._collapsed import DTC as DTC
+from dustmap.inference.variational._collapsed import FITC as FITC
+from dustmap.inference.variational._collapsed import SGPR as SGPR
+from dustmap.inference.variational._collapsed import (
+    AbstractCollapsedObjective as AbstractCollapsedObjective,
+)
+from dustmap.inference.variational._collapsed import CollapsedGradient as CollapsedGradient
+from dustmap.inference.variational._collapsed import CollapsedSolution as CollapsedSolution
+from dustmap.inference.variational._collapsed import collapsed_gradient as collapsed_gradient
+from dustmap.inference.variational._collapsed import solve_collapsed as solve_collapsed
+from dustmap.inference.variational._collapsed_fit import CollapsedFit as CollapsedFit
+from dustmap.inference.variational._collapsed_fit import fit_collapsed as fit_collapsed
+from dustmap.inference.variational._decay import StepDecay as StepDecay
 from dustmap.inference.variational._direct import DirectSolution as DirectSolution
 from dustmap.inference.variational._direct import full_elbo as full_elbo
 from dustmap.inference.variational._direct import solve_direct as solve_direct

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.inference._journal import AbstractJournal, Kept, Plain
-from dustmap.linalg import AbstractOperator, NystromPreconditioner
+from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, NystromPreconditioner
 
 #: Names of values that tell what a state is, whether it is a result, and how arrays lay in memory.
 _WHAT, _FINISHED, _STRIDES = "what", "finished", "strides"
@@ -238,15 +238,19 @@ def kept_preconditioner(operator: AbstractOperator | None) -> Kept | None:
 
 
 def restored_preconditioner(
-    reading: Reading, name: str, width: int, like: Tensor
+    reading: Reading, name: str, width: int, like: Tensor, world: AbstractWorld | None = None
 ) -> NystromPreconditioner | None:
-    """The preconditioner (width, width) kept as a part of this name, None if there was none."""
+    """The preconditioner (width, width) kept as a part of this name, None if there was none.
+
+    world: the ranks that apply it; it may have been made by others.
+    """
     if not reading.has(name):
         return None
     part = reading.part(name, _NYSTROM)
     vectors = part.array("vectors", like, None, width)
     values = part.array("values", like[:0].double(), len(vectors))
-    return NystromPreconditioner(vectors, values, part.number("shift"), part.number("tail"))
+    shift, tail = part.number("shift"), part.number("tail")
+    return NystromPreconditioner(vectors, values, shift, tail, world or Alone())
 
 
 _NYSTROM = "nystrom"

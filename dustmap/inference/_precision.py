@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.families import AbstractGaussian
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, standard_normal
 
 
 @final
@@ -86,9 +86,7 @@ def power_stability(
 
     Converges from below; the factor 1.05 covers what 30 steps leave.
     """
-    v = torch.randn(
-        precision.shape[0], dtype=precision.dtype, device=precision.device, generator=generator
-    )
+    v = standard_normal(precision.shape[:1], generator, state.mean)
     for _ in range(steps):
         v = v / v.norm()
         v = state.apply_covariance(precision.matmul(v))

@@ -129,7 +129,7 @@ def test_curved_samples_are_kept_one_by_one() -> None:
 def test_samples_that_stray_go_back_to_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples that count as strayed start again from the mode, which the journal must know."""
     monkeypatch.setattr(_mgvi_phases, "_STRAY", 0.0)
-    monkeypatch.setattr(_mgvi_phases, "bends", lambda mode, straight: False)
+    monkeypatch.setattr(_mgvi_phases, "bends", lambda *arguments: False)
     case = Case(1, settings=replace(SETTINGS, rounds=1))
     whole = case(NO_JOURNAL)
     assert keeps(case) > keeps(replace(case, settings=replace(case.settings, curved=False)))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import ConstantMean
-from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.gp.likelihoods import GaussianLikelihood, PoissonLikelihood
 from dustmap.inference import (
     PrecisionOperator,
     RowSource,
@@ -123,3 +123,11 @@ def test_elbo_gradient_is_that_of_finite_differences(name: str) -> None:
                 parameter.sub_(step)
         difference = (sides[0] - sides[1]) / 2e-5
         assert float(gradient.sum()) == pytest.approx(difference, rel=2e-4, abs=1e-4)
+
+
+def test_only_gaussian_noise_has_a_closed_form() -> None:
+    problem = make_problem((5, 4), "cholesky")
+    member = families(problem)["full"]
+    model = VariationalModel(problem.features, ConstantMean(0.0), PoissonLikelihood(), member)
+    with pytest.raises(TypeError, match=r"GaussianLikelihood.*PoissonLikelihood.*fit_svi"):
+        solve_direct(model, problem.batch, problem.source)

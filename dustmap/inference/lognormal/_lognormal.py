@@ -203,7 +203,8 @@ def typical_log_density(
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
     """
-    mass = float((profile or ConstantMean(1.0)).values(data.functional).sum())
+    profile = profile or ConstantMean(1.0).to(data.y.device)
+    mass = float(profile.values(data.functional).sum())
     total = float(data.y.double().sum())
     if not (total > 0 and mass > 0):
         raise ValueError(

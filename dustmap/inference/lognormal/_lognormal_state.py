@@ -144,8 +144,13 @@ class Iterate:
     ) -> "Iterate":
         """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
         alone = deviations is None
-        moved = xi[None] if deviations is None else torch.cat([xi[None], xi + deviations])
+        moved = xi[None]
+        if deviations is not None:
+            moved = xi.new_empty(1 + len(deviations), len(xi))
+            moved[0] = xi
+            torch.add(xi, deviations, out=moved[1:])
         fields = problem.log_mean + problem.root.matmul(moved)
+        del moved
         densities = (fields if alone else fields[1:]).exp()
         responses = problem.rows.matmul(densities)
         energy = _energy(problem, tether, xi, responses)

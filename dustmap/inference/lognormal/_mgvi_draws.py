@@ -1,19 +1,30 @@
 """Deviations of posterior samples: Gaussian by the metric, or following the field's curvature."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend, relative
-from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
+from dustmap.linalg import AbstractOperator, Chunks, KeyedNormal, SolveResult, pcg
 
 #: Streams of the random numbers: the prior's draw and the noise.
 _WHITE, _NOISE = 101, 102
 #: Straight deviations that spread the responses by this much more than the linear model are curved.
 _LARGEST_EXCESS = 0.03
+#: What helps where even few samples are too many.
+_ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
+
+T = TypeVar("T")
+
+
+def drawn_together(count: int) -> Chunks:
+    """All samples at once, fewer where memory runs out."""
+    return Chunks("samples drawn together", count, _ADVICE)
 
 
 @final
@@ -25,14 +36,18 @@ class Perturbations:
     noise: Tensor
 
     @staticmethod
-    def of(problem: LogNormalProblem, seed: int, samples: range) -> "Perturbations":
-        """Those of the given samples."""
-        like, parts = problem.y, []
-        for stream, size in ((_WHITE, problem.n_latent), (_NOISE, len(problem.y))):
+    def of(
+        problem: LogNormalProblem, seed: int, samples: range, white: Tensor | None = None
+    ) -> "Perturbations":
+        """Those of the given samples; white (K, n): where ξ₀ goes, if there is a place for it."""
+        like, count = problem.y, len(samples)
+        white = like.new_empty(count, problem.n_latent) if white is None else white
+        noise = like.new_empty(count, len(like))
+        for stream, drawn in ((_WHITE, white), (_NOISE, noise)):
             numbers = KeyedNormal(seed, stream)
-            drawn = [numbers.draw(s, size, like.dtype, like.device) for s in samples]
-            parts.append(torch.stack(drawn))
-        return Perturbations(*parts)
+            for row, sample in zip(drawn, samples, strict=True):
+                row.copy_(numbers.draw(sample, len(row), like.dtype, like.device))
+        return Perturbations(white, noise)
 
 
 @torch.no_grad()
@@ -43,45 +58,113 @@ def metric_draws(
     max_steps: int,
     preconditioner: AbstractOperator | None,
     start: Tensor | None = None,
+    together: Chunks | None = None,
 ) -> tuple[Tensor, SolveResult]:
     """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
 
         δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
 
     Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
-    start: z (K, N) of the same perturbations at a centre nearby.
+    start: z (K, N) of the same perturbations at a centre nearby. together: samples at once. δ takes
+    the place of ξ₀ in perturbations.white.
     """
-    problem, density = mean.problem, mean.log_density.exp()
-    root_weights = problem.noise.rsqrt()
-    target = perturbations.noise - root_weights * problem.jacobian(density, perturbations.white)
-    solve = pcg(
-        problem.gram(density),
-        target,
-        preconditioner=preconditioner,
-        x0=start,
-        rtol=relative(residual, target),
-        max_steps=max_steps,
+    problem, density, delta = mean.problem, mean.log_density.exp(), perturbations.white
+    together = drawn_together(len(delta)) if together is None else together
+    solve = metric_solve(
+        mean, perturbations, residual, max_steps, preconditioner, start, together=together
     )
-    moved = problem.jacobian_transpose(density, root_weights * solve.x)
-    return perturbations.white + moved, solve
+    pulls = problem.noise.rsqrt() * solve.x
 
+    def move(part: slice) -> None:
+        # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
+        delta[part].add_(problem.jacobian_transpose(density, pulls[part]))
 
-def bends(mean: Iterate, straight: Tensor) -> bool:
-    """Whether straight deviations leave the data at second order."""
-    return excess_spread(mean, straight) > _LARGEST_EXCESS
+    _in_groups(len(delta), together, move)
+    return delta, solve
 
 
 @torch.no_grad()
-def excess_spread(mean: Iterate, straight: Tensor) -> float:
+def metric_solve(
+    mean: Iterate,
+    perturbations: Perturbations,
+    residual: float,
+    max_steps: int,
+    preconditioner: AbstractOperator | None,
+    start: Tensor | None = None,
+    together: Chunks | None = None,
+) -> SolveResult:
+    """z (K, N) of `metric_draws`, solved as tightly however many samples are solved together."""
+    problem, density = mean.problem, mean.log_density.exp()
+    white, noise, root_weights = perturbations.white, perturbations.noise, problem.noise.rsqrt()
+    together = drawn_together(len(white)) if together is None else together
+    gram = problem.gram(density)
+
+    def seen(part: slice) -> Tensor:
+        return noise[part] - root_weights * problem.jacobian(density, white[part])
+
+    target = torch.cat(_in_groups(len(white), together, seen))
+    rtol = relative(residual, target)
+
+    def solved(part: slice) -> SolveResult:
+        return pcg(
+            gram,
+            target[part],
+            preconditioner=preconditioner,
+            x0=None if start is None else start[part],
+            rtol=rtol,
+            max_steps=max_steps,
+        )
+
+    ends = _in_groups(len(white), together, solved)
+    return SolveResult(
+        torch.cat([end.x for end in ends]),
+        torch.cat([end.status for end in ends]),
+        torch.cat([end.steps for end in ends]),
+        torch.cat([end.residuals for end in ends]),
+        rtol,
+    )
+
+
+def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list[T]:
+    """step of one group of samples after the other, in their order."""
+    found = list[T]()
+    first = 0
+    while first < count:
+
+        def attempt(size: int, first: int = first) -> tuple[int, T]:
+            part = slice(first, min(first + size, count))
+            return part.stop, step(part)
+
+        first, made = together.attempt(attempt)
+        found.append(made)
+    return found
+
+
+def bends(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> bool:
+    """Whether straight deviations leave the data at second order."""
+    return excess_spread(mean, straight, together) > _LARGEST_EXCESS
+
+
+@torch.no_grad()
+def excess_spread(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> float:
     """By how much ±δ_s (K, n) spread the responses further than the linear model does.
 
         [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
 
     The metric is that of the linear model: what second order adds is not in the posterior.
     """
-    problem, both = mean.problem, torch.cat([straight, -straight])
-    bent = Iterate.at(problem, mean.tether, mean.xi, both).responses
-    linear = problem.jacobian(mean.log_density.exp(), straight)
+    problem, density = mean.problem, mean.log_density.exp()
+    together = drawn_together(len(straight)) if together is None else together
+
+    def response(part: slice, sign: int) -> Tensor:
+        moved = torch.add(mean.xi, straight[part], alpha=sign)
+        return problem.rows.matmul((problem.log_mean + problem.root.matmul(moved)).exp())
+
+    sides = [_in_groups(len(straight), together, partial(response, sign=s)) for s in (1, -1)]
+    bent = torch.cat([*sides[0], *sides[1]])
+    linear = torch.cat(
+        _in_groups(len(straight), together, lambda part: problem.jacobian(density, straight[part]))
+    )
     squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
     spread, expected = ((square / problem.noise).mean() for square in squares)
     return float((spread / expected).sqrt()) - 1.0

@@ -12,7 +12,14 @@ from dustmap.inference._journal import AbstractJournal
 from dustmap.inference._kept import Reading
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
-from dustmap.inference.lognormal._mgvi_draws import Perturbations, bends, curved_draw, metric_draws
+from dustmap.inference.lognormal._mgvi_draws import (
+    Perturbations,
+    bends,
+    curved_draw,
+    drawn_together,
+    metric_draws,
+    metric_solve,
+)
 from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
 from dustmap.inference.lognormal._mgvi_report import (
@@ -50,6 +57,8 @@ _NEGLIGIBLE = 0.3
 _RESTLESS = 1.0
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.
 _LARGEST_MISFIT = 3.0
+#: Samples that are turned into fields at once.
+_FIELDS = 8
 
 
 Progress = Callable[[MGVIRound], None]
@@ -70,6 +79,7 @@ class Fit:
         journal: AbstractJournal,
     ) -> None:
         self.settings, self.progress, self.journal = settings, progress, journal
+        self.together = drawn_together(max(settings.samples // 2, settings.draws))
         reading = Reading.latest(journal, MGVI)
         if reading is None:
             self.state = FitState.first(problem, settings, origin)
@@ -205,14 +215,9 @@ class Fit:
         """
         settings = self.settings
         perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
-        _, draws = metric_draws(
-            self.state.centre,
-            perturbations,
-            settings.residual,
-            settings.cg_steps,
-            self.state.preconditioner,
-            self.state.evidence_draws,
-        )
+        how = settings.residual, settings.cg_steps, self.state.preconditioner
+        start = self.state.evidence_draws
+        draws = metric_solve(self.state.centre, perturbations, *how, start, self.together)
         self.state.evidence_draws = draws.x
         self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
         return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
@@ -241,10 +246,13 @@ class Fit:
         """ξ̄ at the deviations of the turn before."""
         if turn == 0:
             return
-        state, before = self.state, self.state.centre
+        state = self.state
         assert state.mode is not None
         mode, z = state.mode
-        state.centre = Iterate.at(self.problem, before.tether, before.xi, state.deviations)
+        # The deviations of the turn before are not held any longer than this.
+        state.centre = Iterate.at(
+            self.problem, state.centre.tether, state.centre.xi, state.deviations
+        )
         state.slowest = QUICK  # the mean density of the samples is not that of their centre
         self._precondition()
         self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
@@ -259,46 +267,41 @@ class Fit:
         if state.curve_draws is not None and state.deviations is not None:
             state.is_drawing = True
             return
-        perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
+        both = state.centre.xi.new_empty(2 * pairs, len(state.centre.xi))
+        perturbations = Perturbations.of(self.problem, settings.seed, range(pairs), both[:pairs])
         mode = self._mode_here()
-        straight, solve = metric_draws(
-            mode,
-            perturbations,
-            settings.residual,
-            settings.cg_steps,
-            state.preconditioner,
-            state.sample_draws,
-        )
-        self._check(solve)
+        how = settings.residual, settings.cg_steps, state.preconditioner
+        straight, solve = metric_draws(mode, perturbations, *how, state.sample_draws, self.together)
+        state.unsolved = state.unsolved or not solve.converged
         state.sample_draws, state.slowest = solve.x, max(state.slowest, int(solve.steps.max()))
-        state.deviations = torch.cat([straight, -straight])
+        state.deviations = both
+        torch.neg(straight, out=both[pairs:])
         if settings.curved is None and not state.curved:
-            state.curved = bends(mode, straight)
+            state.curved = bends(mode, straight, self.together)
         state.is_drawing = state.curved
 
     def _curve(self) -> None:
         """The same δ_s along the curvature of ρ, from those so far."""
         state, settings, pairs = self.state, self.settings, self.settings.samples // 2
-        perturbations = Perturbations.of(self.problem, settings.seed, range(pairs))
         mode, start, z = self._mode_here(), state.deviations, state.curve_draws
         assert start is not None
         if z is None:
             assert state.sample_draws is not None
             z = torch.cat([state.sample_draws, -state.sample_draws])
-        white = torch.cat([perturbations.white, -perturbations.white])
-        noise = torch.cat([perturbations.noise, -perturbations.noise])
         accuracy = Accuracy(
             _CURVED.residual, _CURVED.decrease * len(state.z), _CURVED.steps, settings.cg_steps
         )
         for s in range(len(state.drawn), len(start)):
-            draw = curved_draw(
-                mode, white[s], noise[s], start[s], z[s], accuracy, state.preconditioner
-            )
+            own = Perturbations.of(self.problem, settings.seed, range(s % pairs, s % pairs + 1))
+            sign = 1.0 if s < pairs else -1.0
+            white, noise = sign * own.white[0], sign * own.noise[0]
+            draw = curved_draw(mode, white, noise, start[s], z[s], accuracy, state.preconditioner)
             state.drawn.append((draw.iterate.xi, draw.z))
             if s + 1 < len(start):
                 self.journal.keep(state.kept)
         xi, multipliers = zip(*state.drawn, strict=True)
-        state.deviations, state.curve_draws = torch.stack(xi) - mode.xi, torch.stack(multipliers)
+        state.deviations = torch.stack(xi).sub_(mode.xi)
+        state.curve_draws = torch.stack(multipliers)
         state.drawn, state.is_drawing = [], False
 
     def _mode_here(self) -> Iterate:
@@ -326,9 +329,9 @@ class Fit:
         if old is not None and self.state.slowest < QUICK:
             return
         self.state.slowest = 0
-        gram = self.problem.gram(self.state.centre.density)
+        gram, world = self.problem.gram(self.state.centre.density), self.problem.model.prior.world
         self.state.preconditioner = (
-            nystrom(gram, rank, seed=0) if old is None else old.refreshed(gram)
+            nystrom(gram, rank, seed=0, world=world) if old is None else old.refreshed(gram)
         )
 
     def _rough(self) -> Accuracy:
@@ -337,9 +340,6 @@ class Fit:
 
     def _accuracy(self) -> Accuracy:
         return Accuracy(self.settings.residual, 2.0, 4, self.settings.cg_steps)
-
-    def _check(self, solve: SolveResult) -> None:
-        self.state.unsolved = self.state.unsolved or not solve.converged
 
     def _record(
         self,
@@ -371,10 +371,10 @@ class Fit:
         assert self.state.deviations is not None
         # every +δ_s followed by its −δ_s, so that the first samples are pairs too
         deviations = torch.stack(self.state.deviations.chunk(2), dim=1).flatten(0, 1)
-        samples = self.state.centre.xi + deviations
-        problem = self.problem
+        problem, centre = self.problem, self.state.centre.xi
         with torch.no_grad():
-            fields = problem.log_mean + problem.root.matmul(samples)
+            parts = (centre + part for part in torch.split(deviations, _FIELDS))
+            fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
         posterior = LogNormalPosterior(
             problem.model.interpolation, self.state.centre.log_density, fields
         )

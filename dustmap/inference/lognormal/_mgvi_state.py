@@ -171,7 +171,7 @@ class FitState:
             torch.zeros_like(y) if reading.finished else reading.array("z", y, n),
             Phase(reading.text("phase")),
             reading.integer("turn"),
-            restored_preconditioner(reading, "preconditioner", n, y),
+            restored_preconditioner(reading, "preconditioner", n, y, problem.model.prior.world),
             deviations=reading.maybe("deviations", y, settings.samples, width),
             evidence_draws=reading.maybe("evidence_draws", y, settings.draws, n),
             sample_draws=reading.maybe("sample_draws", y, settings.samples // 2, n),

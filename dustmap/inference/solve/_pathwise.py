@@ -13,6 +13,7 @@ from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._on_grid import prior_of
+from dustmap.linalg import standard_normal
 
 
 @final
@@ -144,7 +145,7 @@ def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Genera
     if isinstance(functional, LineIntegrals):
         seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
         return keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
-    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+    return standard_normal(like.shape, generator, like)
 
 
 @torch.no_grad()

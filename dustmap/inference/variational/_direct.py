@@ -9,6 +9,7 @@ from torch import Tensor
 from dustmap.gp import Batch, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import warn_unconverged
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.inference.variational._source import RowSource
@@ -42,6 +43,11 @@ def solve_direct(
     The mean solves Λ m = b, Λ = I + Φᵀ Σ⁻¹ Φ, b = Φᵀ Σ⁻¹ (y − m_n), by CG with the family's own
     S as preconditioner; `start` (M_w,) warm-starts it.
     """
+    if not isinstance(model.likelihood, GaussianLikelihood):
+        raise TypeError(
+            "solve_direct: expected a GaussianLikelihood, whose optimum has a closed form, got "
+            f"{type(model.likelihood).__name__}: use fit_svi"
+        )
     with torch.no_grad():
         weights = 1.0 / model.likelihood.noise_variance(batch)
         state = one_pass_covariance(model, source, weights)

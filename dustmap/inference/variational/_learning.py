@@ -39,12 +39,16 @@ class HyperparameterLearner:
         """Copies of the present parameters, to restore them with `restored`; () when inactive."""
         return tuple(p.detach().clone() for p in self._parameters) if self.active else ()
 
-    def step(self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float) -> None:
-        """One Adam step down the minibatch's −ELBO / N; nothing when inactive."""
+    def step(
+        self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float, rate: float
+    ) -> None:
+        """One Adam step of this rate down the minibatch's −ELBO / N; nothing when inactive."""
         if self._adam is None:
             return
+        self._adam.param_groups[0]["lr"] = rate
         self._adam.zero_grad()
-        loss = -self.model.elbo(posterior, rows, batch, scale) / (scale * len(batch))
+        # Without the divergence of q, which knows nothing of the hyperparameters.
+        loss = -self.model.expected_log_likelihood(posterior, rows, batch) / len(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         self._adam.step()
         self.model = self.model.rebuilt()

@@ -12,7 +12,7 @@ from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.inference.variational._model import VariationalModel
-from dustmap.linalg import UnconvergedWarning
+from dustmap.linalg import UnconvergedWarning, standard_normal
 
 
 @final
@@ -59,10 +59,7 @@ class VariationalPosterior(AbstractPosterior):
             ]
             field = torch.cat([drawn for drawn, _ in parts], dim=-1)
             spread = torch.cat([std for _, std in parts])
-            white = torch.randn(
-                field.shape, dtype=field.dtype, device=field.device, generator=generator
-            )
-            return field + spread * white
+            return field + spread * standard_normal(field.shape, generator, field)
 
     def _draw(
         self, rows: Features, functional: AbstractFunctional, eps: Tensor

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.families import AbstractGaussian
+from dustmap.gp.families import AbstractGaussian, FullRankFamily
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import whole
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.inference._kept import Reading, state
 from dustmap.inference._precision import batch_stability
+from dustmap.inference.variational._decay import NO_DECAY, StepDecay
 from dustmap.inference.variational._direct import one_pass_covariance
 from dustmap.inference.variational._learning import HyperparameterLearner, restored
-from dustmap.inference.variational._model import Moments, VariationalModel
+from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference.variational._non_concave import rising_step, step_weights
 from dustmap.inference.variational._source import RowSource
 
 
@@ -50,7 +52,8 @@ class SVISettings:
     batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
     step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
     step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
-    hyperparameters, one step after each natural step; 0 keeps them fixed.
+    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
+    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
     patience: epochs without a better held-out score before stopping.
     """
 
@@ -61,6 +64,8 @@ class SVISettings:
     one_pass: bool = True
     learning_rate: float = 0.0
     patience: int = 3
+    decay: StepDecay = NO_DECAY
+    natural_decay: StepDecay = NO_DECAY
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
@@ -75,10 +80,14 @@ class SVISettings:
         if self.learning_rate < 0:
             raise ValueError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
 
-    def lengths(self, step: int) -> "StepLengths":
-        """Lengths of step number `step`."""
-        length = self.schedule(step)
+    def lengths(self, step: int, epoch: int = 1) -> "StepLengths":
+        """Lengths of step number `step`, in an epoch counted from 1."""
+        length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
         return StepLengths(length, length, self.safety)
+
+    def rate(self, epoch: int) -> float:
+        """Adam's rate in an epoch counted from 1."""
+        return self.learning_rate * self.decay((epoch - 1) / self.epochs)
 
     def steps_per_epoch(self, n: int) -> int:
         """Minibatches in one pass over n data."""
@@ -115,6 +124,9 @@ class SVIState:
             "elbo": taken.elbo,
             "stability": taken.stability,
             "length_mean": taken.length_mean,
+            "negative": taken.negative,
+            "share": taken.share,
+            "halvings": taken.halvings,
         }
         q, learned = taken.posterior, enumerate(self.hyperparameters)
         arrays = {"mean": q.mean, "statistics": q.statistics}
@@ -130,7 +142,8 @@ class SVIState:
             reading.array("mean", mean, family.n_features),
             reading.array("statistics", mean.double(), *sizes),
         )
-        numbers = (reading.number(name) for name in ("elbo", "stability", "length_mean"))
+        elbo, stability, length = map(reading.number, ("elbo", "stability", "length_mean"))
+        negative, share = reading.integer("negative"), reading.number("share")
         learned = tuple(
             reading.array(f"parameter_{i}", p, *p.shape)
             for i, p in enumerate(model.parameters())
@@ -140,7 +153,7 @@ class SVIState:
             reading.integer("step"),
             reading.integer("epoch"),
             model,
-            NaturalStep(q, *numbers),
+            NaturalStep(q, elbo, stability, length, negative, share, reading.integer("halvings")),
             learned,
         )
 
@@ -195,11 +208,11 @@ class _Run:
             part, scale = batch[index], len(batch) / len(index)
             active = learner.active
             rows = learner.rows(whole(part.functional)) if active else self.source.select(index)
-            lengths = self.settings.lengths(self.step)
+            lengths = self.settings.lengths(self.step, self.epoch)
             taken = natural_step(
                 learner.model, self.posterior, rows.detached(), part, scale, lengths
             )
-            learner.step(taken.posterior, rows, part, scale)
+            learner.step(taken.posterior, rows, part, scale, self.settings.rate(self.epoch))
             self.posterior, self.step = taken.posterior, self.step + 1
             yield SVIState(self.step, self.epoch, learner.model, taken, learner.snapshot())
 
@@ -217,12 +230,19 @@ class StepLengths:
 @final
 @dataclass(frozen=True, eq=False)
 class NaturalStep:
-    """One natural-gradient step and what it measured on its minibatch before stepping."""
+    """One natural-gradient step and what it measured on its minibatch before stepping.
+
+    negative: weights below 0, where ln p(y|f) bends upwards; share: of them in the step of S;
+    halvings: of the mean's step, for an ELBO that would have fallen.
+    """
 
     posterior: AbstractGaussian
     elbo: float
     stability: float
     length_mean: float
+    negative: int = 0
+    share: float = 1.0
+    halvings: int = 0
 
 
 @torch.no_grad()
@@ -238,21 +258,31 @@ def natural_step(
 
     Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
     derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
-    is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges.
+    is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
+    is not concave see `step_weights`, for what is not quadratic `rising_step`.
     """
     moments = model.moments(posterior, rows, batch.functional)
     g1, g2 = model.moment_gradients(moments, batch)
-    weights = -2.0 * scale * g2
+    taken = step_weights(posterior, rows.phi, -2.0 * scale * g2, lengths.covariance)
+    weights = taken.weights
     statistics = model.family.precision_statistics(rows.phi, weights)
     ahead = model.family.natural_step(
         posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
     )
-    stability = batch_stability(ahead, rows.phi, weights)
+    if isinstance(model.family, FullRankFamily) and lengths.covariance > 0:
+        # S'⁻¹ = (1 − l) S⁻¹ + l Λ̂ ≥ l Λ̂ without any cut to a structure: no eigenvalue is needed.
+        stability = 1.0 / lengths.covariance
+    else:
+        stability = batch_stability(ahead, rows.phi, weights)
     length = min(lengths.mean, lengths.safety * 2.0 / stability)
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
-    elbo = float(scale * model.summed_log_prob(moments, batch) - posterior.kl())
-    moved = model.family.natural_step(ahead, gradient, statistics, length, 0.0)
-    return NaturalStep(moved, elbo, stability, length)
+    fit = model.summed_log_prob(moments, batch)
+    direction = length * ahead.apply_covariance(gradient)
+    moved = rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    elbo = float(scale * fit - posterior.kl())
+    return NaturalStep(
+        moved.posterior, elbo, stability, length, taken.negative, taken.share, moved.halvings
+    )
 
 
 def fit_svi(
@@ -295,6 +325,8 @@ def fit_svi(
     return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
 
 
+#: Data whose quadrature is done at a time before the first step.
+_CHUNK = 2**16
 #: What the states of a fit are called.
 _SVI, _STATE = "fit_svi", "svi_state"
 
@@ -352,10 +384,15 @@ class _Passes:
 def _start(
     model: VariationalModel, batch: Batch, source: RowSource, settings: SVISettings
 ) -> AbstractGaussian:
-    """The prior's mean with S of one pass (S4), or the prior itself."""
+    """The prior's mean with S of one pass (S4), or the prior itself.
+
+    The weights are those of f ~ N(m_n, 1); negative ones are for the steps to find.
+    """
     if not settings.one_pass:
-        return model.family.prior(model.features.dtype)
+        return model.family.prior(model.features.dtype, batch.y.device)
     with torch.no_grad():
-        flat = Moments(torch.zeros_like(batch.y), torch.ones_like(batch.y))
-        _, g2 = model.moment_gradients(flat, batch)
-        return one_pass_covariance(model, source, -2.0 * g2)
+        means = model.mean.values(batch.functional).to(batch.y)
+        every = (batch.y, means, torch.ones_like(means), model.likelihood.noise_variance(batch))
+        parts = zip(*(torch.split(values, _CHUNK) for values in every), strict=True)
+        g2 = torch.cat([model.likelihood.moment_gradients(*part)[1] for part in parts])
+        return one_pass_covariance(model, source, (-2.0 * g2).clamp_min(0.0))

@@ -1,0 +1,94 @@
+"""Natural-gradient steps with all data at once: the end of a stochastic fit, without its noise."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, own_batch
+from dustmap.gp.families import AbstractGaussian
+from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference.variational._source import RowSource
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SettledFit:
+    """q(ε) with the ELBO of all data, passes over the data made, and whether it rose no more."""
+
+    posterior: AbstractGaussian
+    elbo: float
+    passes: int
+    converged: bool
+
+
+def settle(
+    model: VariationalModel,
+    posterior: AbstractGaussian,
+    batch: Batch,
+    source: RowSource,
+    *,
+    max_passes: int = 10,
+    tolerance: float = 1e-4,
+) -> SettledFit:
+    """Steps S11-S12 with all data at fixed hyperparameters, until the ELBO rises no more.
+
+    Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5). Other
+    likelihoods: Newton-like steps; one that lowers the ELBO is taken back and the length halved.
+    tolerance: of the ELBO, per datum.
+    """
+    at, length, passes, converged = _Sweep.of(model, posterior, batch, source), 1.0, 1, False
+    while passes < max_passes and not converged:
+        try:
+            tried = _Sweep.of(model, at.moved(model, length), batch, source)
+        except ValueError:  # moments so far off that the next precision is not positive definite
+            length, passes = 0.5 * length, passes + 1
+            continue
+        passes += 1
+        gained = tried.elbo - at.elbo
+        if gained >= 0:
+            at = tried
+        else:
+            length *= 0.5
+        converged = abs(gained) < tolerance * len(batch)
+    return SettledFit(at.posterior, at.elbo, passes, converged)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Sweep:
+    """What one pass over the data says at q: the ELBO, Λ̂ − I, and its gradient in m."""
+
+    posterior: AbstractGaussian
+    elbo: float
+    statistics: Tensor
+    gradient: Tensor
+
+    @staticmethod
+    @torch.no_grad()
+    def of(
+        model: VariationalModel, posterior: AbstractGaussian, batch: Batch, source: RowSource
+    ) -> "_Sweep":
+        own = own_batch(batch)
+        statistics = model.family.zero_statistics(posterior.mean.device)
+        gradient = torch.zeros_like(posterior.mean)
+        fit = torch.zeros((), dtype=torch.float64, device=gradient.device)
+        for part, rows in source.chunks():
+            moments = model.moments(posterior, rows, own[part].functional)
+            g1, g2 = model.moment_gradients(moments, own[part])
+            model.family.precision_statistics(rows.phi, -2.0 * g2, statistics)
+            gradient += g1.to(rows.phi.dtype) @ rows.phi
+            fit += model.summed_log_prob(moments, own[part])
+        return _Sweep(
+            posterior,
+            float(source.total(fit)) - float(posterior.kl()),
+            source.total(statistics),
+            source.total(gradient) - posterior.mean,
+        )
+
+    def moved(self, model: VariationalModel, length: float) -> AbstractGaussian:
+        """One natural step from here."""
+        return model.family.natural_step(
+            self.posterior, self.gradient, self.statistics, length, length
+        )

@@ -1,0 +1,270 @@
+"""Sparse Gaussian processes with q(ε) integrated out: SGPR's bound, DTC and FITC.
+
+Rows Φ of any feature map and Gaussian noise Σ = diag(σ_n²) make ε a linear regression, so that q
+has a closed form and the bound needs none:
+
+    Λ = I + Φᵀ diag(s)⁻¹ Φ,   q(ε) = N(Λ⁻¹ Φᵀ diag(s)⁻¹ (y − m), Λ⁻¹),
+    L = ln N(y; m, Φ Φᵀ + diag(s)) − penalty
+
+The four classical methods differ in s (N,), in the penalty, and in what they predict:
+
+    ====  ============  =================  ==================  =============================
+          s_n           penalty            Var f_*             from
+    ====  ============  =================  ==================  =============================
+    SoR   σ_n²          none               φ_*ᵀ Λ⁻¹ φ_*          Smola & Bartlett (2001)
+    DTC   σ_n²          none               ... + Var r_*       Seeger et al. (2003)
+    FITC  σ_n²+Var r_n  none               ... + Var r_*       Snelson & Ghahramani (2006)
+    SGPR  σ_n²          ½ Σ Var r_n / σ_n²   ... + Var r_*       Titsias (2009)
+    ====  ============  =================  ==================  =============================
+
+Only SGPR's L is a lower bound of ln p(y), and the ELBO of its q: it rises when inducing points are
+added and ends at ln p(y), so kernel, noise and inducing points may all be learned from it. SoR and
+DTC leave Var r_n out of the data altogether: one likelihood, one q, and nothing that keeps the
+length scale or the points from leaving much unexplained. Away from the inducing points SoR is sure
+of the mean, DTC is not. FITC takes r_n for noise of each datum: its q is that of the exact
+posterior of *another* prior, whose ln p(y) may lie above the true one, and whose learned σ² is too
+small wherever Var r stands in for it. The global solver of this package takes FITC's s, with Var r
+of local weights, on grids fine enough for it to be small beside the noise.
+
+References: Quiñonero-Candela & Rasmussen (2005), "A unifying view of sparse approximate Gaussian
+process regression"; Titsias (2009), "Variational learning of inducing variables in sparse Gaussian
+processes"; Bauer, van der Wilk & Rasmussen (2016), "Understanding probabilistic sparse Gaussian
+process approximations".
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dustmap.gp import Batch, own_batch
+from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussian
+from dustmap.gp.features import Features, chunks
+from dustmap.gp.functionals import world_of
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference.variational._source import RowSource
+from dustmap.linalg import AbstractWorld
+
+Rows = Callable[[], Iterator[tuple[slice, Features]]]
+
+
+class AbstractCollapsedObjective(ABC):
+    """L = ln N(y; m, Φ Φᵀ + diag(s)) − Σ_n penalty_n: what a method makes of noise and Var r.
+
+    Arguments and results are (N,), float64, with their graph.
+    """
+
+    @abstractmethod
+    def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        """s_n > 0 of σ_n² and Var r_n."""
+
+    @abstractmethod
+    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        """What datum n takes from the log density."""
+
+
+@final
+@dataclass(frozen=True)
+class SGPR(AbstractCollapsedObjective):
+    """ln N(y; m, Φ Φᵀ + Σ) − ½ Σ_n Var r_n / σ_n² ≤ ln p(y)   (Titsias 2009)."""
+
+    def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return noise_variance
+
+    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return 0.5 * residual_variance / noise_variance
+
+
+@final
+@dataclass(frozen=True)
+class DTC(AbstractCollapsedObjective):
+    """ln N(y; m, Φ Φᵀ + Σ), also SoR's: the data are seen as if Var r were zero."""
+
+    def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return noise_variance
+
+    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return torch.zeros_like(noise_variance)
+
+
+@final
+@dataclass(frozen=True)
+class FITC(AbstractCollapsedObjective):
+    """ln N(y; m, Φ Φᵀ + Σ + diag(Var r)): residuals are noise, independent of each other."""
+
+    def spread(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return noise_variance + residual_variance
+
+    def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
+        return torch.zeros_like(noise_variance)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CollapsedSolution:
+    """state: q(ε) in closed form, of the features' dtype. value: L, in float64."""
+
+    state: AbstractGaussian
+    value: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CollapsedGradient:
+    """solution, and ∂L/∂θ for each of `model.parameters()`, in their order."""
+
+    solution: CollapsedSolution
+    gradient: tuple[Tensor, ...]
+
+
+@torch.no_grad()
+def solve_collapsed(
+    model: VariationalModel,
+    batch: Batch,
+    source: RowSource,
+    objective: AbstractCollapsedObjective | None = None,
+) -> CollapsedSolution:
+    """q(ε) and L of all data: two passes over the rows, M_w × M_w matrices in float64.
+
+    objective: SGPR unless another is given. The model needs a `GaussianLikelihood` and the
+    `FullRankFamily`; it then predicts with `VariationalPosterior(model, solution.state)`.
+    """
+    problem = _Problem.of(model, batch, objective)
+    q = problem.posterior(source.chunks)
+    total = torch.zeros((), dtype=torch.float64, device=batch.y.device)
+    for part, rows in source.chunks():
+        total += problem.log_density(q, rows, part).sum()
+    return problem.solution(q, problem.world.total(total))
+
+
+def collapsed_gradient(
+    model: VariationalModel, batch: Batch, objective: AbstractCollapsedObjective | None = None
+) -> CollapsedGradient:
+    """L and its gradient in the parameters of kernel, points, mean and noise, chunk by chunk.
+
+    L is the maximum over q of
+
+        F(q, θ) = Σ_n E_q ln N(y_n; m_n + φ_nᵀε, s_n) − Σ_n penalty_n − KL[q ‖ N(0, I)],
+
+    so dL/dθ = ∂F/∂θ at the q of closed form, held fixed: a sum over data, whose graph is never
+    larger than that of a chunk of rows. No factor of Λ is differentiated. Rows of one chunk are
+    computed once, of more than one twice.
+    """
+    problem = _Problem.of(model.rebuilt(), batch, objective)
+    parameters = tuple(problem.model.parameters())
+    rows = problem.rows()
+    with torch.no_grad():
+        q = problem.posterior(rows)
+    total = torch.zeros((), dtype=torch.float64, device=batch.y.device)
+    sums = [torch.zeros_like(p) for p in parameters]
+    for part, found in rows():
+        terms = problem.log_density(q, found, part)
+        total += terms.detach().sum()
+        spread, _ = problem.spread(found, part)
+        expected = terms - 0.5 * q.quadratic(found.phi.double()) / spread
+        _add_slopes(expected.sum(), parameters, sums)
+    gradient = tuple(problem.world.total(part) for part in sums)
+    return CollapsedGradient(problem.solution(q, problem.world.total(total)), gradient)
+
+
+def _add_slopes(value: Tensor, parameters: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+    """sums += ∂value/∂parameters, in place."""
+    if not parameters:
+        return
+    # Kept, for the rows of all chunks hang on the one graph of the kernel's matrices.
+    slopes = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+    for slope, into in zip(slopes, sums, strict=True):
+        if slope is not None:
+            into += slope
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """A model with its data, those of this rank where ranks share them."""
+
+    model: VariationalModel
+    batch: Batch
+    objective: AbstractCollapsedObjective
+    world: AbstractWorld
+
+    @staticmethod
+    def of(
+        model: VariationalModel, batch: Batch, objective: AbstractCollapsedObjective | None
+    ) -> "_Problem":
+        if len(batch) == 0:
+            raise ValueError("the data set is empty: at least one datum is needed")
+        if not isinstance(model.likelihood, GaussianLikelihood):
+            raise ValueError(
+                f"a collapsed bound needs a GaussianLikelihood, got "
+                f"{type(model.likelihood).__name__}: use fit_svi for other likelihoods"
+            )
+        if not isinstance(model.family, FullRankFamily):
+            raise ValueError(
+                f"the q of a collapsed bound is in the FullRankFamily, got "
+                f"{type(model.family).__name__}: use solve_direct for structured families"
+            )
+        return _Problem(model, own_batch(batch), objective or SGPR(), world_of(batch.functional))
+
+    def rows(self) -> Rows:
+        """All rows with their graph; kept if they are one chunk, else computed in each pass."""
+        n, features = len(self.batch), self.model.features
+
+        def computed() -> Iterator[tuple[slice, Features]]:
+            for part in chunks(n, features.chunk):
+                yield part, features.rows(self.batch.functional[part])
+
+        if n > features.chunk:
+            return computed
+        kept = list(computed())
+        return lambda: iter(kept)
+
+    def posterior(self, rows: Rows) -> FullRankGaussian:
+        """q(ε) in float64."""
+        statistics = self.model.family.zero_statistics(self.batch.y.device)
+        b = statistics.new_zeros(len(statistics))
+        for part, found in rows():
+            phi = found.phi.detach().double()
+            spread, _ = self.spread(found, part)
+            self.model.family.precision_statistics(phi, 1.0 / spread, statistics)
+            b += (self._centred(part) / spread) @ phi
+        q = self.model.family.posterior(b, self.world.total(statistics))
+        assert isinstance(q, FullRankGaussian)
+        return q.with_mean(q.apply_covariance(self.world.total(b)))
+
+    def spread(self, rows: Features, part: slice) -> tuple[Tensor, Tensor]:
+        """s_n and penalty_n of some rows."""
+        likelihood = self.model.likelihood
+        noise = likelihood.noise_variance(self.batch[part]).double()
+        left = rows.residual_variance.double()
+        return self.objective.spread(noise, left), self.objective.penalty(noise, left)
+
+    def log_density(self, q: FullRankGaussian, rows: Features, part: slice) -> Tensor:
+        """ln N(y_n; m_n + φ_nᵀ E ε, s_n) − penalty_n of some rows."""
+        spread, penalty = self.spread(rows, part)
+        misfit = self._centred(part) - rows.phi.double() @ q.mean
+        return -0.5 * ((2.0 * math.pi * spread).log() + misfit.square() / spread) - penalty
+
+    def solution(self, q: FullRankGaussian, total: Tensor) -> CollapsedSolution:
+        """L = total − ½ ‖E ε‖² − ½ ln |Λ|, and q.
+
+        (y−m)ᵀ(ΦΦᵀ + diag(s))⁻¹(y−m) is the least of Σ_n (y_n − m_n − φ_nᵀε)²/s_n + ‖ε‖², and that
+        at E ε: a sum of squares. The usual difference of two large numbers loses what small noise
+        leaves of it.
+        """
+        _, log_det = q.trace_and_log_det()
+        value = float(total - 0.5 * (q.mean @ q.mean - log_det))
+        dtype = self.model.features.dtype
+        return CollapsedSolution(
+            FullRankGaussian(q.mean.to(dtype), q.statistics, q.root.to(dtype)), value
+        )
+
+    def _centred(self, part: slice) -> Tensor:
+        """y − m, float64."""
+        mean = self.model.mean.values(self.batch.functional[part])
+        return self.batch.y[part].double() - mean
