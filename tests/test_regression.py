@@ -45,7 +45,7 @@ def test_importing_dustmap_does_not_import_torch() -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("whitening", ["torus", "hip", "cholesky"])
+@pytest.mark.parametrize("whitening", ["torus", "hip", "cholesky", "ciq"])
 def test_grid_agrees_with_exact(dim: int, whitening: str) -> None:
     X, truth, noise = wave(240, dim)
     X, y, new = X[:200], (truth + 2.0 * noise)[:200], X[200:]

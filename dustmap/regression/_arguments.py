@@ -15,11 +15,13 @@ from dustmap.regression._global import WholeSettings
 from dustmap.regression._grid import refuse_outside
 from dustmap.regression._plan import FAMILIES, WHITENINGS, HipSettings
 from dustmap.regression._scaling import Array
+from dustmap.regression._svgp import SVGPSettings
 
-ENGINES = ("auto", "exact", "hip", "global")
+ENGINES = ("auto", "exact", "hip", "global", "svgp")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-#: `engine="auto"` is exact up to so many rows, and wherever X has more columns than a grid axes.
+#: `engine="auto"` is exact up to so many rows; where X has more columns than a grid axes, up to
+#: `MAX_DENSE`, and "svgp" beyond.
 MAX_EXACT = 2_000
 MAX_GRID_DIM = 4
 #: The dense engine never takes more.
@@ -56,13 +58,15 @@ def engine_of(engine: object, grid: object, n: int, dim: int) -> str:
     name = one_of("engine", engine, ENGINES)
     has_grid = not isinstance(grid, str)
     if name == "auto":
-        name = "exact" if not has_grid and (n <= MAX_EXACT or dim > MAX_GRID_DIM) else "hip"
+        name = _automatic_engine(has_grid, n, dim)
     if name == "exact":
-        _check_exact(has_grid, n, dim)
+        _check_exact(has_grid, n)
+    elif name == "svgp":
+        _refuse_grid(has_grid, name)
     elif dim > MAX_GRID_DIM:
         raise ValueError(
             f"X has {dim} columns, but a grid has {MAX_GRID_DIM} axes at most: use "
-            f'engine="exact", or fewer columns'
+            f'engine="svgp" (or "exact" for few rows), or fewer columns'
         )
     return name
 
@@ -114,6 +118,33 @@ def global_settings(hip: HipSettings, samples: int) -> WholeSettings:
     return WholeSettings(int(samples), hip.padding, hip.dtype, hip.max_memory)
 
 
+def svgp_settings(
+    inducing: object,
+    batch_size: int,
+    epochs: object,
+    learning_rate: float,
+    patience: int | None,
+    learned: frozenset[str],
+    dtype: object,
+    max_memory: int,
+    seed: int,
+) -> SVGPSettings:
+    """The settings of the engine of free inducing points."""
+    rate = float(learning_rate)
+    _refuse_unless(0 <= rate < 1, "learning_rate", learning_rate, "a number in [0, 1)")
+    return SVGPSettings(
+        inducing=_auto_or_count("inducing", inducing),
+        batch_size=at_least(1, "batch_size", batch_size),
+        epochs=_auto_or_count("epochs", epochs),
+        learning_rate=rate,
+        patience=None if patience is None else at_least(1, "patience", patience),
+        learn_points="inducing" in learned,
+        dtype=DTYPES[one_of("dtype", dtype, tuple(DTYPES))],
+        max_memory=at_least(1, "max_memory", max_memory),
+        seed=seed,
+    )
+
+
 def at_least(low: int, name: str, value: int) -> int:
     """`value` if it is a whole number ≥ low."""
     good = float(value).is_integer() and value >= low
@@ -121,23 +152,40 @@ def at_least(low: int, name: str, value: int) -> int:
     return int(value)
 
 
-def _check_exact(has_grid: bool, n: int, dim: int) -> None:
+def _automatic_engine(has_grid: bool, n: int, dim: int) -> str:
     if has_grid:
-        raise ValueError(
-            'engine="exact" has no grid: leave grid="auto", or use engine="hip" for the grid'
-        )
+        return "hip"
+    if dim > MAX_GRID_DIM:
+        return "exact" if n <= MAX_DENSE else "svgp"
+    return "exact" if n <= MAX_EXACT else "hip"
+
+
+def _check_exact(has_grid: bool, n: int) -> None:
+    _refuse_grid(has_grid, "exact")
     if n <= MAX_DENSE:
         return
-    remedy = (
-        'use engine="hip"'
-        if dim <= MAX_GRID_DIM
-        else f"keep at most {MAX_GRID_DIM} columns, which the gridded engine takes"
-    )
     raise ValueError(
-        f"X has {n:,} rows and {dim} columns: the exact engine holds dense {n:,} × {n:,} matrices "
-        f"({8 * n**2:,} bytes each) and takes {MAX_DENSE:,} rows at most; {remedy}, or fit a "
-        f"random part of the rows"
+        f"X has {n:,} rows: the exact engine holds dense {n:,} × {n:,} matrices ({8 * n**2:,} "
+        f'bytes each) and takes {MAX_DENSE:,} rows at most; use engine="hip" (up to '
+        f'{MAX_GRID_DIM} columns) or "svgp", or fit a random part of the rows'
     )
+
+
+def _refuse_grid(has_grid: bool, engine: str) -> None:
+    if has_grid:
+        raise ValueError(
+            f'engine="{engine}" has no grid: leave grid="auto", or use engine="hip" for the grid'
+        )
+
+
+def _auto_or_count(name: str, value: object) -> int | None:
+    """A whole number ≥ 1, or None for "auto"."""
+    if isinstance(value, str):
+        one_of(name, value, ("auto",))
+        return None
+    if not isinstance(value, int | float | np.integer | np.floating):
+        raise ValueError(f'{name} = {value!r}: expected "auto" or a whole number of at least 1')
+    return at_least(1, name, value)  # type: ignore[arg-type]
 
 
 def _refuse_unless(good: bool, name: str, value: object, expected: str) -> None:

@@ -1,7 +1,8 @@
 """Fitted regressions as directories of one JSON and one npz file; nothing is pickled.
 
 model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
-arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε
+arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε;
+              svgp: as hip, and the inducing points
 """
 
 import json
@@ -24,7 +25,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
-from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import VariationalPosterior
 from dustmap.regression import _global, _hip
 from dustmap.regression._fit import ExactState, GlobalState, HipState, Regression, State
@@ -32,6 +33,7 @@ from dustmap.regression._global import GlobalPlan
 from dustmap.regression._learning import KERNELS, Prior
 from dustmap.regression._plan import HipPlan
 from dustmap.regression._scaling import Standardisation, kernel_of_terms
+from dustmap.regression._svgp import SVGPPlan, SVGPState, build_model
 
 MODEL = "model.json"
 ARRAYS = "arrays.npz"
@@ -42,24 +44,20 @@ _Json = dict[str, Any]
 
 def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None:
     """Writes model.json and arrays.npz into a new or empty directory."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} exists already: choose another name, or remove it first")
-    path.mkdir(parents=True, exist_ok=True)
+    make_directory(path)
     content = {
         "format": FORMAT,
-        "parameters": {name: _plain(value) for name, value in parameters.items()},
+        "parameters": plain_arguments(parameters),
         "engine": fitted.engine,
         "scaling": asdict(fitted.scaling),
-        "kernel": _terms(fitted.prior.kernel),
-        "mean": fitted.prior.mean.coefficients().tolist(),
-        "linear_mean": isinstance(fitted.prior.mean, LinearMean),
+        **plain_kernel_and_mean(fitted.prior.kernel, fitted.prior.mean),
         "noise": _noise(fitted.prior.likelihood),
         "noise_is_given": fitted.noise_is_given,
         "evidence": fitted.evidence,
         "report": fitted.report,
     }
-    if isinstance(fitted.state, HipState | GlobalState):
-        content["plan"] = _plain_plan(fitted.state.plan)
+    if isinstance(fitted.state, HipState | GlobalState | SVGPState):
+        content["plan"] = plain_plan(fitted.state.plan)
     np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
     # Last: a directory without it is not a model.
     (path / MODEL).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -67,26 +65,67 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
 
 def read(path: Path) -> tuple[Regression, _Json]:
     """The fitted regression of `write`, and the arguments of its estimator."""
-    if not (path / MODEL).is_file():
-        raise FileNotFoundError(f"{path}: expected a directory with {MODEL} and {ARRAYS}")
-    content = json.loads((path / MODEL).read_text(encoding="utf-8"))
-    if content.get("format") != FORMAT:
-        raise ValueError(
-            f"{path / MODEL} has format {content.get('format')!r} and this version of dustmap "
-            f"reads {FORMAT}: fit the model again"
-        )
+    content = read_json(path, MODEL, FORMAT)
     with np.load(path / ARRAYS, allow_pickle=False) as stored:
         arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
     prior = _prior(content)
     fitted = Regression(
-        scaling=_scaling(content["scaling"]),
+        scaling=scaling_of(content["scaling"]),
         prior=prior,
         state=_state(prior, content, arrays),
         evidence=content["evidence"],
         noise_is_given=content["noise_is_given"],
         report=content["report"],
     )
-    return fitted, {name: _argument(value) for name, value in content["parameters"].items()}
+    return fitted, arguments(content["parameters"])
+
+
+def make_directory(path: Path) -> None:
+    """A new or empty directory."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} exists already: choose another name, or remove it first")
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def read_json(path: Path, model: str, version: int) -> _Json:
+    """The content of a model's JSON file, of this version of its format."""
+    if not (path / model).is_file():
+        raise FileNotFoundError(f"{path}: expected a directory with {model} and {ARRAYS}")
+    content: _Json = json.loads((path / model).read_text(encoding="utf-8"))
+    if content.get("format") != version:
+        raise ValueError(
+            f"{path / model} has format {content.get('format')!r} and this version of dustmap "
+            f"reads {version}: fit the model again"
+        )
+    return content
+
+
+def plain_arguments(parameters: Mapping[str, Any]) -> _Json:
+    """Arguments of an estimator as JSON; `arguments` reads them back."""
+    return {name: _plain(value) for name, value in parameters.items()}
+
+
+def arguments(plain: _Json) -> _Json:
+    """The arguments of `plain_arguments`."""
+    return {name: _argument(value) for name, value in plain.items()}
+
+
+def plain_kernel_and_mean(kernel: AbstractKernel, mean: AbstractMean) -> _Json:
+    """As JSON; `kernel_and_mean` reads them back."""
+    return {
+        "kernel": _terms(kernel),
+        "mean": mean.coefficients().tolist(),
+        "linear_mean": isinstance(mean, LinearMean),
+    }
+
+
+def kernel_and_mean(content: _Json) -> tuple[AbstractKernel, AbstractMean]:
+    """What `plain_kernel_and_mean` wrote."""
+    value = content["mean"]
+    mean: AbstractMean = (
+        LinearMean(value[1:], value[0]) if content["linear_mean"] else ConstantMean(value[0])
+    )
+    return _kernel(content["kernel"]), mean
 
 
 def _arrays(state: State) -> dict[str, NDArray[Any]]:
@@ -95,6 +134,8 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
     if isinstance(state, HipState):
         q = state.posterior.state
         return {"mean": q.mean.numpy(), "statistics": q.statistics.numpy()}
+    if isinstance(state, SVGPState):
+        return svgp_arrays(state)
     data = state.data
     assert isinstance(data.functional, PointValues)
     assert data.noise_variance is not None
@@ -108,10 +149,34 @@ def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     if content["engine"] == "global":
         whole = _global_plan(content["plan"])
         return GlobalState(_global.restored(prior, whole, arrays), whole)
+    if content["engine"] == "svgp":
+        return svgp_state(prior.kernel, prior.mean, prior.likelihood, content["plan"], arrays)
     plan = _plan(content["plan"])
     model = _hip.build_model(prior, plan)
     q = model.family.posterior(arrays["mean"], arrays["statistics"])
     return HipState(VariationalPosterior(model, q), plan)
+
+
+def svgp_arrays(state: SVGPState) -> dict[str, NDArray[Any]]:
+    """Inducing points, mean and statistics."""
+    q = state.posterior.state
+    tensors = {"inducing": state.inducing, "mean": q.mean, "statistics": q.statistics}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def svgp_state(
+    kernel: AbstractKernel,
+    mean: AbstractMean,
+    likelihood: AbstractLikelihood,
+    plan: _Json,
+    arrays: Mapping[str, Tensor],
+) -> SVGPState:
+    """The state of `svgp_arrays`, at the plan that was written with it."""
+    read = SVGPPlan(**plan | {"dtype": getattr(torch, plan["dtype"])})
+    with torch.no_grad():
+        model = build_model(kernel, mean, likelihood, read, arrays["inducing"])
+    q = model.family.posterior(arrays["mean"], arrays["statistics"])
+    return SVGPState(VariationalPosterior(model, q), read)
 
 
 def _terms(kernel: AbstractKernel) -> list[_Json]:
@@ -139,11 +204,7 @@ def _kernel(terms: list[_Json]) -> AbstractKernel:
 
 
 def _prior(content: _Json) -> Prior:
-    value = content["mean"]
-    mean: AbstractMean = (
-        LinearMean(value[1:], value[0]) if content["linear_mean"] else ConstantMean(value[0])
-    )
-    return Prior(_kernel(content["kernel"]), mean, GaussianLikelihood(**content["noise"]))
+    return Prior(*kernel_and_mean(content), GaussianLikelihood(**content["noise"]))
 
 
 def _noise(likelihood: GaussianLikelihood) -> dict[str, float | None]:
@@ -151,7 +212,8 @@ def _noise(likelihood: GaussianLikelihood) -> dict[str, float | None]:
     return {name: None if log is None else float(log.detach().exp()) for name, log in logs.items()}
 
 
-def _scaling(content: _Json) -> Standardisation:
+def scaling_of(content: _Json) -> Standardisation:
+    """What its fields as JSON tell."""
     return Standardisation(
         tuple(content["x_center"]),
         tuple(content["x_scale"]),
@@ -160,7 +222,8 @@ def _scaling(content: _Json) -> Standardisation:
     )
 
 
-def _plain_plan(plan: HipPlan | GlobalPlan) -> _Json:
+def plain_plan(plan: HipPlan | GlobalPlan | SVGPPlan) -> _Json:
+    """As JSON."""
     return asdict(plan) | {"dtype": str(plan.dtype).removeprefix("torch.")}
 
 

@@ -15,16 +15,18 @@ from dustmap.gp.kernels import AbstractKernel
 from dustmap.regression import _arguments, _checkpoint, _learning
 from dustmap.regression._fit import FitSettings, Regression, fit
 from dustmap.regression._scaling import Array, Standardisation, spread
+from dustmap.regression._svgp import SVGPState
 
 Prediction = Array | tuple[Array, Array]
 
 
 @final
 class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Gaussian process regression in one to four dimensions, for hundreds to millions of rows.
+    """Gaussian process regression, for hundreds to millions of rows.
 
     y_n = f(x_n) + noise with f ~ GP(mean, kernel). Small data are fitted exactly; large ones
-    through inducing points on a regular grid (Wu et al. 2021), whose covariances need only FFTs.
+    through inducing points: in one to four dimensions on a regular grid (Wu et al. 2021), whose
+    covariances need only FFTs; in more wherever the data are (Hensman et al. 2013).
     Inputs and targets are standardised inside; everything here is in the units of X and y.
 
     Parameters
@@ -34,18 +36,20 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `dustmap.gp.kernels` object starts at its own parameters; it is copied, not changed.
     grid : "auto", tuple of points per axis, or RegularGrid
         "auto" covers the data with a spacing tied to the learned length scale and the noise.
-    engine : "auto", "exact", "hip" or "global"
-        "auto" is the dense exact GP for N ≤ 2,000 or more than four columns, unless a grid is
-        given, and "hip" otherwise: inducing points on a grid and a structured posterior. "global"
-        has no such structure: one solve on the grid for the mean and for `samples` draws from the
-        posterior, which standard deviations are made of. See `engine_`.
+    engine : "auto", "exact", "hip", "global" or "svgp"
+        "auto" is the dense exact GP for N ≤ 2,000, unless a grid is given, and "hip" otherwise:
+        inducing points on a grid and a structured posterior. "global" has no such structure: one
+        solve on the grid for the mean and for `samples` draws from the posterior, which standard
+        deviations are made of. "svgp" has free inducing points and learns from minibatches, in any
+        dimension; with more than four columns "auto" is exact for N ≤ 10,000 and "svgp" beyond.
+        See `engine_`.
     family : "auto", "full", "block" or "mean-field"
         Structure of the posterior covariance on the grid. Only "full" has the right standard
         deviations: the others ignore correlations and are too wide. The mean is the same in all.
         "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
     block : tuple of nodes per axis
         Tiles of family="block"; some 256 nodes by default. Larger ones are closer to "full".
-    whitening : "auto", "torus", "hip" or "cholesky"
+    whitening : "auto", "torus", "hip", "cholesky" or "ciq"
         Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
         "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
     mean : "constant" or "linear"
@@ -53,30 +57,42 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
         learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
         is noise_std, "learn" otherwise. A number is the standard deviation of all data.
-    learn : bool or names out of "length", "variance", "noise", "mean"
+    learn : bool or names out of "length", "variance", "noise", "mean", "inducing"
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
         `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
-        most), by their evidence given near neighbours (Vecchia 1988).
+        most), by their evidence given near neighbours (Vecchia 1988), "svgp" from all rows by the
+        ELBO, and the places of its inducing points, too.
     n_learn, max_steps : int
     samples : int
         Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
+    inducing : "auto" or int
+        Points of the svgp engine, at first the centres of clusters of X; "auto" is 500, or as many
+        as rows differ. The cost of a step grows with their cube.
+    batch_size, learning_rate : int, float
+        Rows per step of the svgp engine, and the rate of Adam; 0 keeps all but q as it starts.
+    epochs : "auto" or int
+        Passes of the svgp engine; "auto" is 20, or what makes 200 steps.
+    patience : int or None
+        Epochs without a better score of a tenth of the rows, held out, that end the svgp engine's
+        learning; None for no such end. The posterior is that of all rows in any case.
     padding : float
         Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
     dtype : "float64" or "float32"
-        Of the gridded engines; the exact engine is float64.
+        Of the engines with inducing points; the exact engine is float64.
     max_memory : int
         Bytes the fit may take; a plan beyond it is refused before it starts.
     random_state : int, RandomState instance or None
 
     Attributes
     ----------
-    engine_ : "exact", "hip" or "global"
+    engine_ : "exact", "hip", "global" or "svgp"
     kernel_ : the kernel, learned
-    grid_ : RegularGrid, or None for the exact engine
+    grid_ : RegularGrid, or None for engines without one
+    inducing_points_ : (M, D) of the svgp engine
     noise_std_ : learned (or given) standard deviation of the noise; None where it comes per datum
     mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters
-    elbo_ : its lower bound of the hip engine
+    elbo_ : its lower bound of the hip and svgp engines
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
     """
 
@@ -95,6 +111,11 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         n_learn: int = 2000,
         max_steps: int = 100,
         samples: int = 64,
+        inducing: Any = "auto",
+        batch_size: int = 256,
+        epochs: Any = "auto",
+        learning_rate: float = 0.02,
+        patience: int | None = None,
         padding: float = 4.0,
         dtype: str = "float64",
         max_memory: int = 4 * 2**30,
@@ -112,6 +133,11 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_learn = n_learn
         self.max_steps = max_steps
         self.samples = samples
+        self.inducing = inducing
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.patience = patience
         self.padding = padding
         self.dtype = dtype
         self.max_memory = max_memory
@@ -185,6 +211,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         hip = _arguments.hip_settings(
             self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
         )
+        seed = _arguments.seed_of(self.random_state)
         return FitSettings(
             engine=_arguments.engine_of(self.engine, self.grid, *inputs.shape),
             grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
@@ -192,7 +219,18 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             whole=_arguments.global_settings(hip, self.samples),
             n_learn=_arguments.at_least(2, "n_learn", self.n_learn),
             max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
-            seed=_arguments.seed_of(self.random_state),
+            svgp=_arguments.svgp_settings(
+                self.inducing,
+                self.batch_size,
+                self.epochs,
+                self.learning_rate,
+                self.patience,
+                _learning.learned_names(self.learn),
+                self.dtype,
+                self.max_memory,
+                seed,
+            ),
+            seed=seed,
             search_start=named,
         )
 
@@ -216,8 +254,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.mean_ = scaling.user_mean(coefficients)
         self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
-        for name in ("log_evidence_", "elbo_"):
+        for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
+        if isinstance(fitted.state, SVGPState):
+            self.inducing_points_ = scaling.user_points(fitted.state.inducing.numpy())
         if fitted.evidence is not None:
             name = "log_evidence_" if fitted.engine == "exact" else "elbo_"
             setattr(self, name, fitted.evidence)

@@ -4,9 +4,9 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -19,17 +19,22 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import PathwisePosterior, VariationalPosterior
 from dustmap.regression import _global, _grid, _hip, _learning
-from dustmap.regression._arguments import noise_std_of
+from dustmap.regression._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.regression._global import GlobalPlan, WholeSettings
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
 from dustmap.regression._refining import learning_report, refine
+from dustmap.regression._reports import global_report, hip_report
 from dustmap.regression._scaling import Array, Standardisation
+from dustmap.regression._svgp import SVGPSettings, SVGPState, elbo_at_start, fit_svgp
 
 log = logging.getLogger(__name__)
 
 # Largest part of the noise variance that rounding to float32 may add.
 _ROUNDING_SHARE = 0.1
+# Rows whose evidence the engine of free inducing points starts from, in few dimensions: of many
+# length scales so few rows tell what is not so.
+_START_ROWS = 500
 # Least noise variance over the prior variance.
 _LEAST_NOISE = 1e-13
 
@@ -47,6 +52,7 @@ class FitSettings:
     grid: RegularGrid | tuple[int, ...] | None
     hip: HipSettings
     whole: WholeSettings
+    svgp: SVGPSettings
     n_learn: int
     max_steps: int
     seed: int
@@ -87,7 +93,8 @@ class GlobalState:
     plan: GlobalPlan
 
 
-State = ExactState | HipState | GlobalState
+State = ExactState | HipState | GlobalState | SVGPState
+_NAMES = {ExactState: "exact", HipState: "hip", GlobalState: "global", SVGPState: "svgp"}
 
 
 @final
@@ -95,8 +102,8 @@ State = ExactState | HipState | GlobalState
 class Regression:
     """A fitted regression, in standardised units but for `scaling`.
 
-    evidence: ln p(y) of the exact engine, its lower bound of the hip engine, of y in user units;
-        None of the global engine, which knows its gradient only.
+    evidence: ln p(y) of the exact engine, its lower bound of the hip and svgp engines, of y in
+        user units; None of the global engine, which knows its gradient only.
     noise_is_given: whether the data came with noise_std.
     report: plain values.
     """
@@ -110,7 +117,7 @@ class Regression:
 
     @property
     def engine(self) -> str:
-        return {ExactState: "exact", HipState: "hip", GlobalState: "global"}[type(self.state)]
+        return _NAMES[type(self.state)]
 
     @property
     def posterior(self) -> AbstractPosterior:
@@ -126,8 +133,8 @@ class Regression:
 
     @property
     def grid(self) -> RegularGrid | None:
-        """In user units; None for the exact engine."""
-        if isinstance(self.state, ExactState):
+        """In user units; None for engines without one."""
+        if isinstance(self.state, ExactState | SVGPState):
             return None
         return self.scaling.user_grid(self.state.plan.grid)
 
@@ -159,10 +166,12 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
     clock: dict[str, float] = {}
     with _timed(clock, "learning"):
         if settings.search_start:
-            probe = _learning.random_part(batch, min(settings.n_learn, 300), settings.seed)
-            _learning.choose_start(prior, probe)
-        subset = _learning.random_part(batch, settings.n_learn, settings.seed)
-        learned = _learning.learn(prior, subset, settings.max_steps)
+            _learning.choose_start(prior, _score_of_starts(prior, batch, settings))
+        n_learn = settings.n_learn
+        if settings.engine == "svgp":  # a start only: it learns from all rows afterwards
+            n_learn = min(n_learn, _START_ROWS) if batch.functional.dim <= MAX_GRID_DIM else 0
+        subset = _learning.random_part(batch, n_learn, settings.seed)
+        learned = _learning.learn(prior, subset, settings.max_steps) if n_learn else None
         refined = None
         if settings.engine == "global":
             refined = refine(prior, batch, len(subset), settings.seed)
@@ -179,6 +188,15 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
     if evidence is not None:
         evidence -= len(batch) * math.log(scaling.y_scale)
     return Regression(scaling, prior, state, evidence, batch.noise_variance is not None, report)
+
+
+def _score_of_starts(prior: Prior, batch: Batch, settings: FitSettings) -> Callable[[], float]:
+    """The evidence of a few rows; of free inducing points what these can reach of it."""
+    if settings.engine == "svgp":
+        parts = (prior.kernel, prior.mean, prior.likelihood)
+        return functools.partial(elbo_at_start, *parts, batch, settings.svgp)
+    probe = _learning.random_part(batch, min(settings.n_learn, 300), settings.seed)
+    return functools.partial(_learning.evidence, prior, probe)
 
 
 _Outcome = tuple[State, float | None, dict[str, Any]]
@@ -202,7 +220,7 @@ def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     plan, told = _precise_enough(prior, plan, batch)
     model = _hip.build_model(prior, plan)
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
-    report = _hip_report(plan, fitted) | {"expected": expected}
+    report = hip_report(plan, fitted) | {"expected": expected}
     report["advice"] = told + report["advice"]
     posterior = VariationalPosterior(model, fitted.solution.state)
     return HipState(posterior, plan), fitted.solution.elbo, report
@@ -212,13 +230,19 @@ def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     plan, expected = _global_plan_for(prior, batch, settings)
     plan.check()
     fitted = _global.fit_whole(prior, batch, plan)
-    report = _global_report(fitted) | {"expected": expected}
+    report = global_report(fitted) | {"expected": expected}
     if fitted.plan != plan:
         report["advice"].insert(0, 'fitted in float64: float32 lost it; pass dtype="float64"')
     return GlobalState(fitted.posterior, fitted.plan), None, report
 
 
-_ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global}
+def _fit_svgp(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    _refuse_negligible_noise(prior, batch)
+    fitted = fit_svgp(prior.kernel, prior.mean, prior.likelihood, batch, settings.svgp)
+    return fitted.state, fitted.elbo, fitted.report
+
+
+_ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global, "svgp": _fit_svgp}
 
 
 @torch.no_grad()
@@ -228,7 +252,7 @@ def _refuse_negligible_noise(prior: Prior, batch: Batch) -> None:
     if least < _LEAST_NOISE:
         raise ValueError(
             f"noise_std is as small as {least**0.5:.1e} of the prior standard deviation, too small "
-            f'for the gridded engine in float64: use noise="jitter" to learn more noise on top, or '
+            f'for inducing points in float64: use noise="jitter" to learn more noise on top, or '
             f'engine="exact"'
         )
 
@@ -308,82 +332,6 @@ def _expected(choice: _grid.GridChoice) -> dict[str, float]:
 
 def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
     return plan_fit(kernel, grid, n, settings).n_features
-
-
-def _hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
-    solve = fitted.solution.solve
-    return {
-        "grid_shape": list(plan.grid.shape),
-        "torus_shape": list(plan.torus_shape),
-        "n_features": plan.n_features,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "whitening": plan.whitening,
-        "family": plan.family,
-        "block": None if plan.block is None else list(plan.block),
-        "bytes_needed": plan.bytes_needed,
-        "bytes_rows": plan.bytes_rows,
-        "prior": _hip.prior_report(fitted.model.features),
-        "rows": asdict(fitted.rows),
-        "solve": {
-            "status": solve.worst.name.lower(),
-            "steps": int(solve.steps.max()),
-            "residual": float(solve.residuals.max()),
-        },
-        "residual_ratio": fitted.residual_ratio,
-        "advice": _advice(fitted),
-    }
-
-
-def _global_report(fitted: _global.WholeFit) -> dict[str, Any]:
-    plan, solution = fitted.plan, fitted.solution
-    advice = _coarse(fitted.residual_ratio)
-    if not solution.converged:
-        advice.append(_unsolved(solution.message(), plan))
-    return {
-        "grid_shape": list(plan.grid.shape),
-        "torus_shape": list(plan.torus_shape),
-        "n_features": plan.n_features,
-        "dtype": str(plan.dtype).removeprefix("torch."),
-        "bytes_needed": plan.bytes_needed,
-        "samples": plan.samples,
-        "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
-        "solve": {
-            "space": fitted.space,
-            "status": solution.solve.worst.name.lower(),
-            "steps": solution.block_steps,
-            "residual": solution.worst_residual,
-        },
-        "residual_ratio": fitted.residual_ratio,
-        "advice": advice,
-    }
-
-
-def _unsolved(message: str, plan: GlobalPlan) -> str:
-    if plan.dtype == torch.float64:
-        return message
-    return f'{message}; rounding errors of float32 may be why: pass dtype="float64"'
-
-
-def _coarse(residual_ratio: float) -> list[str]:
-    if residual_ratio <= 1.0:
-        return []
-    return [
-        f"the grid is too coarse: it leaves {residual_ratio:.2g} times the noise variance of a "
-        f"typical datum unexplained; give grid more points per axis, or raise max_memory"
-    ]
-
-
-def _advice(fitted: _hip.HipFit) -> list[str]:
-    advice = _coarse(fitted.residual_ratio)
-    if fitted.rows.unconverged:
-        advice.append(
-            f"{fitted.rows.unconverged} of {fitted.rows.columns} rows of features stopped at a "
-            f'relative residual of up to {fitted.rows.residual:.1e}: use dtype="float64", more '
-            f'padding, or whitening="torus"'
-        )
-    if not fitted.solution.solve.converged:
-        advice.append(fitted.solution.solve.message())
-    return advice
 
 
 def _exp(log: Tensor) -> float:

@@ -10,6 +10,7 @@ from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, Mea
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CholeskyFeatures,
+    CIQFeatures,
     HIPFeatures,
     SolveSummary,
     TorusFeatures,
@@ -86,6 +87,8 @@ def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
     grid, nugget = plan.grid, nugget_for(kernel, plan.dtype)
     if plan.whitening == "cholesky":
         return CholeskyFeatures(kernel, grid, nugget=max(nugget, 1e-10), rows_dtype=plan.dtype)
+    if plan.whitening == "ciq":
+        return CIQFeatures(kernel, grid, nugget=nugget, rows_dtype=plan.dtype, rtol=plan.rtol)
     prior = GridPrior.padded(
         kernel, grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
     )
@@ -100,7 +103,7 @@ def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:
 
 def prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
     """What the construction of the prior on the grid did."""
-    if isinstance(features, CholeskyFeatures):
+    if isinstance(features, CholeskyFeatures | CIQFeatures):
         return {"nugget": features.nugget * float(features.kernel.variance().detach())}
     assert isinstance(features, ExtrapolatingFeatures)
     report = features.outer.prior.report

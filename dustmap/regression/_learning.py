@@ -36,7 +36,7 @@ KERNELS: dict[str, Callable[[Sequence[float]], StationaryKernel]] = {
     "squared-exponential": SquaredExponential,
 }
 MEANS = ("constant", "linear")
-LEARNABLE = ("length", "variance", "noise", "mean")
+LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
 NOISES = ("auto", "learn", "given", "scale", "jitter")
 
 # Where the search starts, in standardised units: the evidence has several maxima, one of which
@@ -155,8 +155,8 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
     return batch[torch.randperm(len(batch), generator=generator)[:n].sort().values]
 
 
-def choose_start(prior: Prior, batch: Batch) -> None:
-    """The best of a few starts of a named kernel, by their evidence."""
+def choose_start(prior: Prior, score: Callable[[], float]) -> None:
+    """The best of a few starts of a named kernel, by a score of the prior as it then stands."""
     kernel, jitter = prior.kernel, prior.likelihood.log_jitter
     if not isinstance(kernel, StationaryKernel) or not kernel.log_lengthscale.requires_grad:
         return
@@ -164,7 +164,7 @@ def choose_start(prior: Prior, batch: Batch) -> None:
     scored = []
     for length, noise in itertools.product(_START_LENGTHS, noises):
         _set_start(prior, length * kernel.dim**0.5, noise)
-        scored.append((_evidence(prior, batch), prior.state()))
+        scored.append((score(), prior.state()))
     prior.load(max(scored, key=lambda pair: pair[0])[1])
 
 
@@ -177,7 +177,8 @@ def _set_start(prior: Prior, length: float, noise: float | None) -> None:
 
 
 @torch.no_grad()
-def _evidence(prior: Prior, batch: Batch) -> float:
+def evidence(prior: Prior, batch: Batch) -> float:
+    """ln p(y) of all of these data."""
     noise = prior.likelihood.noise_variance(batch)
     gp = ExactGP(prior.kernel, prior.mean)
     return float(gp.log_evidence(batch.functional, batch.y, noise))

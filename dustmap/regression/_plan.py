@@ -10,7 +10,9 @@ from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.kernels import AbstractKernel
 
 FAMILIES = ("auto", "full", "block", "mean-field")
-WHITENINGS = ("auto", "torus", "hip", "cholesky")
+WHITENINGS = ("auto", "torus", "hip", "cholesky", "ciq")
+#: Those whose variables are as many as the nodes of the grid, without a torus around it.
+ON_NODES = ("cholesky", "ciq")
 
 #: Up to so many whitened variables "auto" takes the full covariance.
 MAX_FULL = 3000
@@ -41,7 +43,8 @@ class HipSettings:
 class HipPlan:
     """A grid with everything decided.
 
-    torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky".
+    torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky"
+        and "ciq".
     """
 
     grid: RegularGrid
@@ -108,7 +111,8 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
     if whitening == "auto":
         dense = family == "full" or (family == "auto" and grid.size <= max_full(settings))
         whitening = "cholesky" if dense else "torus"
-    torus = grid.shape if whitening == "cholesky" else torus_for(kernel, grid, settings.padding)
+    on_nodes = whitening in ON_NODES
+    torus = grid.shape if on_nodes else torus_for(kernel, grid, settings.padding)
     if family == "auto":
         # Blocks of neighbours mean nothing among Cholesky's variables.
         dense = whitening == "cholesky" or math.prod(torus) <= max_full(settings)

@@ -38,15 +38,15 @@ class Standardisation:
 
     def points(self, X: Array) -> PointValues:
         """The functionals f_n = ρ(x_n') of inputs X (N, D)."""
-        return PointValues(torch.from_numpy((X - np.array(self.x_center)) / np.array(self.x_scale)))
+        return PointValues(_own((X - np.array(self.x_center)) / np.array(self.x_scale)))
 
     def targets(self, y: Array) -> Tensor:
         """y' (N,), float64."""
-        return torch.from_numpy((y - self.y_center) / self.y_scale)
+        return _own((y - self.y_center) / self.y_scale)
 
     def batch(self, X: Array, y: Array, noise_std: Array | None) -> Batch:
         """The data as the engines take them."""
-        noise = None if noise_std is None else torch.from_numpy((noise_std / self.y_scale) ** 2)
+        noise = None if noise_std is None else _own((noise_std / self.y_scale) ** 2)
         return Batch(self.points(X), self.targets(y), noise)
 
     def grid(self, grid: RegularGrid) -> RegularGrid:
@@ -63,6 +63,10 @@ class Standardisation:
         spacing = [h * s for h, s in zip(grid.spacing, self.x_scale, strict=True)]
         return RegularGrid(tuple(lower), tuple(spacing), grid.shape)
 
+    def user_points(self, points: Array) -> Array:
+        """Points (M, D) in standardised units, in those of the user."""
+        return np.array(self.x_center) + np.array(self.x_scale) * points
+
     def user_kernel(self, kernel: AbstractKernel) -> AbstractKernel:
         """A kernel of x' and y' as one of x and y."""
         scales = torch.tensor(self.x_scale, dtype=torch.float64)
@@ -78,6 +82,12 @@ class Standardisation:
         slope = coefficients[1:] * self.y_scale / np.array(self.x_scale)[: len(coefficients) - 1]
         level = self.y_center + self.y_scale * coefficients[0]
         return np.array([level - slope @ np.array(self.x_center)[: len(slope)], *slope])
+
+
+def _own(values: Array) -> Tensor:
+    """A copy in memory of torch, which lies on boundaries that NumPy's may miss: sums then end in
+    the same bits from one fit to the next, which long iterations would drive apart."""
+    return torch.from_numpy(values).clone()
 
 
 def kernel_of_terms(terms: list[KernelTerm]) -> AbstractKernel:

@@ -1,0 +1,181 @@
+"""The engine of free inducing points: against the exact one, in many dimensions, and bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dustmap.regression import HIPGPRegressor
+from dustmap.regression._arguments import engine_of
+from tests.regression_cases import Array, wave, wave_kernel
+
+
+def additive(n: int, dim: int, seed: int = 0) -> tuple[Array, Array]:
+    """Inputs (n, dim) and a noise-free target of two of their columns, of variance near 1."""
+    X = np.random.default_rng(seed).standard_normal((n, dim))
+    return X, np.sin(1.5 * X[:, 0]) + 0.7 * X[:, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*SCIPY_ARRAY_API.*")
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [HIPGPRegressor(engine="svgp", inducing="auto", epochs=50, n_learn=100)]
+)
+def test_scikit_learn_contract(estimator: HIPGPRegressor, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_all_rows_as_fixed_points_are_the_exact_gp(dim: int) -> None:
+    X, truth, noise = wave(70, dim)
+    X, y, new = X[:50], (truth + 2.0 * noise)[:50], X[50:]
+    kernel = wave_kernel(dim)
+    exact = HIPGPRegressor(kernel, engine="exact", noise=2.0, learn=False).fit(X, y)
+    sparse = HIPGPRegressor(kernel, engine="svgp", inducing=50, noise=2.0, learn=False).fit(X, y)
+    mean, std = exact.predict(new, return_std=True)
+    sparse_mean, sparse_std = sparse.predict(new, return_std=True)
+    # A nugget of 1e-6 of the prior variance is all that lies between them.
+    np.testing.assert_allclose(sparse_mean, mean, atol=1e-3 * std.mean())
+    np.testing.assert_allclose(sparse_std, std, rtol=1e-3)
+    assert sparse.elbo_ == pytest.approx(exact.log_evidence_, abs=1e-2)
+    assert sparse.elbo_ <= exact.log_evidence_
+    assert sparse.report_["steps"] == 0
+
+
+@pytest.mark.parametrize(("dim", "count"), [(1, 30), (2, 50), (3, 80)])
+def test_few_learned_points_agree_with_exact(dim: int, count: int) -> None:
+    X, truth, noise = wave(300, dim)
+    X, y, new = X[:240], (truth + 2.0 * noise)[:240], X[240:]
+    exact = HIPGPRegressor(engine="exact", n_learn=240).fit(X, y)
+    sparse = HIPGPRegressor(engine="svgp", inducing=count, epochs=40).fit(X, y)
+    mean, std = exact.predict(new, return_std=True)
+    sparse_mean, sparse_std = sparse.predict(new, return_std=True)
+    assert np.sqrt(np.mean((sparse_mean - mean) ** 2)) < 0.3 * std.mean()
+    assert np.mean(sparse_std / std) == pytest.approx(1.0, abs=0.15)
+    assert sparse.noise_std_ == pytest.approx(exact.noise_std_, rel=0.15)
+    assert exact.log_evidence_ - 0.1 * len(X) < sparse.elbo_ <= exact.log_evidence_ + 1e-6
+    assert sparse.grid_ is None
+    assert sparse.inducing_points_.shape == (count, dim)
+    low, high = X.min(axis=0), X.max(axis=0)
+    slack = 0.3 * (high - low)
+    assert bool(
+        ((sparse.inducing_points_ > low - slack) & (sparse.inducing_points_ < high + slack)).all()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_twenty_columns_on_minibatches(dtype: str) -> None:
+    X, truth = additive(1500, 20)
+    y = truth + 0.3 * np.random.default_rng(1).standard_normal(1500)
+    model = HIPGPRegressor(
+        "matern52", engine="svgp", inducing=60, epochs=60, learning_rate=0.03, dtype=dtype
+    )
+    model.fit(X[:1000], y[:1000])
+    mean, std = model.predict(X[1000:], return_std=True)
+    error = mean - truth[1000:]
+    assert np.sqrt(np.mean(error**2)) < 0.35 * truth.std()
+    assert 0.3 < np.mean((error / std) ** 2) < 3.0
+    assert model.report_["epochs"] == 60
+    assert model.report_["dtype"] == dtype
+
+
+def test_learning_beats_starting_values_and_places_matter() -> None:
+    X, truth, noise = wave(300, 2)
+    y = truth + noise
+    elbos = [
+        HIPGPRegressor(
+            wave_kernel(2), engine="svgp", inducing=12, noise=1.0, epochs=40, learn=learn
+        )
+        .fit(X, y)
+        .elbo_
+        for learn in (False, ("inducing",), ("length", "variance", "mean", "inducing"))
+    ]
+    assert elbos[0] + 1.0 < elbos[1]
+    assert elbos[1] + 1.0 < elbos[2]
+
+
+def test_seeds_decide_everything() -> None:
+    X, truth, noise = wave(150, 2)
+
+    def predictions(seed: int) -> Array:
+        model = HIPGPRegressor(engine="svgp", inducing=15, epochs=3, n_learn=50, random_state=seed)
+        found = model.fit(X, truth + noise).predict(X)
+        assert isinstance(found, np.ndarray)
+        return found
+
+    assert (predictions(1) == predictions(1)).all()
+    assert not (predictions(1) == predictions(2)).all()
+
+
+def test_patience_ends_the_learning() -> None:
+    X, truth, noise = wave(200, 1)
+    settings: dict[str, Any] = {"engine": "svgp", "inducing": 10, "epochs": 200, "n_learn": 50}
+    # A rate far too large never gets better.
+    model = HIPGPRegressor(**settings, learning_rate=0.9, patience=2).fit(X, truth + noise)
+    assert model.report_["epochs"] < 200
+
+
+def test_noise_of_each_datum_and_zero_rate() -> None:
+    X, truth, white = wave(200, 1)
+    std = np.where(np.arange(200) % 2 == 0, 0.5, 5.0)
+    settings: dict[str, Any] = {"engine": "svgp", "inducing": 30, "learning_rate": 0.0}
+    model = HIPGPRegressor(**settings).fit(X, truth + std * white, noise_std=std)
+    assert model.noise_std_ is None
+    assert np.sqrt(np.mean((model.predict(X) - truth) ** 2)) < 0.6
+    assert model.report_["steps"] == 0
+    draws = model.sample_y(X[:5], 4)
+    assert draws.shape == (5, 4)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    X, truth, noise = wave(120, 3)
+    model = HIPGPRegressor(engine="svgp", inducing=20, epochs=2, n_learn=50, mean="linear")
+    model.fit(X, truth + noise).save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    for before, after in zip(
+        model.predict(X, return_std=True), again.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(after, before, rtol=1e-12)
+    assert again.engine_ == "svgp"
+    assert again.elbo_ == model.elbo_
+    np.testing.assert_array_equal(again.inducing_points_, model.inducing_points_)
+
+
+def test_auto_is_exact_for_few_rows_and_free_points_for_many_columns() -> None:
+    assert engine_of("auto", "auto", 2_000, 2) == "exact"
+    assert engine_of("auto", "auto", 2_001, 4) == "hip"
+    assert engine_of("auto", "auto", 10_000, 5) == "exact"
+    assert engine_of("auto", "auto", 10_001, 54) == "svgp"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"inducing": 31}, "inducing = 31 but X has 30 rows"),
+        ({"inducing": 0}, "inducing = 0: expected a whole number of at least 1"),
+        ({"inducing": 2.5}, r"inducing = 2\.5: expected a whole number"),
+        ({"inducing": "many"}, "inducing = 'many': expected one of 'auto'"),
+        ({"inducing": None}, 'inducing = None: expected "auto" or a whole number'),
+        ({"batch_size": 0}, "batch_size = 0: expected a whole number of at least 1"),
+        ({"epochs": 0}, "epochs = 0: expected a whole number of at least 1"),
+        ({"learning_rate": 2.0}, r"learning_rate = 2\.0: expected a number in \[0, 1\)"),
+        ({"learning_rate": float("nan")}, "learning_rate = nan: expected a number"),
+        ({"patience": 0}, "patience = 0: expected a whole number of at least 1"),
+        ({"grid": (5,)}, 'engine="svgp" has no grid'),
+        ({"learn": ("points",)}, "learn = 'points': expected one of .*'inducing'"),
+    ],
+)
+def test_bad_input(parameters: dict[str, Any], message: str) -> None:
+    X = np.arange(30.0)[:, None]
+    with pytest.raises(ValueError, match=message):
+        HIPGPRegressor(**{"engine": "svgp"} | parameters).fit(X, X[:, 0])
+
+
+def test_rows_that_repeat_and_memory_are_told() -> None:
+    X = np.tile(np.arange(5.0), 6)[:, None]
+    with pytest.raises(ValueError, match="inducing = 10 but only 5 rows of X differ"):
+        HIPGPRegressor(engine="svgp", inducing=10, n_learn=20).fit(X, X[:, 0])
+    with pytest.raises(MemoryError, match=r"inducing = 5 points need 1,800 bytes; max_memory = 9"):
+        HIPGPRegressor(engine="svgp", inducing=5, n_learn=20, max_memory=999).fit(X, X[:, 0])
