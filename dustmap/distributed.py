@@ -8,7 +8,7 @@ job: whoever waits for it raises `RankLost`, which names it.
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Protocol, final
@@ -26,6 +26,10 @@ TIMEOUT = 1800.0
 _BEAT, _WATCH = 1.0, 3.5
 #: The last words of a rank that others have left.
 _CUT_OFF = "cut off from the others"
+#: Of equal parts into one tensor; before torch 2.13 it has its first name.
+_gather: Callable[[Tensor, Tensor], object] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
 
 
 class _Store(Protocol):
@@ -43,11 +47,12 @@ class RankLost(RuntimeError):
 
 
 @contextmanager
-def world_from_environment(timeout: float = TIMEOUT) -> Iterator[AbstractWorld]:
+def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterator[AbstractWorld]:
     """The ranks that the environment speaks of (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or
     this process alone.
 
-    timeout: in seconds. Every rank takes the GPU of its LOCAL_RANK, where there is one.
+    timeout: in seconds. gpu: whether to compute on GPUs where there are any; every rank takes
+    that of its LOCAL_RANK, and more ranks than GPUs on a node are refused.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -55,8 +60,8 @@ def world_from_environment(timeout: float = TIMEOUT) -> Iterator[AbstractWorld]:
         return
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, in seconds, got {timeout}")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if gpu and torch.cuda.is_available():
+        _take_gpu()
     world = _joined(int(os.environ["RANK"]), size, timeout)
     try:
         yield world
@@ -80,6 +85,19 @@ def check_agreement(world: AbstractWorld, facts: Mapping[str, str]) -> None:
                     f"rank {rank} differs from rank 0 in {name}: {other} instead of {said[0]}; "
                     "start all ranks with the same command, files and version of dustmap"
                 )
+
+
+def _take_gpu() -> None:
+    """That of the LOCAL_RANK, which NCCL does not let two ranks share."""
+    count, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > count:
+        raise ValueError(
+            f"expected a GPU for each of the {ranks} ranks on this node, got {count} in all; start "
+            f"no more than --nproc-per-node {count}, or compute without GPUs: --device cpu"
+        )
+    # A launcher that shows every rank only its own GPU calls each of them 0.
+    torch.cuda.set_device(rank % count)
 
 
 def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
@@ -130,11 +148,11 @@ class ProcessGroup(AbstractWorld):
         if sent is not rows:
             sent[: len(rows)] = rows
         heard = rows.new_empty(self._size * most, *rows.shape[1:])
-        parts = list(torch.split(heard, most))
         with self._naming_the_lost():
-            dist.all_gather(parts, sent.contiguous())
+            _gather(heard, sent.contiguous())
         if min(counts) < most:
-            heard = torch.cat([p[:n] for p, n in zip(parts, counts, strict=True)])
+            parts = zip(torch.split(heard, most), counts, strict=True)
+            heard = torch.cat([part[:n] for part, n in parts])
         return heard.movedim(0, -1)
 
     def part(self) -> None:

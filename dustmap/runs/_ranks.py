@@ -19,7 +19,8 @@ ALONE = Alone()
 @contextmanager
 def ranks_of(config: Config) -> Iterator[AbstractWorld]:
     """The ranks that torchrun has started, which all have this configuration; or one process."""
-    with world_from_environment(config.compute.timeout_seconds) as world:
+    gpu = config.compute.device != "cpu"
+    with world_from_environment(config.compute.timeout_seconds, gpu) as world:
         facts = {"the configuration": configuration.sha256(config), "dustmap": __version__}
         check_agreement(world, facts)
         yield world

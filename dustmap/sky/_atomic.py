@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,11 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
     try:
         yield partial
         take_place(partial, target)
-    finally:
-        remove(partial)
+    except BaseException:
+        # What went wrong is told, even where another rank still writes here; the next one clears.
+        with suppress(OSError):
+            remove(partial)
+        raise
 
 
 @contextmanager

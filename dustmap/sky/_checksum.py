@@ -16,7 +16,11 @@ _EXCLUDED = frozenset(range(0x3A, 0x41)) | frozenset(range(0x5B, 0x61))
 
 def words_sum(data: bytes, start: int = 0) -> int:
     """Sum of the big-endian words of `data`, of a length divisible by 4, on top of `start`."""
-    total = int(np.frombuffer(data, ">u4").sum(dtype=np.uint64)) + start
+    return folded(int(np.frombuffer(data, ">u4").sum(dtype=np.uint64)) + start)
+
+
+def folded(total: int) -> int:
+    """What a plain sum of words, or of sums of parts, is in ones' complement."""
     # Not a plain remainder: all ones stands for zero only where every word is.
     return (total - 1) % _MODULUS + 1 if total else 0
 

@@ -1,6 +1,10 @@
-"""FITS files whose images are larger than memory: laid out first, filled in pieces, then summed."""
+"""FITS files whose images are larger than memory: laid out first, filled in pieces, then summed.
+
+Ranks fill one file, each its own pieces, and sum each its share of the words.
+"""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,10 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 import numpy as np
+import torch
 from astropy.io import fits
 from numpy.typing import ArrayLike
 
-from dustmap.sky._checksum import encoded, file_sum, words_sum
+from dustmap.distributed import check_agreement
+from dustmap.linalg import AbstractWorld
+from dustmap.sky._checksum import encoded, file_sum, folded, words_sum
+from dustmap.sky._ranks import ALONE, together
 
 _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
@@ -38,13 +46,7 @@ class StreamedImage:
         self.shape = shape
         self.start = start
         self.offset = start + len(header.tostring())
-        self.length = _padded(4 * math.prod(shape))
         self._file = file
-
-    @property
-    def end(self) -> int:
-        """First byte after the data and their padding."""
-        return self.offset + self.length
 
     def write(self, index: tuple[int, ...], values: ArrayLike) -> None:
         """Puts `values` where the first of them has `index`, on in C order; missing ones are 0.
@@ -59,16 +61,20 @@ class StreamedImage:
         self._file.seek(self.offset + 4 * first)
         self._file.write(data.data)
 
-    def finish(self) -> None:
+    def part_sum(self, file: BinaryIO, world: AbstractWorld) -> int:
+        """Of this rank's share of the data; the padding is zeros."""
+        words = world.share(math.prod(self.shape))
+        return file_sum(file, self.offset + 4 * words.start, 4 * (words.stop - words.start))
+
+    def finish(self, file: BinaryIO, data_sum: int) -> None:
         """Writes the header with the sums of what the image has become."""
-        data = file_sum(self._file, self.offset, self.length)
-        self.header["DATASUM"] = str(data)
+        self.header["DATASUM"] = str(data_sum)
         self.header["CHECKSUM"] = _NO_SUM
-        self.header["CHECKSUM"] = encoded(words_sum(self._bytes(), data))
+        self.header["CHECKSUM"] = encoded(words_sum(self._bytes(), data_sum))
         if len(self._bytes()) != self.offset - self.start:
             raise ValueError("the header of a streamed image must keep its number of cards")
-        self._file.seek(self.start)
-        self._file.write(self._bytes())
+        file.seek(self.start)
+        file.write(self._bytes())
 
     def _bytes(self) -> bytes:
         return str(self.header.tostring()).encode("ascii")
@@ -107,31 +113,77 @@ class TablePlan:
         return self.rows, len(self.columns)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Where everything goes. images: name -> header, shape and first byte; complete: first byte
+    and bytes of all that is known at once; size: of the file."""
+
+    images: dict[str, tuple[fits.Header, tuple[int, ...], int]]
+    complete: list[tuple[int, bytes]]
+    size: int
+
+
 @contextmanager
 def streamed_fits(
-    path: Path, units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]
+    path: Path,
+    units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU],
+    world: AbstractWorld = ALONE,
 ) -> Iterator[dict[str, StreamedImage]]:
     """Lays out `units` in a new file and yields what is planned by name, to be filled by the block.
 
     Complete tables are written at once. An empty primary unit comes first where no image is
-    PRIMARY. After the block every unit has its CHECKSUM and DATASUM.
+    PRIMARY. After the block every unit has its CHECKSUM and DATASUM. world: ranks that fill the
+    file together; headers are those of the first.
     """
-    images: dict[str, StreamedImage] = {}
-    with path.open("w+b") as file:
-        if not any(isinstance(unit, ImagePlan) and unit.name == "PRIMARY" for unit in units):
-            file.write(_written([fits.PrimaryHDU()]))
-        for unit in units:
-            if isinstance(unit, fits.BinTableHDU):
-                file.write(_written([fits.PrimaryHDU(), unit])[_BLOCK:])
-                continue
-            header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
-            image = StreamedImage(file, header, unit.shape, file.tell())
-            images[unit.name] = image
-            file.truncate(image.end)
-            file.seek(image.end)
+    layout = _laid_out(units)
+    check_agreement(world, {"the layout of a FITS file": f"{layout.size} bytes"})
+    with together(world):
+        if world.rank == 0:
+            _create(path, layout)
+    with together(world), _opened_to_write(path) as file:
+        images = {name: StreamedImage(file, *placed) for name, placed in layout.images.items()}
         yield images
-        for image in images.values():
-            image.finish()
+    with together(world), path.open("rb") as file:
+        parts = [image.part_sum(file, world) for image in images.values()]
+    sums = world.total(torch.tensor(parts, dtype=torch.int64)).tolist()
+    with together(world):
+        if world.rank == 0:
+            with _opened_to_write(path) as file:
+                for image, total in zip(images.values(), sums, strict=True):
+                    image.finish(file, folded(total))
+
+
+def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Layout:
+    images: dict[str, tuple[fits.Header, tuple[int, ...], int]] = {}
+    complete: list[tuple[int, bytes]] = []
+    end = 0
+    if not any(isinstance(unit, ImagePlan) and unit.name == "PRIMARY" for unit in units):
+        complete.append((0, _written([fits.PrimaryHDU()])))
+        end = len(complete[0][1])
+    for unit in units:
+        if isinstance(unit, fits.BinTableHDU):
+            complete.append((end, _written([fits.PrimaryHDU(), unit])[_BLOCK:]))
+            end += len(complete[-1][1])
+            continue
+        header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
+        images[unit.name] = header, unit.shape, end
+        end += len(header.tostring()) + _padded(4 * math.prod(unit.shape))
+    return _Layout(images, complete, end)
+
+
+def _create(path: Path, layout: _Layout) -> None:
+    with path.open("wb") as file:
+        for start, data in layout.complete:
+            file.seek(start)
+            file.write(data)
+        file.truncate(layout.size)
+
+
+def _opened_to_write(path: Path) -> BinaryIO:
+    """To write only: clients of network file systems then send the bytes that were written, and
+    no pages around them, in which another rank may have written."""
+    return os.fdopen(os.open(path, os.O_WRONLY), "wb")
 
 
 def _image_header(plan: ImagePlan) -> fits.Header:

@@ -35,11 +35,18 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
+from dustmap.inference._kept import Reading, kept_preconditioner, restored_preconditioner, state
+from dustmap.inference.lognormal._lognormal import GramOperator
 from dustmap.linalg import (
     AbstractWorld,
+    Alone,
     CirculantOperator,
+    DenseOperator,
     DividedColumns,
+    NystromPreconditioner,
     TilePartition,
+    nystrom,
+    pcg,
 )
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -141,7 +148,53 @@ def picked(world: AbstractWorld) -> Arrays:
     return numpy(**found)
 
 
-def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) -> Arrays:
+def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
+    """Nyström of a log-normal field's metric, made and applied together; kept by the ranks and
+    restored by one process, and the other way round."""
+    rows = interpolation(data(world, uneven=uneven).functional, GRID, dtype=torch.float64)
+    prior = GridPrior.padded(Matern32(0.6, dim=3), GRID, padding=2.0, world=world)
+    columns, root_weights = draw(10, GRID.size, 1), 5.0 + draw(11, COUNT)
+    first, second = (
+        GramOperator(rows, draw(seed, GRID.size), prior.covariance(), columns, root_weights)
+        for seed in (12, 13)
+    )
+    P = nystrom(first, 12, world=world)
+    refreshed = P.refreshed(second)
+    x, y = draw(14, 5, COUNT), draw(15, COUNT).requires_grad_()
+    (gradient,) = torch.autograd.grad(P.matmul(y) @ x[0], y)
+    alone, together = _restored(refreshed, Alone()), _restored(refreshed, world)
+    assert torch.equal(together.matmul(x), refreshed.matmul(x))
+    return numpy(
+        values=P.values,
+        product=P.matmul(x),
+        single=P.matmul(x[0]),
+        adjoint=P.rmatmul(x.reshape(5, 1, COUNT)),
+        gradient=gradient,
+        power=nystrom(first, 12, power_steps=1, world=world).matmul(x),
+        narrow=nystrom(DenseOperator(torch.eye(2).double() * 3.0), 5, world=world).matmul(x[:, :2]),
+        nothing=nystrom(first, 0, world=world).matmul(x),
+        refreshed=refreshed.matmul(x),
+        restored=alone.matmul(x),
+        goes_on=_restored(alone, world).refreshed(first).matmul(x),
+        steps=float(pcg(first, x, preconditioner=P, rtol=1e-8).steps.max()),
+    )
+
+
+def _restored(P: NystromPreconditioner, world: AbstractWorld) -> NystromPreconditioner:
+    """What another world makes of what was kept."""
+    reading = Reading.of(state("fit", {}, {}, {"P": kept_preconditioner(P)}), "fit")
+    like = torch.zeros(COUNT, dtype=torch.float64)
+    found = restored_preconditioner(reading, "P", COUNT, like, world)
+    assert found is not None
+    return found
+
+
+def lognormal(
+    world: AbstractWorld,
+    uneven: bool = False,
+    robust: bool = False,
+    residual: float = 1e-5,
+) -> Arrays:
     """The default engine: hyperparameters, centre and samples."""
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
     assert likelihood.log_scale is not None
@@ -160,7 +213,8 @@ def lognormal(world: AbstractWorld, uneven: bool = False, robust: bool = False) 
         rounds=3,
         refinements=1,
         draws=4,
-        residual=1e-3,
+        residual=residual,
+        cg_steps=1000,
         robust=RobustSettings(max_rounds=6) if robust else None,
     )
     found = fit_mgvi(model, data(world, uneven=uneven), settings)
@@ -260,9 +314,13 @@ def differing(world: AbstractWorld) -> Arrays:
 CASES: dict[str, Callable[[AbstractWorld], Arrays]] = {
     "operators": operators,
     "picked": picked,
+    "preconditioner": preconditioner,
+    "preconditioner-uneven": partial(preconditioner, uneven=True),
     "lognormal": lognormal,
     "lognormal-again": lognormal,
     "lognormal-uneven": partial(lognormal, uneven=True),
+    "lognormal-loose": partial(lognormal, residual=1e-3),
+    "lognormal-tight": partial(lognormal, residual=1e-7),
     "lognormal-robust": partial(lognormal, robust=True),
     "gaussian": gaussian,
     "gaussian-robust": partial(gaussian, robust=True),

@@ -73,7 +73,7 @@ def _be(output: Path, name: str, timeout: float) -> int:
     from tests.distributed.cases import CASES
 
     try:
-        with world_from_environment(timeout) as world:
+        with world_from_environment(timeout, gpu=False) as world:
             found = CASES[name](world)
         np.savez(output.with_suffix(".npz"), allow_pickle=False, **found)
     except Exception:

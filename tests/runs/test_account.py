@@ -84,6 +84,20 @@ def test_stages_come_in_order_with_time_and_memory() -> None:
     assert kept.nbytes < peak_memory() < 2**36
 
 
+def test_a_gpu_tells_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**29)
+    heard: list[dict[str, Any]] = []
+    watch = Stopwatch(tell=lambda **told: heard.append(told), device=torch.device("cuda:0"))
+    with watch.stage("fit"):
+        pass
+    (line,) = watch.as_dict()["stages"]
+    assert line["peak_device_gib"] == 1.5
+    assert heard[-1]["peak_device_bytes"] == 3 * 2**29
+    on_cpu = Stopwatch(device=torch.device("cpu"))
+    on_cpu.add("fit", 1.0)
+    assert "peak_device_gib" not in on_cpu.as_dict()["stages"][0]
+
+
 def test_lines_of_progress_are_few(caplog: pytest.LogCaptureFixture) -> None:
     told = LogProgress()
     with caplog.at_level(logging.INFO):

@@ -51,8 +51,9 @@ def run(sky: Path, name: str, **fit: object) -> Path:
     return sky / name
 
 
-def test_the_full_family_maps_what_the_exact_engine_does(sky: Path) -> None:
-    found = DustMap.open(run(sky, "full", family="full", whitening="cholesky"))
+@pytest.mark.parametrize("whitening", ["cholesky", "ciq"])
+def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: str) -> None:
+    found = DustMap.open(run(sky, f"full-{whitening}", family="full", whitening=whitening))
     exact = DustMap.open(sky / "exact")
     assert found.std is not None
     assert exact.std is not None

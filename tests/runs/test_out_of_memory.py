@@ -119,7 +119,7 @@ def test_slabs_get_thinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
     seen = []
 
     def write(*arguments: Any) -> None:
-        seen.append(arguments[-1] // MIB)
+        seen.append(arguments[-2] // MIB)
         if seen[-1] > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
 

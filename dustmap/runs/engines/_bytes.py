@@ -10,7 +10,7 @@ from typing import TypeAlias
 from dustmap.config import Config
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.regression import plan_fit
-from dustmap.runs.engines._exact import MOST_NODES
+from dustmap.runs.engines._exact import draw_grid
 from dustmap.runs.engines._hip import POINTS_PER_LENGTH, hip_settings
 from dustmap.runs.memory import (
     DRAW_VECTORS,
@@ -32,6 +32,10 @@ from dustmap.runs.models import coarse_grid, kernel_of, start_of
 
 #: Columns of a block at most, and the ranks of preconditioners.
 _WIDEST, _RANK, _LOGNORMAL_RANK = 64, 200, 128
+#: Arrays over the nodes for each sample of two iterates, and for each product of a preconditioner.
+_DRAWN_FIELDS, _SKETCHED_FIELDS = 6, 4
+#: Products that `nystrom` takes together.
+_SKETCHED = 32
 #: Of rows that are made anew, a chunk at a time.
 _CHUNK = 32 * MIB
 #: Of residual variances with their derivatives, where the Gaussian engine learns its kernel.
@@ -39,6 +43,8 @@ _RESIDUALS = 400 * MIB
 #: Of the hip engine's dense rows, with the parts that are joined and products with them.
 _ROW_COPIES = 2.75
 _DOUBLE = 8
+#: Of the exact engine: a table of antiderivatives, and covariances of rays a chunk at a time.
+_TABLE, _PREDICTIONS = 18 * MIB, 4 * 16 * MIB
 
 
 def lognormal_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
@@ -56,9 +62,21 @@ def lognormal_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
         _spectra(s),
         Component(
             "draws",
-            DRAW_VECTORS * s.samples * s.vector,
-            During.FIT,
+            s.drawing,
+            During.DRAWING,
             f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each",
+        ),
+        Component(
+            "fields",
+            _DRAWN_FIELDS * s.samples * s.nodes * s.itemsize,
+            During.DRAWING,
+            f"of {s.samples} samples at {s.nodes:,} nodes, {_DRAWN_FIELDS} each",
+        ),
+        Component(
+            "making the preconditioner",
+            s.samples * s.vector + _SKETCHED_FIELDS * _SKETCHED * s.nodes * s.itemsize,
+            During.PREPARING,
+            f"{_SKETCHED} products at {s.nodes:,} nodes, beside the samples",
         ),
         Component(
             "solver",
@@ -134,24 +152,27 @@ def hip_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
     return MemoryPlan(parts, {"rows of the stars": how})
 
 
-def exact_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
+def exact_memory(config: Config, rays: LineIntegrals, uncertain: bool) -> MemoryPlan:
     """Of a dense covariance in float64, whatever compute.dtype says."""
     n = len(rays)
+    dense = n**2 * _DOUBLE
     parts = (
-        Component(
-            "covariance", 3 * n**2 * _DOUBLE, During.SOLVING, f"dense, of {n:,} stars, factor"
-        ),
-        Component("factor", 0, During.WHOLE, f"of the covariance of {n:,} stars"),
+        Component("factor", dense, During.WHOLE, f"of the covariance of {n:,} stars"),
+        Component("covariance", dense, During.SOLVING, f"dense, of {n:,} stars"),
+        Component("tables", _TABLE, During.WHOLE, "antiderivatives of the kernel, float64"),
         *_dense_learning(config, rays),
-        Component(
-            "draws",
-            3 * MOST_NODES**2 * _DOUBLE,
-            During.EXPORT,
-            "root of a covariance of nodes",
-        ),
+        Component("predictions", _PREDICTIONS, During.EXPORT, "covariances with rays, in chunks"),
+        *(_exact_draws(config) if uncertain else ()),
         _working(),
     )
     return MemoryPlan(parts)
+
+
+def _exact_draws(config: Config) -> tuple[Component, ...]:
+    """A covariance, its eigenvectors, and twice as much for finding them."""
+    nodes = draw_grid(config, start_of(config.model).length).size
+    what = f"root of a covariance of {nodes:,} nodes, for uncertain distances"
+    return (Component("draws", 4 * nodes**2 * _DOUBLE, During.DRAWING, what),)
 
 
 def _dense_learning(config: Config, rays: LineIntegrals) -> tuple[Component, ...]:
@@ -194,12 +215,13 @@ EngineMemory: TypeAlias = Callable[[Config, LineIntegrals], MemoryPlan]
 _ENGINES: Mapping[str, EngineMemory] = {
     "global": whole_memory,
     "hip": hip_memory,
-    "exact": exact_memory,
 }
 
 
-def engine_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
-    """Of the engine of a configuration, which has been checked."""
+def engine_memory(config: Config, rays: LineIntegrals, uncertain: bool = False) -> MemoryPlan:
+    """Of the engine of a configuration, which has been checked; uncertain: are the distances?"""
     if config.density == "lognormal":
         return lognormal_memory(config, rays)
+    if config.fit.engine == "exact":
+        return exact_memory(config, rays, uncertain)
     return _ENGINES[config.fit.engine](config, rays)

@@ -12,7 +12,13 @@ from dustmap.config import Config
 from dustmap.gp import Batch, GridPrior, RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, MonteCarlo
 from dustmap.gp.families import AbstractGaussian
-from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CholeskyFeatures,
+    CIQFeatures,
+    HIPFeatures,
+    TorusFeatures,
+)
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
@@ -132,7 +138,7 @@ def _conditioned(
 
 
 def _draws(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> GriddedDraws:
-    if isinstance(posterior.model.features, CholeskyFeatures):
+    if isinstance(posterior.model.features, CholeskyFeatures | CIQFeatures):
         return GriddedDraws.of(posterior, grid, DRAWS, seed)
     return draws_at_inducing_points(posterior, DRAWS, seed)
 
@@ -208,6 +214,10 @@ def _features(config: Config, kernel: AbstractKernel, plan: HipPlan) -> Abstract
     nugget = NUGGET if smooth else 0.0
     if plan.whitening == "cholesky":
         return CholeskyFeatures(kernel, plan.grid, estimator, nugget=nugget, rows_dtype=plan.dtype)
+    if plan.whitening == "ciq":
+        return CIQFeatures(
+            kernel, plan.grid, estimator, nugget=nugget, rows_dtype=plan.dtype, rtol=plan.rtol
+        )
     prior = GridPrior.padded(
         kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
     )

@@ -98,7 +98,8 @@ def _first(config: Config, data: Batch) -> Hyperparameters:
     std = config.model.std or STD
     mean = config.model.mean_density
     if "mean" in config.model.learn:
-        mean = math.exp(typical_log_density(data, std**2, profile_of(config.model, 1.0)))
+        profile = profile_of(config.model, 1.0).to(data.y.device)
+        mean = math.exp(typical_log_density(data, std**2, profile))
     return replace(start_of(config.model), std=std, mean=mean)
 
 

@@ -22,8 +22,12 @@ WORKING = 40 * MIB
 FIELD_VECTORS, DATA_VECTORS = 12, 3
 #: Vectors a rank that making a preconditioner of the block solve takes, of which one is kept.
 RANK_VECTORS = 7
-#: Vectors over the torus a sample of the log-normal engine, where deviations are curved.
-DRAW_VECTORS = 11
+#: Vectors over the torus a sample of the log-normal engine: where deviations follow the curvature,
+#: those they start from, those drawn one by one, and these side by side.
+DRAW_VECTORS = 3
+#: Vectors over the torus of a step of one sample: what it starts from and is held by, iterate,
+#: direction and trial. The allocator keeps their room while the samples are joined.
+STEP_VECTORS = 15
 #: Nodes per axis around a point of a ray: of the log-normal engine's rows, and of kriging weights.
 LINEAR, KRIGING = 2, 4
 
@@ -56,6 +60,11 @@ class Sizes:
         return self.torus * self.itemsize
 
     @property
+    def drawing(self) -> int:
+        """Bytes of all vectors of the log-normal engine's samples."""
+        return (DRAW_VECTORS * self.samples + STEP_VECTORS) * self.vector
+
+    @property
     def column(self) -> int:
         """Bytes of all vectors of one column of a block solve."""
         return FIELD_VECTORS * self.vector + DATA_VECTORS * self.data * self.itemsize
@@ -80,8 +89,8 @@ def allotted(config: Config, data: AbstractFunctional) -> Allotment:
     if not isinstance(data, LineIntegrals):
         return Allotment(budget // 2, budget // 2)
     s, log_normal = Sizes.of(config, len(data)), config.density == "lognormal"
-    draws = DRAW_VECTORS * s.samples if log_normal else 2 * (1 + s.samples)
-    left = max(0, budget - draws * s.vector - SPECTRA * s.torus - WORKING)
+    draws = s.drawing if log_normal else 2 * (1 + s.samples) * s.vector
+    left = max(0, budget - draws - SPECTRA * s.torus - WORKING)
     order = LINEAR if log_normal else KRIGING
     rows = rows_needed(config, data, order)
     kept = rows if rows + 2 * s.column <= left else 0
@@ -94,4 +103,5 @@ def rows_needed(config: Config, rays: LineIntegrals, order: int) -> int:
     grid, dtype = grid_of(config.grid), dtype_of(config.compute)
     if config.density != "lognormal" or config.fit.beams == 0:
         return row_bytes(rays, grid, order, dtype)
-    return BeamTable.of(grid, HealpixBeams(config.fit.beams), dtype=dtype).planned_bytes(rays)
+    beams = HealpixBeams(config.fit.beams)
+    return BeamTable.of(grid, beams, dtype=dtype, device=rays.device).planned_bytes(rays)

@@ -17,6 +17,7 @@ class During(enum.Enum):
     LEARNING = "learning"
     PREPARING = "preparing the solve"
     SOLVING = "solving"
+    DRAWING = "drawing"
     EXPORT = "export"
     FIGURES = "figures"
 
@@ -65,7 +66,7 @@ class MemoryPlan:
 
     def _held(self, part: During) -> list[Component]:
         beside = {During.WHOLE, part}
-        if part in (During.LEARNING, During.PREPARING, During.SOLVING):
+        if part in (During.LEARNING, During.PREPARING, During.SOLVING, During.DRAWING):
             beside.add(During.FIT)
         return [component for component in self.components if component.during in beside]
 

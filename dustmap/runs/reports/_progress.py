@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes
-from dustmap.sky.maps._field import DEPTH, Point
+from dustmap.sky.maps._field import DEPTH, EVERY, Point
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
@@ -80,10 +80,12 @@ class WatchedField(AbstractDensityField):
         return self.field.evaluate(functional, request)
 
     def planes(
-        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
-        count = grid.shape[2]
-        self.progress(self.what, 0, count)
-        for slab in self.field.planes(grid, request, depth):
+        first, last, _ = part.indices(grid.shape[2])
+        if first == last:
+            return
+        self.progress(self.what, 0, last - first)
+        for slab in self.field.planes(grid, request, depth, part):
             yield slab
-            self.progress(self.what, slab.stop, count)
+            self.progress(self.what, slab.stop - first, last - first)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
+
 from dustmap.linalg import HALVED
 
 log = logging.getLogger(__name__)
@@ -35,13 +37,16 @@ class Stage(enum.Enum):
 class Stopwatch:
     """Seconds, and the peak memory of the process by the end of each stage, in their order.
 
-    tell: hears of the stages as they begin and end.
+    tell: hears of the stages as they begin and end. device: of the run; of a GPU the peak of its
+    own memory is told too.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
     tell: Callable[..., None] = lambda **values: None
+    device: torch.device | None = None
+    peak_device_bytes: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -54,12 +59,16 @@ class Stopwatch:
         finally:
             self.add(name, time.perf_counter() - start)
             self.retries[name] = self.retries.get(name, 0) + len(retries)
-        self.tell(stage=name, event="ends", seconds=self.seconds[name])
+        peak = self.peak_device_bytes.get(name)
+        told = {} if peak is None else {"peak_device_bytes": peak}
+        self.tell(stage=name, event="ends", seconds=self.seconds[name], **told)
 
     def add(self, name: str, seconds: float) -> None:
         """Of a stage that was timed elsewhere."""
         self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 3)
         self.peak_bytes[name] = peak_memory()
+        if self.device is not None and self.device.type == "cuda":
+            self.peak_device_bytes[name] = torch.cuda.max_memory_allocated(self.device)
 
     def as_dict(self) -> dict[str, list[dict[str, float | str]]]:
         """One line a stage, for the report."""
@@ -68,11 +77,16 @@ class Stopwatch:
                 "stage": name,
                 "seconds": seconds,
                 "peak_gib": self.peak_bytes[name] / 2**30,
+                **self._on_device(name),
                 "out_of_memory_retries": self.retries.get(name, 0),
             }
             for name, seconds in self.seconds.items()
         ]
         return {"stages": lines}
+
+    def _on_device(self, name: str) -> dict[str, float]:
+        peak = self.peak_device_bytes.get(name)
+        return {} if peak is None else {"peak_device_gib": peak / 2**30}
 
 
 @final

@@ -9,6 +9,7 @@ from dustmap import config as configuration
 from dustmap.config import ComputeConfig, Config
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld, Chunks
+from dustmap.runs._ranks import ALONE
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB
 from dustmap.runs.reports import Progress, WatchedField
@@ -40,21 +41,19 @@ def export_run(
     progress: Progress,
     world: AbstractWorld,
 ) -> dict[str, Any]:
-    """Writes map.*, ranks one format each by turns; what was written."""
+    """Writes map.*, each by all ranks together; what was written."""
     request = request_of(config, field)
     outputs: dict[str, Any] = {}
-    for number, name in enumerate(config.export.formats):
+    for name in config.export.formats:
         path = directory.path / f"map.{name}"
         outputs[name] = path.name
-        if number % world.size != world.rank:
-            continue
-        if path.exists():
+        # The first rank looks for all: others may not see at once what it has written.
+        if world.texts("there" if path.exists() else "")[0]:
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = WatchedField(field, f"writing map.{name}", progress)
-        write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute)
+        write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute, world)
     outputs["samples_in_the_map"] = request.samples
-    world.texts("written")
     return outputs
 
 
@@ -67,12 +66,18 @@ def write_in_slabs(
     provenance: Provenance,
     overwrite: bool,
     compute: ComputeConfig,
+    world: AbstractWorld = ALONE,
 ) -> None:
-    """Writes cubes in slabs that the memory holds; anew in smaller ones where it runs out."""
+    """Writes cubes in slabs that the memory holds; anew in smaller ones where it runs out.
+
+    world: ranks that write together, and begin anew together.
+    """
     mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
     slabs = Chunks(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
     slabs.attempt(
-        lambda size: WRITERS[kind](path, field, grid, request, provenance, overwrite, size * MIB)
+        lambda size: WRITERS[kind](
+            path, field, grid, request, provenance, overwrite, size * MIB, world
+        )
     )
 
 

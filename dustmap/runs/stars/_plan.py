@@ -32,7 +32,7 @@ def plan_stars(
 
     def memory_of(changed: Config) -> MemoryPlan:
         own = star_components(stars, observed)
-        fit = engine_memory(changed, fitted)
+        fit = engine_memory(changed, fitted, observed.spread is not None)
         engine_draws = changed.fit.samples if changed.fit.engine == "global" else 0
         rest, chunks = finish_components(changed, grid_of(changed.grid), engine_draws)
         return MemoryPlan((*own, *fit.components, *rest), {**chunks, **fit.chunks})
@@ -71,10 +71,12 @@ def _coarser(config: Config, memory_of: Any) -> str:
 
 
 def _spacings(config: Config) -> Iterator[float]:
-    """Coarser ones that divide all sides of the box, the finest first."""
+    """Coarser ones that divide all sides of the box as they are printed, the finest first."""
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
     for parts in range(cells - 1, max(0, cells - 1 - _TRIALS), -1):
-        yield config.grid.spacing * cells / parts
+        spacing = config.grid.spacing * cells / parts
+        if math.isclose(float(f"{spacing:g}"), spacing, rel_tol=1e-9):
+            yield spacing
 
 
 def _with_samples(config: Config, samples: int) -> Config:

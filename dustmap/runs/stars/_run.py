@@ -139,7 +139,7 @@ class StarRun(AbstractRun):
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        account = _Account(self.asked, Stopwatch(tell=directory.record))
+        account = _Account(self.asked, Stopwatch(tell=directory.record, device=self.device))
         self._ingest(directory, account)
         if Stage.FIT.reached_by(until):
             found = self._fit(directory, account)

@@ -15,6 +15,7 @@ from dustmap.runs.reports import Progress
 from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import Provenance
 from dustmap.sky.maps import Planes, Slabs, fits_of_slabs, slab_memory, zarr_of_slabs
+from dustmap.sky.maps._field import EVERY
 from dustmap.sky.tiles import STEPS, Merged, TileMap, map_of_tile, merged
 
 WRITERS = {"zarr": zarr_of_slabs, "fits": fits_of_slabs}
@@ -159,10 +160,10 @@ def _whole(config: Config) -> Config:
 
 
 def _watched(slabs: Slabs, what: str, progress: Progress) -> Slabs:
-    def walk(depth: int) -> Iterator[Planes]:
+    def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
         count = slabs.layout.grid.shape[2]
         progress(what, 0, count)
-        for slab in slabs.walk(depth):
+        for slab in slabs.walk(depth, part):
             yield slab
             progress(what, slab.stop, count)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import h5py
 import numpy as np
 from astropy import units as u
 from astropy.io.fits.verify import VerifyWarning
@@ -14,6 +13,7 @@ from astropy.table import Table
 from astropy.units import UnitsWarning
 from numpy.typing import NDArray
 
+from dustmap.sky._open_hdf5 import open_hdf5
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import bind
 from dustmap.sky.catalogs._card import SchemaCard
@@ -116,10 +116,8 @@ def _text_format(reader: TextReader) -> tuple[str, dict[str, Any]]:
 
 def _hdf5_table(path: Path) -> Table:
     reader = Hdf5Reader(path)
-    with h5py.File(path, "r") as file:
+    with open_hdf5(path) as file:
         columns: dict[str, Any] = {
             column.name: file[column.name][()] for column in reader.columns if column.name in file
         }
-    if not columns:
-        return Table.read(path, format="hdf5")
-    return Table(columns)
+        return Table(columns) if columns else Table.read(file, format="hdf5")

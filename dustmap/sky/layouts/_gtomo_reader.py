@@ -10,6 +10,7 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.sky._open_hdf5 import open_hdf5
 from dustmap.sky.layouts._gtomo import DATASET, SYSTEM
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -66,7 +67,7 @@ def _read_fits(path: Path) -> _Cube:
 
 
 def _read_hdf5(path: Path) -> _Cube:
-    with h5py.File(path) as file:
+    with open_hdf5(path) as file:
         names = [name for name in (DATASET, _OLD_DATASET) if name in file]
         if not names:
             raise ValueError(

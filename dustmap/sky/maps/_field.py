@@ -18,8 +18,8 @@ from dustmap.sky.systems import ExtinctionSystem
 
 Point: TypeAlias = tuple[float, float, float]
 
-#: Planes of a slab unless the caller says otherwise.
-DEPTH = 16
+#: Planes of a slab unless the caller says otherwise, and those that are asked for.
+DEPTH, EVERY = 16, slice(None)
 
 
 @final
@@ -76,11 +76,12 @@ class AbstractDensityField(ABC):
 
     @abstractmethod
     def planes(
-        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
         """What is requested at the nodes of `grid` within the box, `depth` planes in z at a time.
 
-        In the order of z, the last slab may be thinner; values do not depend on `depth`.
+        part: which planes. In the order of z, the last slab may be thinner; values depend neither
+        on `depth` nor on `part`.
         """
 
     def check(self, request: MapRequest) -> None:
@@ -132,12 +133,13 @@ def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
         )
 
 
-def slabs(count: int, depth: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the slabs of `count` planes."""
+def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the slabs of a part of `count` planes."""
     if depth < 1:
         raise ValueError(f"depth: expected at least 1 plane, got {depth}")
-    for start in range(0, count, depth):
-        yield start, min(start + depth, count)
+    first, last, _ = part.indices(count)
+    for start in range(first, last, depth):
+        yield start, min(start + depth, last)
 
 
 def empty_arrays(

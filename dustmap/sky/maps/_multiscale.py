@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from zarr.core.metadata import ArrayV3Metadata
 
 from dustmap.gp import RegularGrid
+from dustmap.linalg import AbstractWorld
+from dustmap.sky._ranks import together
 
 Array: TypeAlias = zarr.Array[ArrayV3Metadata]
 
@@ -18,36 +20,67 @@ SMALLEST = 64
 _DEPTH = 64
 
 
-def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid) -> None:
+def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid, world: AbstractWorld) -> None:
     """Writes multiscale/1, /2, ...: means of the density over 2×2×2, 4×4×4, ... voxels.
 
     Where an axis has an odd number of voxels the last is averaged with those beside it only. The
-    attribute `ome` of `multiscale` names these levels, that of the root the map itself, too.
+    attribute `ome` of `multiscale` names these levels, that of the root the map itself, too. world:
+    ranks that share the layers of chunks of every level.
     """
+    shapes = _shapes(mean.shape)
+    with together(world):
+        if world.rank == 0:
+            _lay_out(group, mean.basename, shapes, grid)
+    finer = mean
+    for name in shapes:
+        with together(world):
+            coarser = array_of(group, f"{GROUP}/{name}")
+            _average(finer, coarser, world)
+        finer = coarser
+
+
+def array_of(group: zarr.Group, path: str) -> Array:
+    """An array that was made before."""
+    array = group[path]
+    assert isinstance(array, zarr.Array)
+    return array
+
+
+def _shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Of the levels by their names."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    while max(shape) > SMALLEST:
+        shape = tuple(-(-n // 2) for n in shape)
+        shapes[str(len(shapes) + 1)] = shape
+    return shapes
+
+
+def _lay_out(
+    group: zarr.Group, mean: str, shapes: dict[str, tuple[int, ...]], grid: RegularGrid
+) -> None:
+    """All but the numbers."""
     levels = group.create_group(GROUP)
-    finer, paths = mean, list[str]()
-    while max(finer.shape) > SMALLEST:
-        paths.append(str(len(paths) + 1))
-        finer = _coarser(levels, paths[-1], finer)
-    levels.attrs["ome"] = _metadata({path: int(path) for path in paths}, grid)
-    named = {mean.basename: 0} | {f"{GROUP}/{path}": int(path) for path in paths}
+    for name, shape in shapes.items():
+        levels.create_array(
+            name,
+            shape=shape,
+            dtype="float32",
+            chunks=tuple(min(_DEPTH, n) for n in shape),
+            fill_value=float("nan"),
+            dimension_names=("z", "y", "x"),
+        )
+    levels.attrs["ome"] = _metadata({name: int(name) for name in shapes}, grid)
+    named = {mean: 0} | {f"{GROUP}/{name}": int(name) for name in shapes}
     group.attrs["ome"] = _metadata(named, grid)
 
 
-def _coarser(levels: zarr.Group, name: str, finer: Array) -> Array:
-    shape = tuple(-(-n // 2) for n in finer.shape)
-    array = levels.create_array(
-        name,
-        shape=shape,
-        dtype="float32",
-        chunks=tuple(min(_DEPTH, n) for n in shape),
-        fill_value=float("nan"),
-        dimension_names=("z", "y", "x"),
-    )
-    for start in range(0, shape[0], _DEPTH):
-        stop = min(start + _DEPTH, shape[0])
-        array[start:stop] = halved(np.asarray(finer[2 * start : 2 * stop], np.float32))
-    return array
+def _average(finer: Array, coarser: Array, world: AbstractWorld) -> None:
+    """This rank's layers of chunks of a level."""
+    planes = coarser.shape[0]
+    layers = world.share(-(-planes // _DEPTH))
+    for start in range(layers.start * _DEPTH, min(layers.stop * _DEPTH, planes), _DEPTH):
+        stop = min(start + _DEPTH, planes)
+        coarser[start:stop] = halved(np.asarray(finer[2 * start : 2 * stop], np.float32))
 
 
 def halved(values: NDArray[np.float32]) -> NDArray[np.float32]:

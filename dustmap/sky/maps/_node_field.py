@@ -16,6 +16,7 @@ from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky.maps._field import (
     DEPTH,
+    EVERY,
     AbstractDensityField,
     Planes,
     Point,
@@ -99,7 +100,7 @@ class NodeField(AbstractDensityField):
 
     @torch.no_grad()
     def planes(
-        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
@@ -107,8 +108,8 @@ class NodeField(AbstractDensityField):
         if Quantity.COVERAGE in request:
             fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
         resampler = Resampler(self.nodes, grid, self._density.dtype)
-        walks = zip(*(resampler.planes(field) for field in fields), strict=True)
-        for start, stop in slabs(grid.shape[2], depth):
+        walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
+        for start, stop in slabs(grid.shape[2], depth, part):
             arrays = empty_arrays(grid, request, stop - start)
             into = {name: torch.from_numpy(array) for name, array in arrays.items()}
             for k in range(stop - start):

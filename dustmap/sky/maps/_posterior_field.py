@@ -14,6 +14,7 @@ from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps._field import (
     DEPTH,
+    EVERY,
     AbstractDensityField,
     Planes,
     Point,
@@ -104,13 +105,13 @@ class PosteriorField(AbstractDensityField):
 
     @torch.no_grad()
     def planes(
-        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH
+        self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
         self.check(request)
         self.check_grid(grid)
         at_hand = self._at_hand(grid, request)
         missing = request.without(at_hand)
-        for start, stop in slabs(grid.shape[2], depth):
+        for start, stop in slabs(grid.shape[2], depth, part):
             arrays = empty_arrays(grid, request, stop - start)
             for k in range(start, stop):
                 found = _cut(at_hand, grid, k)
@@ -160,7 +161,7 @@ class PosteriorField(AbstractDensityField):
 
     def _generator(self, stream: int) -> torch.Generator:
         """A stream for each plane, so that slabs do not change what is drawn."""
-        generator = torch.Generator(self.device)
+        generator = torch.Generator()
         generator.manual_seed((self.seed << 20) + stream)
         return generator
 

@@ -57,10 +57,11 @@ class Resampler:
         x, y, z = (AxisWeights(source, target, axis, dtype) for axis in range(3))
         self._x, self._y, self._z = x, y, z
 
-    def planes(self, fields: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """(below, above, weight) of each plane in z: its values are lerp(below, above, weight)."""
+    def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """(below, above, weight) of planes in z: their values are lerp(below, above, weight)."""
         wide: dict[int, Tensor] = {}
-        for cell, weight in zip(self._z.cell.tolist(), self._z.weight.tolist(), strict=True):
+        cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
+        for cell, weight in zip(cells, weights, strict=True):
             wide = {k: plane for k, plane in wide.items() if k in (cell, cell + 1)}
             for k in (cell, cell + 1):
                 if k not in wide:

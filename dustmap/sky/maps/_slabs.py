@@ -1,14 +1,20 @@
 """What the writers of cubes are given: a layout, and its planes in the order of z."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Protocol, Self, final
 
 import numpy as np
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._cubes import AbstractCubes, Layout
-from dustmap.sky.maps._field import AbstractDensityField, Planes, bytes_per_plane, slabs
+from dustmap.sky.maps._field import (
+    EVERY,
+    AbstractDensityField,
+    Planes,
+    bytes_per_plane,
+    slabs,
+)
 from dustmap.sky.maps._request import MapRequest, Quantity
 
 SAMPLES = Quantity.SAMPLES
@@ -16,14 +22,20 @@ SAMPLES = Quantity.SAMPLES
 MEMORY = 3 * 2**30
 
 
+class Walk(Protocol):
+    """Gives a part of the planes, so many at a time, in the order of z."""
+
+    def __call__(self, depth: int, part: slice = EVERY) -> Iterator[Planes]: ...
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Slabs:
-    """walk: gives the planes, so many at a time, in the order of z."""
+    """walk: gives the planes."""
 
     layout: Layout
     request: MapRequest
-    walk: Callable[[int], Iterator[Planes]]
+    walk: Walk
 
     @classmethod
     def of_field(cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest) -> Self:
@@ -31,23 +43,31 @@ class Slabs:
         field.check(request)
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
-        return cls(layout, request, lambda depth: field.planes(grid, request, depth))
+
+        def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
+            return field.planes(grid, request, depth, part)
+
+        return cls(layout, request, walk)
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
         """All that a map holds."""
         layout = cubes.layout
         request = MapRequest(layout.quantities, layout.samples)
-        return cls(layout, request, lambda depth: _planes(cubes, depth))
+
+        def walk(depth: int, part: slice = EVERY) -> Iterator[Planes]:
+            return _planes(cubes, depth, part)
+
+        return cls(layout, request, walk)
 
     def depth(self, memory: int, extra: int = 0) -> int:
         """Planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
         return max(1, memory // bytes_per_plane(self.layout.grid, self.request, extra))
 
 
-def _planes(cubes: AbstractCubes, depth: int) -> Iterator[Planes]:
+def _planes(cubes: AbstractCubes, depth: int, part: slice) -> Iterator[Planes]:
     layout = cubes.layout
-    for start, stop in slabs(layout.grid.shape[2], depth):
+    for start, stop in slabs(layout.grid.shape[2], depth, part):
         box = (slice(start, stop), slice(None), slice(None))
         read = {cube: cubes.read(cube, box) for cube in layout.cubes}
         arrays = {c.quantity.value: v for c, v in read.items() if c.quantity is not SAMPLES}

@@ -7,8 +7,9 @@ from astropy.io import fits
 
 from dustmap import __version__
 from dustmap.gp import RegularGrid
-from dustmap.sky._atomic import replacing
+from dustmap.linalg import AbstractWorld
 from dustmap.sky._provenance import Provenance
+from dustmap.sky._ranks import ALONE, replacing_together
 from dustmap.sky._streamed_fits import ImagePlan, printable, streamed_fits
 from dustmap.sky.maps._cubes import Cube, Layout
 from dustmap.sky.maps._field import AbstractDensityField
@@ -27,17 +28,25 @@ def write_fits(
     provenance: Provenance,
     overwrite: bool = False,
     memory: int = MEMORY,
+    world: AbstractWorld = ALONE,
 ) -> None:
     """Writes one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc.
 
     The voxels' centres are the nodes of `grid`. MEAN, STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01
-    and on; every unit carries checksums and where it came from. memory: bytes that slabs take.
+    and on; every unit carries checksums and where it came from. memory: bytes that slabs take, of
+    every rank. world: ranks that have the field, which share the planes.
     """
-    fits_of_slabs(Path(path), Slabs.of_field(field, grid, request), provenance, overwrite, memory)
+    slabs = Slabs.of_field(field, grid, request)
+    fits_of_slabs(Path(path), slabs, provenance, overwrite, memory, world)
 
 
 def fits_of_slabs(
-    path: Path, slabs: Slabs, provenance: Provenance, overwrite: bool, memory: int
+    path: Path,
+    slabs: Slabs,
+    provenance: Provenance,
+    overwrite: bool,
+    memory: int,
+    world: AbstractWorld = ALONE,
 ) -> None:
     """`write_fits` of planes wherever they come from."""
     layout = slabs.layout
@@ -48,8 +57,11 @@ def fits_of_slabs(
     ]
     # Half for the slab, half for its bytes in the order of the file.
     depth = min(slabs.depth(memory // 2), layout.shape[0])
-    with replacing(path, overwrite) as partial, streamed_fits(partial, plans) as images:
-        for slab in slabs.walk(depth):
+    with (
+        replacing_together(path, overwrite, world) as partial,
+        streamed_fits(partial, plans, world) as images,
+    ):
+        for slab in slabs.walk(depth, world.share(layout.shape[0])):
             log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for cube, name in names.items():
                 values = slab.arrays[cube.quantity.value]

@@ -1,30 +1,31 @@
-"""Maps as zarr groups of version 3, larger than memory: whole shards, a slab at a time."""
+"""Maps as zarr groups of version 3, larger than memory: whole shards, a slab at a time.
+
+Ranks share the layers of shards, so that every file has one rank that writes it.
+"""
 
 import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import zarr
-from zarr.core.metadata import ArrayV3Metadata
 from zarr.errors import ZarrUserWarning
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._atomic import replacing
+from dustmap.linalg import AbstractWorld
 from dustmap.sky._provenance import Provenance
+from dustmap.sky._ranks import ALONE, least, replacing_together, together
 from dustmap.sky._zarr import EVERY_CHUNK
 from dustmap.sky.maps._cubes import Layout
 from dustmap.sky.maps._field import AbstractDensityField
-from dustmap.sky.maps._multiscale import add_multiscale
+from dustmap.sky.maps._multiscale import Array, add_multiscale, array_of
 from dustmap.sky.maps._names import DESCRIPTIONS, FRAME, PERCENTILES_OF, TITLE, axis_meaning
 from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.maps._slabs import MEMORY, Slabs
 
 log = logging.getLogger(__name__)
-
-Array: TypeAlias = zarr.Array[ArrayV3Metadata]
 
 #: Voxels per axis of a chunk, and at most of a shard, the file that holds chunks.
 CHUNK, SHARD = 64, 512
@@ -40,34 +41,70 @@ def write_zarr(
     provenance: Provenance,
     overwrite: bool = False,
     memory: int = MEMORY,
+    world: AbstractWorld = ALONE,
 ) -> None:
     """Writes density_mean, density_std, ... (z, y, x) and density_samples (sample, z, y, x).
 
     The voxels' centres x, y, z in pc are the nodes of `grid`. The group `multiscale` has the mean
-    averaged over 2×2×2 voxels, again and again. memory: bytes that a slab takes; where a slab of
-    64 planes is more, chunks are thinner in z.
+    averaged over 2×2×2 voxels, again and again. memory: bytes that a slab takes, of every rank;
+    where a slab of 64 planes is more, chunks are thinner in z. world: ranks that have the field,
+    which share the layers of shards.
     """
-    zarr_of_slabs(Path(path), Slabs.of_field(field, grid, request), provenance, overwrite, memory)
+    slabs = Slabs.of_field(field, grid, request)
+    zarr_of_slabs(Path(path), slabs, provenance, overwrite, memory, world)
 
 
 def zarr_of_slabs(
-    path: Path, slabs: Slabs, provenance: Provenance, overwrite: bool, memory: int
+    path: Path,
+    slabs: Slabs,
+    provenance: Provenance,
+    overwrite: bool,
+    memory: int,
+    world: AbstractWorld = ALONE,
 ) -> None:
     """`write_zarr` of planes wherever they come from."""
     layout = slabs.layout
-    depth, thickness = _depths(slabs, memory)
-    with replacing(path, overwrite) as partial:
-        group = zarr.create_group(partial, zarr_format=3)
-        group.attrs.update(_attributes(layout, provenance))
-        _write_axes(group, layout)
-        arrays = {q: _create(group, layout, q, depth, thickness) for q in layout.quantities}
-        for slab in slabs.walk(depth):
-            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
-            for quantity, array in arrays.items():
-                _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
+    depth, thickness = _depths(slabs, least(memory, world))
+    with replacing_together(path, overwrite, world) as partial:
+        with together(world):
+            if world.rank == 0:
+                _lay_out(partial, layout, provenance, depth, thickness)
+        with together(world):
+            group, arrays = _opened(partial, layout)
+            for slab in slabs.walk(depth, _share(layout.shape[0], depth, world)):
+                log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+                for quantity, array in arrays.items():
+                    _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
         if Quantity.MEAN in arrays:
-            add_multiscale(group, arrays[Quantity.MEAN], layout.grid)
-        _consolidate(group)
+            add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
+        with together(world):
+            if world.rank == 0:
+                _consolidate(group)
+
+
+def _lay_out(
+    path: Path, layout: Layout, provenance: Provenance, depth: int, thickness: int
+) -> None:
+    """All but the numbers."""
+    group = zarr.create_group(path, zarr_format=3)
+    group.attrs.update(_attributes(layout, provenance))
+    _write_axes(group, layout)
+    for quantity in layout.quantities:
+        _create(group, layout, quantity, depth, thickness)
+
+
+def _opened(path: Path, layout: Layout) -> tuple[zarr.Group, dict[Quantity, Array]]:
+    # Files do not say whether chunks of nothing but fill values are written: the one that opens
+    # them does.
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        group = zarr.open_group(path, mode="r+")
+        return group, {q: array_of(group, DESCRIPTIONS[q].variable) for q in layout.quantities}
+
+
+def _share(planes: int, depth: int, world: AbstractWorld) -> slice:
+    """This rank's planes: whole shards, but for the last layer."""
+    layers = world.share(-(-planes // depth))
+    return slice(min(layers.start * depth, planes), min(layers.stop * depth, planes))
 
 
 def _depths(slabs: Slabs, memory: int) -> tuple[int, int]:
@@ -84,11 +121,11 @@ def _depths(slabs: Slabs, memory: int) -> tuple[int, int]:
 
 def _create(
     group: zarr.Group, layout: Layout, quantity: Quantity, depth: int, thickness: int
-) -> Array:
+) -> None:
     described = DESCRIPTIONS[quantity]
     sample = (1,) if quantity is Quantity.SAMPLES else ()
     chunks, shards = _tiles(layout.shape[1:])
-    return group.create_array(
+    group.create_array(
         described.variable,
         shape=((layout.samples,) if sample else ()) + layout.shape,
         dtype="float32",

@@ -65,7 +65,7 @@ class DistanceSpread:
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
         """
-        generator = torch.Generator(self.rays.device)
+        generator = torch.Generator()
         stored = _stored_draws(posterior)
         count = samples if stored is None else min(samples, stored)
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps import AbstractCubes, Cube, Layout, MapRequest, Planes, Quantity, Slabs
+from dustmap.sky.maps._field import EVERY, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
 #: What the weights of a slab take beside it, in arrays of one quantity: the sum of the influences,
@@ -232,11 +233,10 @@ class _Work:
     parts: tuple[_Part, ...]
     layout: Layout
 
-    def walk(self, depth: int) -> Iterator[Planes]:
+    def walk(self, depth: int, part: slice = EVERY) -> Iterator[Planes]:
         """`depth` planes at a time, in the order of z."""
-        count = self.layout.grid.shape[2]
-        for start in range(0, count, depth):
-            yield self._slab(start, min(start + depth, count))
+        for start, stop in slabs(self.layout.grid.shape[2], depth, part):
+            yield self._slab(start, stop)
 
     def _slab(self, start: int, stop: int) -> Planes:
         _, *plane = self.layout.shape

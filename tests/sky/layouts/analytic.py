@@ -12,6 +12,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky import Provenance
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes, Quantity
+from dustmap.sky.maps._field import EVERY, slabs
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 Vector = NDArray[np.float64]
@@ -133,11 +134,12 @@ class AnalyticField(AbstractDensityField):
             found["samples"] = np.multiply.outer(chosen, mean).astype(np.float32)
         return found
 
-    def planes(self, grid: RegularGrid, request: MapRequest, depth: int = 16) -> Iterator[Planes]:
+    def planes(
+        self, grid: RegularGrid, request: MapRequest, depth: int = 16, part: slice = EVERY
+    ) -> Iterator[Planes]:
         self.check_grid(grid)
         x, y, z = (axis.numpy() for axis in grid.axes())
-        for start in range(0, len(z), depth):
-            stop = min(start + depth, len(z))
+        for start, stop in slabs(len(z), depth, part):
             mesh = np.meshgrid(z[start:stop], y, x, indexing="ij")
             found = self._quantities(self.density(np.stack(mesh[::-1], axis=-1)), request)
             yield Planes(start, stop, found)

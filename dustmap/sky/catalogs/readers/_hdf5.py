@@ -1,6 +1,7 @@
 """HDF5: datasets of one length at the root, or one table of compound rows."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -8,6 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from dustmap.sky._open_hdf5 import DamagedHdf5, open_hdf5
 from dustmap.sky.catalogs.readers._base import (
     AbstractReader,
     CatalogError,
@@ -33,7 +35,7 @@ class Hdf5Reader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "HDF5", *_BROKEN), h5py.File(path, "r") as file:
+        with _opened(path) as file:
             _refuse_links(file)
             self._table = _compound(file)
             self._description = _description(file, self._table)
@@ -53,7 +55,7 @@ class Hdf5Reader(AbstractReader):
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = sorted({ref.name for ref in wanted})
-        with translating(self._path, "HDF5", *_BROKEN), h5py.File(self._path, "r") as file:
+        with _opened(self._path) as file:
             for first in range(0, self._rows, rows):
                 part = slice(first, min(first + rows, self._rows))
                 slabs = self._slabs(file, names, part)
@@ -95,6 +97,16 @@ class Hdf5Reader(AbstractReader):
             masks = [name + MASK for name in names if name + MASK in slab.dtype.names]
             return {name: slab[name] for name in (*names, *masks)}
         return {name: file[name][part] for name in names}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    with translating(path, "HDF5", *_BROKEN):
+        try:
+            with open_hdf5(path) as file:
+                yield file
+        except DamagedHdf5 as error:
+            raise CatalogError(str(error)) from None
 
 
 def _refuse_links(file: h5py.File) -> None:

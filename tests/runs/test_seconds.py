@@ -1,0 +1,76 @@
+"""How long a fit is said to take: timed with the rows that it will have, on its own device."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dustmap import config as configuration
+from dustmap.runs import prepare
+from dustmap.runs.memory import _seconds
+from dustmap.sky.simulation import SkyModel, simulate, write_sky
+from tests.cuda.pretended import pretended_gpu
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("seconds") / "sky.fits"
+    model = SkyModel(size=(200.0, 200.0, 120.0), spacing=20.0)
+    write_sky(path, simulate(model, 150, 1), True)
+    return path
+
+
+def seconds(catalog: Path, *overrides: str) -> float:
+    given = {
+        "data": {"catalog": str(catalog)},
+        "grid": {"size": [200, 200, 120], "spacing": 20},
+        "fit": {"samples": 4},
+    }
+    return prepare(configuration.from_mapping(given, overrides)).seconds()
+
+
+def test_beams_are_timed_where_the_fit_has_them(
+    catalog: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, int]] = []
+
+    def seen(rows: torch.Tensor) -> float:
+        shapes.append((rows.shape[0], rows.shape[1]))
+        return 1.0
+
+    monkeypatch.setattr(_seconds, "_product_seconds", seen)
+    seconds(catalog)
+    (own,) = shapes
+    nodes = own[1]
+    shapes.clear()
+    seconds(catalog, "fit.beams=4")
+    rows, expansion = shapes
+    assert rows[0] == own[0]
+    assert rows[1] == expansion[0] > expansion[1] == nodes
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "overrides", [("fit.beams=4",), ("model.density=gaussian",), ("fit.engine=exact",)]
+)
+def test_a_gpu_is_timed_on_the_gpu(
+    catalog: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: set[str] = set()
+    timed = _seconds._seconds
+
+    def watched(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+        devices.update((device.type, work().device.type))
+        return timed(work, device)
+
+    monkeypatch.setattr(_seconds, "_seconds", watched)
+    monkeypatch.setattr(_seconds, "TRIAL_SIZE", {"cpu": 20, "cuda": 20})
+    with pretended_gpu():
+        waited: list[object] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+        assert seconds(catalog, "compute.device=cuda", *overrides) >= 0.0
+    assert devices == {"cuda"}
+    assert waited
+    monkeypatch.undo()
