@@ -31,7 +31,7 @@ command=(dustmap run "$config" --output "$run" --resume
 # What torchrun would set. srun starts the ranks instead, for torchrun turns every exit code into
 # 1, and 75 would be lost. It is for a machine without Slurm:
 #   torchrun --nproc-per-node 4 -m dustmap run CONFIG.toml --output RUN
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 # A rank that ends ends the others by itself; srun must not, or states would be lost half-written.

@@ -6,11 +6,13 @@ from pipelines.reproduce import (
     accuracy_per_second,
     ananke,
     beyond_memory,
+    ciq,
     clusters,
     derivatives,
     dust,
     export_scale,
     fuzz,
+    gpu,
     growth,
     heaton,
     kills,
@@ -68,6 +70,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         lognormal.run,
     ),
     Experiment(
+        "ciq",
+        "SVGP whitened by Cholesky, CIQ and on a grid, beside gpytorch's: time and NLL against M",
+        ciq.run,
+    ),
+    Experiment(
         "clusters",
         "a real map: dust from open clusters, judged by held-out ones and by Dias et al. (2021)",
         clusters.run,
@@ -91,6 +98,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "growth",
         "how time and memory grow with stars (to 2·10⁶) and grid points (to 4·10⁶)",
         growth.run,
+    ),
+    Experiment(
+        "gpu",
+        "products and fits of up to 2 million stars on a GPU, beside its host (needs one)",
+        gpu.run,
     ),
     Experiment(
         "memory",

@@ -142,8 +142,11 @@ def ingest(sky: Sky, folder: Path, store: Path) -> Row:
     }
 
 
-def fit(sky: Sky, nside: int, folder: Path) -> Row:
-    """`dustmap ingest`, then `dustmap run` from the store to the map; hyperparameters known."""
+def fit(sky: Sky, nside: int, folder: Path, *options: str) -> Row:
+    """`dustmap ingest`, then `dustmap run` from the store to the map; hyperparameters known.
+
+    options: more of them for the run.
+    """
     place = folder / f"fitted{sky.stars}"
     store, run = place / "stars.zarr", place / f"run{nside}"
     if not store.exists():
@@ -156,9 +159,10 @@ def fit(sky: Sky, nside: int, folder: Path) -> Row:
     )
     beams = ["--set", f"fit.beams={nside}"]
     command = ["run", str(place / "run.toml"), *beams, "--output", str(run), "--overwrite"]
-    taken = dustmap(command, threads)
+    taken = dustmap([*command, *options], threads)
     report = report_of(run)
     held_out, rounds = report["held_out_stars"], report["fit"]
+    peaks = [stage.get("peak_device_gib", 0.0) for stage in report["stages"]["stages"]]
     return {
         "part": "fit",
         "rows_of": f"beams, nside {nside}" if nside else "own cells",
@@ -166,6 +170,7 @@ def fit(sky: Sky, nside: int, folder: Path) -> Row:
         "columns": sky.grid().size,
         "threads": threads,
         **taken.as_row(),
+        **({"peak_device_gib": max(peaks)} if any(peaks) else {}),
         **{f"{name}_s": seconds for name, seconds in report["seconds"].items()},
         "gauss_newton_and_mean_rounds": rounds["rounds"],
         "most_cg_steps_of_a_round": rounds["cg_steps"],

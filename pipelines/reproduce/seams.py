@@ -27,7 +27,7 @@ from pipelines.reproduce._seams_problem import Array, Case, Found, Scale
 
 _log = logging.getLogger(__name__)
 
-SCALE = Scale((800.0, 800.0, 320.0), 20.0, 50.0, stars=6_000, samples=32)
+SCALE = Scale((800.0, 800.0, 320.0), 20.0, 50.0, stars=6_000, samples=128)
 QUICK = Scale((200.0, 200.0, 100.0), 20.0, 20.0, stars=400, samples=4)
 CASES = (
     Case("Gaussian", "gaussian"),

@@ -1,0 +1,210 @@
+"""SVGP whitened by Cholesky, by contour integral quadrature, and on a grid.
+
+Pleiss et al. (2020), figures 2 and 3 and that of the likelihood parameters: three data sets with
+Gaussian, Student-t and Bernoulli observations; natural steps for q, Adam for kernel, mean, noise
+and inducing points; gpytorch's SVGP with the same points, rates and nugget in the same run.
+
+    3droad, precipitation, covertype   seconds per step and epoch, held-out NLL and error, and the
+                                       learned likelihood against M
+    crossover                          rows of one minibatch by Cholesky and by CIQ, dense
+                                       products to M = 5,000, Toeplitz ones to M = 10⁵
+    gpu                                only where asked for, `--only gpu`, with CUDA: M = 5,000 and
+                                       the paper's 20 epochs and rates, Cholesky and CIQ
+
+`--only PART,..` repeats some and keeps the rows of the others.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+
+from dustmap.inference import StepDecay
+from pipelines.reproduce import _ciq_crossover as crossover
+from pipelines.reproduce import _ciq_figure as figure
+from pipelines.reproduce import _ciq_gpytorch as peer
+from pipelines.reproduce import _ciq_models as models
+from pipelines.reproduce._ciq_problem import NAMES, Problem, load
+from pipelines.reproduce._ciq_training import MOST_STEPS, NODES, NUGGET, RTOL, Training
+from pipelines.reproduce._experiment import Goal, MissingData, Outcome, Request, Row, number
+
+_log = logging.getLogger(__name__)
+
+PARTS = (*NAMES, "crossover")
+GPU = "gpu"
+STUDENT_T = "precipitation"
+#: Dimensions up to which there is a grid.
+_GRIDDED = 3
+SPEEDUP, NLL_SLACK, GPU_SPEEDUP = 5.0, 0.02, 4.0
+
+SHORT = Training(
+    sizes=(250, 500, 1000, 2000),
+    epochs=3,
+    natural=0.1,
+    adam=0.03,
+    decay=StepDecay(0.1, (2 / 3,)),
+    limit=150.0,
+    student_t=0.2,
+    most=20_000,
+)
+QUICK = replace(SHORT, sizes=(30,), epochs=1, limit=5.0)
+#: The paper's.
+PAPER = Training(
+    sizes=(1000, 5000),
+    epochs=20,
+    natural=0.01,
+    adam=0.01,
+    decay=StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)),
+    limit=7200.0,
+    student_t=0.5,
+    lengthscale=0.01,
+)
+DENSE, TOEPLITZ = (500, 1000, 2000, 5000), (1024, 10_000, 40_000, 100_000)
+CROSSOVER = crossover.Sizes(DENSE, TOEPLITZ, 10_000)
+CROSSOVER_QUICK = crossover.Sizes((50,), (144,), 144)
+#: M from which CIQ is to win with Toeplitz products.
+_FROM = 10_000
+
+
+def run(request: Request) -> Outcome:
+    """The parts that are asked for, after the rows of an earlier run for the others."""
+    wanted = request.wanted((*PARTS, GPU)) if request.only else PARTS
+    rows = [row for row in request.earlier if row["part"] not in wanted]
+    training = QUICK if request.quick else SHORT
+    shown = [name for name in NAMES if name in wanted or any(r["part"] == name for r in rows)]
+    problems = {n: load(request, n, training.most, training.lengthscale) for n in shown}
+    for part in wanted:
+        for row in _part(request, part, problems, training):
+            _log.info("%s", row)
+            rows.append(row)
+    picture = figure.draw(rows, NAMES, STUDENT_T)
+    return Outcome(settings_of(training, list(problems.values())), rows, goals(rows), picture)
+
+
+def _part(
+    request: Request, part: str, problems: Mapping[str, Problem], training: Training
+) -> Iterator[Row]:
+    if part == "crossover":
+        sizes = CROSSOVER_QUICK if request.quick else CROSSOVER
+        yield from crossover.measure(sizes, torch.device("cpu"))
+    elif part == GPU:
+        yield from gpu(request)
+    else:
+        peer.require()
+        yield from measured(problems[part], training)
+
+
+def measured(problem: Problem, training: Training) -> Iterator[Row]:
+    """One row per method and M."""
+    for m in training.sizes:
+        for name in models.METHODS:
+            if problem.dim <= _GRIDDED or name != models.GRIDDED:
+                yield models.measure(problem, name, m, training)
+        for name in peer.METHODS:
+            if m <= peer.MOST.get(name, m):
+                yield peer.measure(problem, name, m, training)
+
+
+def gpu(request: Request) -> Iterator[Row]:
+    """The paper's settings on all training data of the files."""
+    if not torch.cuda.is_available():
+        raise MissingData("--only gpu measures on a CUDA device, and there is none: leave it out")
+    training = QUICK if request.quick else PAPER
+    for name in NAMES:
+        problem = load(request, name, training.most, training.lengthscale)
+        problem = problem.on(torch.device("cuda"))
+        for m in training.sizes:
+            if m <= len(problem.y):
+                for method in ("Cholesky", "CIQ"):
+                    row = models.measure(problem, method, m, training)
+                    yield {**row, "part": GPU, "data": name}
+
+
+def settings_of(training: Training, problems: Sequence[Problem]) -> Row:
+    """Everything that defines the experiment."""
+    return {
+        "training": training.as_row(),
+        "gpu": PAPER.as_row(),
+        "kernel": "Matérn-5/2",
+        "ciq": {"nodes": NODES, "rtol": RTOL, "max_steps": MOST_STEPS},
+        "nugget": NUGGET,
+        "dtype": "float64",
+        "crossover": {
+            "rows": crossover.BATCH,
+            "lengthscale": crossover.LENGTHSCALE,
+            "cells_per_lengthscale": crossover.CELLS,
+        },
+        "data": {problem.name: problem.as_row() for problem in problems},
+    }
+
+
+@final
+class _Table:
+    """Rows by part, method and the M that was asked for."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = {
+            (str(r["part"]), str(r["method"]), int(number(r, "asked_M"))): r
+            for r in rows
+            if r["part"] in NAMES
+        }
+        self.sizes = sorted({m for _, _, m in self._rows})
+
+    def pairs(self, one: str, other: str, key: str) -> list[tuple[int, float, float]]:
+        """(M, value of one method, of the other) where both have that number."""
+        found = []
+        for (part, method, m), row in self._rows.items():
+            second = self._rows.get((part, other, m), {})
+            if method == one and row[key] is not None and second.get(key) is not None:
+                found.append((m, number(row, key), number(second, key)))
+        return found
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """As fast and as accurate as gpytorch, CIQ as accurate as Cholesky, and faster on grids."""
+    table = _Table(rows)
+    return [*_speed_goals(table), *_accuracy_goals(table), *_crossover_goals(rows), *_gpu(rows)]
+
+
+def _speed_goals(table: _Table) -> Iterator[Goal]:
+    steps = table.pairs("Cholesky", "Cholesky (gpytorch)", "step_s")
+    ratio = max((ours / theirs for _, ours, theirs in steps), default=None)
+    yield Goal.at_most("seconds per step, Cholesky, over gpytorch's: worst M and data", 1.0, ratio)
+    m = 500 if 500 in table.sizes else min(table.sizes, default=500)
+    steps = table.pairs("CIQ", "CIQ (gpytorch)", "step_s")
+    faster = min((theirs / ours for at, ours, theirs in steps if at == m), default=None)
+    yield Goal.at_least(f"CIQ's step at M = {m}, times faster than gpytorch's", SPEEDUP, faster)
+
+
+def _accuracy_goals(table: _Table) -> Iterator[Goal]:
+    for name in ("Cholesky", "CIQ"):
+        scores = table.pairs(name, f"{name} (gpytorch)", "nll")
+        worse = max((ours - theirs for _, ours, theirs in scores), default=None)
+        yield Goal.at_most(f"NLL of {name} above gpytorch's, at worst", NLL_SLACK, worse)
+    scores = table.pairs("CIQ", "Cholesky", "nll")
+    apart = max((abs(one - other) for _, one, other in scores), default=None)
+    yield Goal.at_most("NLL of CIQ and of Cholesky, apart at most", NLL_SLACK, apart)
+
+
+def _crossover_goals(rows: Sequence[Row]) -> Iterator[Goal]:
+    grids = [r for r in rows if r["part"] == "crossover" and r["products"] == "toeplitz"]
+    seconds = {(str(r["method"]), int(number(r, "M"))): number(r, "rows_s") for r in grids}
+    faster = None
+    for (method, m), spent in seconds.items():
+        ours = min((s for (name, n), s in seconds.items() if n == m and name != "Cholesky"))
+        if method == "Cholesky" and m >= _FROM:
+            faster = spent / ours
+    yield Goal.at_least("rows at M = 10⁴ on a grid, CIQ times faster than Cholesky", 1.0, faster)
+
+
+def _gpu(rows: Sequence[Row]) -> Iterator[Goal]:
+    """The paper's figure at M = 5,000, where it was measured."""
+    mine = [row for row in rows if row["part"] == GPU and row["asked_M"] == max(PAPER.sizes)]
+    for name in dict.fromkeys(str(row["data"]) for row in mine):
+        step = {str(r["method"]): number(r, "step_s") for r in mine if r["data"] == name}
+        if {"Cholesky", "CIQ"} <= step.keys():
+            ratio = step["Cholesky"] / step["CIQ"]
+            title = f"{name} on a GPU: step at M = 5,000, CIQ times faster than Cholesky"
+            yield Goal.at_least(title, GPU_SPEEDUP, ratio)
