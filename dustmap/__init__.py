@@ -3,19 +3,20 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dustmap.regression import HIPGPClassifier as HIPGPClassifier
     from dustmap.regression import HIPGPRegressor as HIPGPRegressor
     from dustmap.sky import DustMap as DustMap
 
 __version__ = "0.1.0"
-__all__ = ["DustMap", "HIPGPRegressor", "__version__"]
+__all__ = ["DustMap", "HIPGPClassifier", "HIPGPRegressor", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     # torch, astropy and scikit-learn take seconds to import: `import dustmap` need not wait.
-    if name == "HIPGPRegressor":
-        from dustmap.regression import HIPGPRegressor
+    if name in ("HIPGPClassifier", "HIPGPRegressor"):
+        from dustmap import regression
 
-        return HIPGPRegressor
+        return getattr(regression, name)
     if name == "DustMap":
         from dustmap.sky import DustMap
 

@@ -30,7 +30,12 @@ def python_of(source: str) -> str:
 
 
 def test_there_is_one_for_each_idea() -> None:
-    assert NAMES == ["open_clusters.ipynb", "quickstart.ipynb", "reading_a_map.ipynb"]
+    assert NAMES == [
+        "coordinate_ascent.ipynb",
+        "open_clusters.ipynb",
+        "quickstart.ipynb",
+        "reading_a_map.ipynb",
+    ]
 
 
 @every_notebook

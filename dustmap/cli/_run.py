@@ -3,6 +3,7 @@
 import argparse
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ def _execute(options: argparse.Namespace, notice: Notice) -> int:
         config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
         if config.compute.threads:
             torch.set_num_threads(config.compute.threads)
-    with ranks_of(config) as world:
+    with ExitStack() as left:
+        with checking_input():
+            world = left.enter_context(ranks_of(config))
         if world.rank > 0:
             logging.getLogger("dustmap").setLevel(logging.WARNING)
         return _on_ranks(options, config, notice, world)

@@ -194,12 +194,10 @@ def _quoted(values: tuple[str, ...]) -> str:
     return ", ".join(f'"{value}"' for value in values)
 
 
-def choice(*allowed: str, planned: tuple[str, ...] = ()) -> Parser:
-    """One of `allowed`; a `planned` value is answered with what there is today."""
+def choice(*allowed: str) -> Parser:
+    """One of `allowed`."""
 
     def parse(raw: object) -> str:
-        if raw in planned:
-            raise Rejected(f"{_quoted(allowed)}; this value is planned and not built yet")
         if not isinstance(raw, str) or raw not in allowed:
             raise Rejected(_quoted(allowed))
         return raw
@@ -207,9 +205,9 @@ def choice(*allowed: str, planned: tuple[str, ...] = ()) -> Parser:
     return Parser(parse, allowed)
 
 
-def choices(*allowed: str, planned: tuple[str, ...] = ()) -> Parser:
+def choices(*allowed: str) -> Parser:
     """A list of distinct values, each one of `allowed`."""
-    one = choice(*allowed, planned=planned)
+    one = choice(*allowed)
 
     def parse(raw: object) -> tuple[str, ...]:
         expected = f"a list of distinct values out of {_quoted(allowed)}"
