@@ -105,5 +105,6 @@ def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Ten
     basis (N, P) = H; y (N,); cholesky (N, N): lower factor of A = K_ff + diag(σ²).
     """
     white = torch.linalg.solve_triangular(cholesky, torch.cat([basis, y[:, None]], 1), upper=False)
-    coefficients: Tensor = torch.linalg.lstsq(white[:, :-1], white[:, -1:]).solution
-    return coefficients.squeeze(-1)
+    # Not lstsq: its pivots start from memory that was not set, and bits of β̂ would not repeat.
+    coefficients: Tensor = torch.linalg.pinv(white[:, :-1]) @ white[:, -1]
+    return coefficients

@@ -67,6 +67,19 @@ def test_generalised_least_squares_against_the_normal_equations(mean: AbstractMe
     torch.testing.assert_close(mean.values(functional), H @ expected)
 
 
+@pytest.mark.parametrize("columns", [1, 3])
+def test_generalised_least_squares_repeats_to_the_bit(columns: int) -> None:
+    """Whatever was in the memory that the solver is given for its work."""
+    H, y = cloud(columns, n=40), cloud(1, n=40, seed=1)[:, 0]
+    L = torch.eye(40, dtype=torch.float64)
+    found = set()
+    for left in range(400):
+        junk = [torch.full((columns,), left % 2, dtype=torch.int32) for _ in range(20)]
+        del junk
+        found.add(tuple(generalised_least_squares(H, y, L).tolist()))
+    assert len(found) == 1
+
+
 def test_slopes_of_the_wrong_dimension_are_refused() -> None:
     with pytest.raises(ValueError, match="slope has 2 components, the data have 3 dimensions"):
         LinearMean([1.0, 2.0]).values(PointValues(cloud(3)))
