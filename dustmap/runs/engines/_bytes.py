@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from dustmap.config import Config
+from dustmap.gp.features import HIPFeatures
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.regression import plan_fit
+from dustmap.regression import HipPlan, plan_fit
 from dustmap.runs.engines._exact import draw_grid
 from dustmap.runs.engines._hip import POINTS_PER_LENGTH, hip_settings
 from dustmap.runs.memory import (
@@ -133,6 +134,7 @@ def hip_memory(config: Config, rays: LineIntegrals) -> MemoryPlan:
     stored = plan.bytes_rows <= plan.max_memory // 2
     parts = (
         Component("inducing points", plan.bytes_prior, During.FIT, f"spectra of {grid.size:,}"),
+        *_dense_whitening(plan),
         Component(
             "family",
             plan.bytes_family,
@@ -173,6 +175,15 @@ def _exact_draws(config: Config) -> tuple[Component, ...]:
     nodes = draw_grid(config, start_of(config.model).length).size
     what = f"root of a covariance of {nodes:,} nodes, for uncertain distances"
     return (Component("draws", 4 * nodes**2 * _DOUBLE, During.DRAWING, what),)
+
+
+def _dense_whitening(plan: HipPlan) -> tuple[Component, ...]:
+    """K_uu and its factor, where it is factorised rather than solved by PCG."""
+    nodes = plan.grid.size
+    if plan.whitening != "hip" or nodes > HIPFeatures.dense_below:
+        return ()
+    what = f"of the covariance of {nodes:,} inducing points, float64"
+    return (Component("factor", 2 * nodes**2 * _DOUBLE, During.FIT, what),)
 
 
 def _dense_learning(config: Config, rays: LineIntegrals) -> tuple[Component, ...]:

@@ -17,7 +17,7 @@ from dustmap.sky.observations import HealpixBeams
 #: transforms, float64 and complex.
 SPECTRA = 100
 #: Chunks of transforms, of rows and of products, whatever the sizes.
-WORKING = 40 * MIB
+WORKING = 50 * MIB
 #: Vectors over the torus and over the data that one column of a block solve holds.
 FIELD_VECTORS, DATA_VECTORS = 12, 3
 #: Vectors a rank that making a preconditioner of the block solve takes, of which one is kept.
