@@ -7,6 +7,7 @@ job: whoever waits for it raises `RankLost`, which names it.
 """
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -60,10 +61,13 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
         return
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, in seconds, got {timeout}")
-    if gpu and torch.cuda.is_available():
+    on_gpus = gpu and torch.cuda.is_available()
+    if on_gpus:
         _take_gpu()
     world = _joined(int(os.environ["RANK"]), size, timeout)
     try:
+        if on_gpus:
+            check_own_gpus(world, _gpu_of_this_rank())
         yield world
     except RankLost:
         world.leave(_CUT_OFF)
@@ -85,6 +89,23 @@ def check_agreement(world: AbstractWorld, facts: Mapping[str, str]) -> None:
                     f"rank {rank} differs from rank 0 in {name}: {other} instead of {said[0]}; "
                     "start all ranks with the same command, files and version of dustmap"
                 )
+
+
+def check_own_gpus(world: AbstractWorld, gpu: str) -> None:
+    """Refuses ranks that share a GPU, which NCCL waits for without end; gpu: this rank's."""
+    said = world.texts(gpu)
+    for rank, other in enumerate(said):
+        if (first := said.index(other)) != rank:
+            raise ValueError(
+                f"rank {rank} has the GPU of rank {first} ({other}), but every rank needs its own: "
+                "start no more ranks on a node than it has GPUs, with LOCAL_RANK 0, 1, .. on each, "
+                "or compute without GPUs: --device cpu"
+            )
+
+
+def _gpu_of_this_rank() -> str:
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return f"{socket.gethostname()}: GPU {uuid}"
 
 
 def _take_gpu() -> None:

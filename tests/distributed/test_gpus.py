@@ -7,6 +7,7 @@ import torch
 
 from dustmap import distributed
 from dustmap.config import Config, from_mapping
+from dustmap.linalg import Alone
 from dustmap.runs import ranks_of
 
 
@@ -64,3 +65,13 @@ def test_a_rank_that_sees_its_own_alone(taken: list[int], monkeypatch: pytest.Mo
     with pytest.raises(_Joining), ranks_of(config("cuda")):
         pass
     assert taken == [0]
+
+
+def test_ranks_that_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they would where a launcher gives neither LOCAL_WORLD_SIZE nor LOCAL_RANK."""
+    said = ["a: GPU 1", "a: GPU 2", "b: GPU 1", "a: GPU 2"]
+    monkeypatch.setattr(Alone, "texts", lambda self, text: said)
+    with pytest.raises(ValueError, match=r"rank 3 has the GPU of rank 1 \(a: GPU 2\).*LOCAL_RANK"):
+        distributed.check_own_gpus(Alone(), "a: GPU 1")
+    monkeypatch.setattr(Alone, "texts", lambda self, text: said[:3])
+    distributed.check_own_gpus(Alone(), "a: GPU 1")
