@@ -1,77 +1,44 @@
 """The classical whitening of sparse variational Gaussian processes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.features._base import (
-    AbstractFeatureMap,
     Features,
     chunks,
-    products_by_rows,
-    residual_variance_by_rows,
     rows_within,
 )
+from dustmap.gp.features._inducing import AbstractInducingFeatures
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.features._point_covariances import point_covariances, point_gram
 from dustmap.gp.features._whitened import whitened_rows
 from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
-from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class CholeskyFeatures(AbstractFeatureMap):
-    """φ_n = L⁻¹ k_{u,n} with K_uu + ν I = L Lᵀ (Hensman et al. 2015), M_w = M.
+class CholeskyFeatures(AbstractInducingFeatures):
+    """φ_n = L⁻¹ k_{u,n} with K_uu + ν I = L Lᵀ (Hensman et al. 2015).
 
-    inducing: a grid, or free points (M, D). Points that are an `nn.Parameter` are learned like the
-        kernel's: they are among the `parameters`, and rows of point values are differentiable in
-        them (rows of other functionals are refused then).
-    nugget: ν relative to the kernel's variance. No further jitter is ever added: a failing
-        factorisation is an error that asks for a larger nugget.
+    nugget: a failing factorisation is an error that asks for a larger one.
     rows_dtype: of the rows. K_uu is factorised in float64, and so are rows of point values under
         free points computed; of other rows the solves are in this type.
 
     gram: K_uu + ν I (M, M) with its graph, None where nothing is differentiated; factor: L without.
     """
 
-    kernel: AbstractKernel
-    inducing: RegularGrid | Tensor
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
-    wrapping: Wrapping | None = None
-    nugget: float = 0.0
-    rows_dtype: torch.dtype = torch.float64
-    memory: int = 2**28
     gram: Tensor | None = field(init=False)
     factor: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         gram = self._gram()
         object.__setattr__(self, "gram", gram if gram.requires_grad else None)
         object.__setattr__(self, "factor", self._factorised(gram.detach()))
-
-    @property
-    def n_features(self) -> int:
-        return len(self.points)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.rows_dtype
-
-    @property
-    def points(self) -> Tensor:
-        """Inducing points (M, D), float64."""
-        return self.inducing.points() if isinstance(self.inducing, RegularGrid) else self.inducing
-
-    @property
-    def prefers_products(self) -> bool:
-        return False
 
     @property
     def chunk(self) -> int:
@@ -95,58 +62,26 @@ class CholeskyFeatures(AbstractFeatureMap):
             )
             return ProductOperator(cross, _InverseTriangle(factor))
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.kernel.parameters()
-        if isinstance(self.inducing, nn.Parameter):
-            yield self.inducing
-
     def rebuilt(self) -> "CholeskyFeatures":
-        return CholeskyFeatures(
-            self.kernel,
-            self.inducing,
-            self.estimator,
-            self.wrapping,
-            self.nugget,
-            self.rows_dtype,
-            self.memory,
-        )
-
-    def _cross(self, functional: AbstractFunctional) -> Tensor:
-        return self.estimator.cross(
-            self.kernel, functional, self.inducing, self.wrapping, self.dtype
-        )
+        return replace(self)
 
     def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
         with torch.no_grad():
-            return self._cross(functional)
+            return self._estimated_cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
-        if isinstance(self.inducing, Tensor) and self._sees_points(functional):
-            assert isinstance(functional, PointValues)
-            K_fu = point_covariances(self.kernel, functional.x, self.inducing)
+        seen = self._points_seen(functional)
+        if seen is not None:
+            K_fu = point_covariances(self.kernel, *seen)
             k_ff = self.kernel.variance().expand(len(functional))
             phi = whitened_rows(self.gram, self.factor, K_fu)
             rows = Features.of(phi, k_ff, (phi * phi).sum(-1))
             return Features(
                 rows.phi.to(self.dtype), rows.residual_variance.to(self.dtype), clamped=rows.clamped
             )
-        if isinstance(self.inducing, nn.Parameter) and self.inducing.requires_grad:
-            raise ValueError(
-                f"inducing is a parameter to be learned, but rows of {type(functional).__name__} "
-                f"are not differentiable in it: use PointValues, or give inducing.detach()"
-            )
-        phi = whitened_rows(self.gram, self.factor, self._cross(functional))
+        phi = whitened_rows(self.gram, self.factor, self._estimated_cross(functional))
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
         return Features.of(phi, k_ff, (phi * phi).sum(-1))
-
-    def _sees_points(self, functional: AbstractFunctional) -> bool:
-        return isinstance(functional, PointValues) and self.wrapping is None
 
     def _gram(self) -> Tensor:
         """K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
@@ -158,7 +93,6 @@ class CholeskyFeatures(AbstractFeatureMap):
                 "HIPFeatures or TorusFeatures on a grid"
             )
         if isinstance(self.inducing, Tensor) and self.wrapping is None:
-            _check_points(self.inducing, self.kernel)
             return point_gram(self.kernel, self.inducing, self.nugget)
         K_uu = self.estimator.cross(
             self.kernel, PointValues(points), self.inducing, self.wrapping, torch.float64
@@ -177,15 +111,6 @@ class CholeskyFeatures(AbstractFeatureMap):
             )
         factor: Tensor = lower
         return factor
-
-
-def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
-    if points.ndim != 2 or points.shape[1] != kernel.dim:
-        raise ValueError(
-            f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"
-        )
-    if not bool(torch.isfinite(points).all()):
-        raise ValueError("inducing must be finite; drop rows with NaN or infinite coordinates")
 
 
 @final

@@ -1,29 +1,24 @@
 """Whitening by the symmetric root of K_uu, products alone: contour integral quadrature."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.features._base import (
-    AbstractFeatureMap,
     Features,
     SolveSummary,
     chunks,
-    products_by_rows,
-    residual_variance_by_rows,
     rows_within,
 )
 from dustmap.gp.features._groups import gathered
+from dustmap.gp.features._inducing import AbstractInducingFeatures
 from dustmap.gp.features._inducing_gram import InducingGram
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.features._point_covariances import point_covariances
-from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
-from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import (
     AbstractOperator,
     InverseRootOperator,
@@ -41,15 +36,12 @@ _TOLERATED = 10.0
 
 @final
 @dataclass(frozen=True, eq=False)
-class CIQFeatures(AbstractFeatureMap):
+class CIQFeatures(AbstractInducingFeatures):
     """φ_n = (K_uu + ν I)^{-1/2} k_{u,n} (Pleiss et al. 2020), M_w = M: O(J M²) where Cholesky is
     O(M³), O(J M log M) on a grid, and no matrix of M × M where that does not fit.
 
-    inducing: a grid, or free points (M, D). Points that are an `nn.Parameter` are learned like the
-        kernel's: they are among the `parameters`, and rows of point values are differentiable in
-        them (rows of other functionals are refused then).
-    nugget: ν relative to the kernel's variance. No further jitter is ever added; K_uu that is not
-        positive definite in the precision of the rows is an error that asks for a nugget.
+    nugget: K_uu that is not positive definite in the precision of the rows is an error that asks
+        for one.
     rows_dtype: of the rows and of all products: float32 wants a nugget of some 1e-6 and more.
     memory: bytes of K_uu of free points, which is evaluated anew for every product where it needs
         more; of the vectors that solves work on; and of a chunk of rows.
@@ -64,13 +56,6 @@ class CIQFeatures(AbstractFeatureMap):
     gram: K_uu + ν I at the kernel's present parameters. method: the quadrature for its spectrum.
     """
 
-    kernel: AbstractKernel
-    inducing: RegularGrid | Tensor
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
-    wrapping: Wrapping | None = None
-    nugget: float = 0.0
-    rows_dtype: torch.dtype = torch.float64
-    memory: int = 2**28
     nodes: int = 15
     rtol: float = 1e-5
     max_steps: int = 1000
@@ -79,30 +64,9 @@ class CIQFeatures(AbstractFeatureMap):
     method: RootMethod = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.nugget >= 0:
-            raise ValueError(
-                f"nugget is a fraction of the variance, got {self.nugget}: give 0 or more"
-            )
+        super().__post_init__()
         object.__setattr__(self, "gram", self._gram())
         object.__setattr__(self, "method", self._method())
-
-    @property
-    def n_features(self) -> int:
-        grid = self.inducing
-        return grid.size if isinstance(grid, RegularGrid) else len(grid)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.rows_dtype
-
-    @property
-    def points(self) -> Tensor:
-        """Inducing points (M, D), float64."""
-        return self.inducing.points() if isinstance(self.inducing, RegularGrid) else self.inducing
-
-    @property
-    def prefers_products(self) -> bool:
-        return False
 
     @property
     def chunk(self) -> int:
@@ -125,17 +89,6 @@ class CIQFeatures(AbstractFeatureMap):
             )
             inverse = InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
-
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.kernel.parameters()
-        if isinstance(self.inducing, nn.Parameter):
-            yield self.inducing
 
     def rebuilt(self) -> "CIQFeatures":
         return replace(self)
@@ -161,7 +114,6 @@ class CIQFeatures(AbstractFeatureMap):
             return InducingGram.of_grid(
                 self.kernel, z, self.estimator, self.wrapping, nugget, dtype
             )
-        _check_points(z, self.kernel)
         if self.wrapping is None:
             return InducingGram.of_points(self.kernel, z, nugget, dtype, self.memory)
         return InducingGram.of_wrapped_points(
@@ -182,16 +134,10 @@ class CIQFeatures(AbstractFeatureMap):
             )
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
-        z = self.inducing
-        if isinstance(z, Tensor) and self.wrapping is None and isinstance(functional, PointValues):
-            return point_covariances(self.kernel, functional.x, z).to(self.dtype)
-        if isinstance(z, Tensor) and z.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"inducing is a parameter to be learned, but rows of {type(functional).__name__} "
-                f"are not differentiable in it: use PointValues without wrapping, or give "
-                f"inducing.detach()"
-            )
-        return self.estimator.cross(self.kernel, functional, z, self.wrapping, self.dtype)
+        seen = self._points_seen(functional)
+        if seen is not None:
+            return point_covariances(self.kernel, *seen).to(self.dtype)
+        return self._estimated_cross(functional)
 
     def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
         with torch.no_grad():
@@ -228,12 +174,3 @@ def _summary(report: RootResult) -> SolveSummary:
     steps = int(report.steps.max()) if columns else 0
     residual = float(report.residuals.max()) if columns else 0.0
     return SolveSummary(columns, missed, steps, max(residual, report.quadrature_error))
-
-
-def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
-    if points.ndim != 2 or points.shape[1] != kernel.dim:
-        raise ValueError(
-            f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"
-        )
-    if not bool(torch.isfinite(points).all()):
-        raise ValueError("inducing must be finite; drop rows with NaN or infinite coordinates")
