@@ -92,11 +92,11 @@ from dustmap.inference.variational._direct import DirectSolution as DirectSoluti
 from dustmap.inference.variational._direct import full_elbo as full_elbo
 from dustmap.inference.variational._direct import solve_direct as solve_direct
 from dustmap.inference.variational._model import VariationalModel as VariationalModel
+from dustmap.inference.variational._natural_step import natural_step as natural_step
 from dustmap.inference.variational._predict import VariationalPosterior as VariationalPosterior
 from dustmap.inference.variational._source import RowSource as RowSource
 from dustmap.inference.variational._svi import StepSchedule as StepSchedule
 from dustmap.inference.variational._svi import SVISettings as SVISettings
 from dustmap.inference.variational._svi import SVIState as SVIState
 from dustmap.inference.variational._svi import fit_svi as fit_svi
-from dustmap.inference.variational._svi import natural_step as natural_step
 from dustmap.inference.variational._svi import svi as svi

@@ -72,8 +72,8 @@ def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> fl
     phi (n, M_w), weights (n,) ≥ 0, already scaled by N/n.
     """
     scaled = weights.clamp_min(0).sqrt().to(phi.dtype).unsqueeze(-1) * phi
-    whitened = state.apply_root_transpose(scaled)
-    return 1.0 + float(torch.linalg.eigvalsh((whitened @ whitened.mT).double())[-1])
+    whitened = state.covariance_of(scaled, scaled)
+    return 1.0 + float(torch.linalg.eigvalsh(whitened.double())[-1])
 
 
 def power_stability(

@@ -13,6 +13,7 @@ from dustmap.gp.families import (
     AbstractGaussian,
     BlockFamily,
     FullRankFamily,
+    KrylovFullRankFamily,
     MeanFieldFamily,
 )
 from dustmap.linalg import TilePartition
@@ -46,6 +47,11 @@ CASES = [
     block_case((3, 4, 3), (2, 2, 2)),
     block_case((2, 3, 4), (2, 3, 4)),
     Case("full-rank", FullRankFamily(11), torch.ones(11, 11, dtype=torch.bool)),
+    Case(
+        "krylov",
+        KrylovFullRankFamily(11, rank=3, rtol=1e-13),
+        torch.ones(11, 11, dtype=torch.bool),
+    ),
 ]
 
 

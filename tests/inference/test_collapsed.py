@@ -31,7 +31,7 @@ from dustmap.inference import (
     solve_collapsed,
     solve_direct,
 )
-from dustmap.inference.variational._svi import StepLengths
+from dustmap.inference.variational._natural_step import StepLengths
 from dustmap.linalg import AbstractWorld
 from tests.cuda.pretended import pretended_gpu
 from tests.inference.variational_cases import functionals, make_problem

@@ -7,6 +7,7 @@ that inference never asks which one it has:
 - `BlockFamily`: S block-diagonal over tiles of the grid (any tile shape, ragged edges allowed).
 - `LowRankDiagonalFamily`: S⁻¹ a diagonal plus a matrix of any rank between none and all.
 - `FullRankFamily`: unrestricted S, exact for Gaussian noise, for up to ~10⁴ features.
+- `KrylovFullRankFamily`: the same without any factorisation, S⁻¹ and solves with it alone.
 
 `family.precision_statistics` sums what data say about S (additive over batches and processes),
 `family.posterior` turns the sum into a state, `family.natural_step` moves a state towards it.
@@ -15,10 +16,16 @@ The maps between natural, moment and expectation parameters are the pure functio
 
 from dustmap.gp.families._block import BlockFamily as BlockFamily
 from dustmap.gp.families._block import BlockGaussian as BlockGaussian
+from dustmap.gp.families._family import AbstractDivergence as AbstractDivergence
 from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
+from dustmap.gp.families._family import AbstractRootedGaussian as AbstractRootedGaussian
+from dustmap.gp.families._family import KnownDivergence as KnownDivergence
 from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
 from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
+from dustmap.gp.families._krylov import KrylovFullRankFamily as KrylovFullRankFamily
+from dustmap.gp.families._krylov import KrylovFullRankGaussian as KrylovFullRankGaussian
+from dustmap.gp.families._krylov import SolveLog as SolveLog
 from dustmap.gp.families._low_rank import LowRankDiagonalFamily as LowRankDiagonalFamily
 from dustmap.gp.families._low_rank import LowRankDiagonalGaussian as LowRankDiagonalGaussian
 from dustmap.gp.families._maps import dense_expectation_to_moment as dense_expectation_to_moment

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractGaussian, refuse_beyond
+from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian, refuse_beyond
 from dustmap.gp.families._maps import precision_root
 from dustmap.linalg import TilePartition
 
@@ -20,7 +20,7 @@ _CHUNK = 2**19
 
 @final
 @dataclass(frozen=True, eq=False)
-class BlockGaussian(AbstractGaussian):
+class BlockGaussian(AbstractRootedGaussian):
     """N(m, S) with S = blockdiag(S_1, ..., S_B), S_b = Q_b Q_bᵀ (S1).
 
     mean (M_w,) in grid order; statistics (B, M_b, M_b) = S_b⁻¹ − I; root (B, M_b, M_b) = Q_b.

@@ -1,12 +1,32 @@
 """What every variational family supplies: a state q(ε) = N(m, S) and its statistics."""
 
 from abc import ABC, abstractmethod
-from typing import Self
+from dataclasses import dataclass
+from typing import Self, final
 
 import torch
 from torch import Tensor
 
 from dustmap.linalg import standard_normal
+
+
+class AbstractDivergence(ABC):
+    """KL[q ‖ N(0, I)] of a state, for whoever asks for it."""
+
+    @abstractmethod
+    def value(self) -> float:
+        """In nats."""
+
+
+@final
+@dataclass(frozen=True)
+class KnownDivergence(AbstractDivergence):
+    """One that has been computed."""
+
+    nats: float
+
+    def value(self) -> float:
+        return self.nats
 
 
 class AbstractGaussian(ABC):
@@ -15,7 +35,7 @@ class AbstractGaussian(ABC):
     mean (M_w,): m, in the order of the features; its dtype is that of all products.
     statistics: S⁻¹ − I in the structure of the family, float64.
 
-    S = Q Qᵀ with the root Q (`apply_root`, not symmetric). Vectors lie on the last axis.
+    Vectors lie on the last axis.
     """
 
     mean: Tensor
@@ -26,12 +46,8 @@ class AbstractGaussian(ABC):
         """The state with mean (M_w,) and the same S."""
 
     @abstractmethod
-    def apply_root(self, v: Tensor) -> Tensor:
-        """Q v for v (..., M_w)."""
-
-    @abstractmethod
-    def apply_root_transpose(self, v: Tensor) -> Tensor:
-        """Qᵀ v for v (..., M_w)."""
+    def apply_covariance(self, v: Tensor) -> Tensor:
+        """S v for v (..., M_w)."""
 
     @abstractmethod
     def apply_precision(self, v: Tensor) -> Tensor:
@@ -42,20 +58,24 @@ class AbstractGaussian(ABC):
         """S⁻¹ in the structure of the family, float64."""
 
     @abstractmethod
+    def quadratic(self, phi: Tensor) -> Tensor:
+        """φᵀ S φ (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
+
+    @abstractmethod
+    def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
+        """φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
+
+    @abstractmethod
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         """tr S and ln |S|, float64 scalars."""
 
-    def apply_covariance(self, v: Tensor) -> Tensor:
-        """S v for v (..., M_w)."""
-        return self.apply_root(self.apply_root_transpose(v))
+    @abstractmethod
+    def divergence(self) -> AbstractDivergence:
+        """`kl` as a number: computed now where that costs little, else when it is asked for."""
 
-    def quadratic(self, phi: Tensor) -> Tensor:
-        """φᵀ S φ = ‖Qᵀ φ‖² (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
-        return self.apply_root_transpose(phi).square().sum(-1)
-
-    def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
-        """φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
-        return self.apply_root_transpose(phi_a) @ self.apply_root_transpose(phi_b).mT
+    @abstractmethod
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """`count` draws of ε ~ q, (count, M_w)."""
 
     def kl(self) -> Tensor:
         """KL[q ‖ N(0, I)] = ½ (tr S + mᵀm − ln|S| − M_w), a float64 scalar (eq. 14)."""
@@ -67,8 +87,32 @@ class AbstractGaussian(ABC):
         """θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
         return self.apply_precision(self.mean), -0.5 * self.precision()
 
+
+class AbstractRootedGaussian(AbstractGaussian):
+    """A state that has a root of its covariance, S = Q Qᵀ (`apply_root`, not symmetric)."""
+
+    @abstractmethod
+    def apply_root(self, v: Tensor) -> Tensor:
+        """Q v for v (..., M_w)."""
+
+    @abstractmethod
+    def apply_root_transpose(self, v: Tensor) -> Tensor:
+        """Qᵀ v for v (..., M_w)."""
+
+    def apply_covariance(self, v: Tensor) -> Tensor:
+        return self.apply_root(self.apply_root_transpose(v))
+
+    def quadratic(self, phi: Tensor) -> Tensor:
+        """φᵀ S φ = ‖Qᵀ φ‖²."""
+        return self.apply_root_transpose(phi).square().sum(-1)
+
+    def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
+        return self.apply_root_transpose(phi_a) @ self.apply_root_transpose(phi_b).mT
+
+    def divergence(self) -> KnownDivergence:
+        return KnownDivergence(float(self.kl()))
+
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` draws of ε ~ q, (count, M_w)."""
         white = standard_normal((count, self.mean.numel()), generator, self.mean)
         return self.mean + self.apply_root(white)
 

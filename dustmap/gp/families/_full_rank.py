@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractGaussian, refuse_beyond
+from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian, refuse_beyond
 from dustmap.gp.families._maps import precision_root
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
@@ -16,7 +16,7 @@ _CHUNK = 2**22
 
 @final
 @dataclass(frozen=True, eq=False)
-class FullRankGaussian(AbstractGaussian):
+class FullRankGaussian(AbstractRootedGaussian):
     """N(m, S) with S = Q Qᵀ; mean (M_w,), statistics (M_w, M_w) = S⁻¹ − I, root (M_w, M_w) = Q."""
 
     mean: Tensor

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractGaussian, refuse_beyond
+from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian, refuse_beyond
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
 _CHUNK = 2**22
@@ -25,7 +25,7 @@ _REMAINDER = 1e-10
 
 @final
 @dataclass(frozen=True, eq=False)
-class LowRankDiagonalGaussian(AbstractGaussian):
+class LowRankDiagonalGaussian(AbstractRootedGaussian):
     """N(m, S) with S⁻¹ = D^{½} (I + U diag(s) Uᵀ) D^{½} = D + V Vᵀ, D diagonal, U orthonormal.
 
     mean (M_w,); diagonal (M_w,) = diag D, float64; basis (M_w, r) = U, of the mean's dtype;

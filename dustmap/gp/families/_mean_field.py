@@ -7,12 +7,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractGaussian
+from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class MeanFieldGaussian(AbstractGaussian):
+class MeanFieldGaussian(AbstractRootedGaussian):
     """N(m, diag(s²)); mean (M_w,), statistics (M_w,) = s⁻² − 1, std (M_w,) = s."""
 
     mean: Tensor

@@ -52,8 +52,8 @@ def step_weights(
     if negative == 0 or length == 0.0:
         return StepWeights(weights, negative, 1.0)
     rows = (-weights[below]).sqrt().to(phi.dtype).unsqueeze(-1) * phi[below]
-    whitened = posterior.apply_root_transpose(rows).double()
-    largest = float(torch.linalg.eigvalsh(whitened @ whitened.mT)[-1])
+    whitened = posterior.covariance_of(rows, rows).double()
+    largest = float(torch.linalg.eigvalsh(whitened)[-1])
     room = 0.5 * (1.0 - length) / length
     share = 1.0 if largest <= room else room / largest
     return StepWeights(torch.where(below, share * weights, weights), negative, share)

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.gp.families import AbstractGaussian, FullRankFamily
-from dustmap.gp.features import Features
+from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.inference._kept import Reading, state
-from dustmap.inference._precision import batch_stability
 from dustmap.inference.variational._decay import NO_DECAY, StepDecay
 from dustmap.inference.variational._direct import one_pass_covariance
 from dustmap.inference.variational._learning import HyperparameterLearner, restored
 from dustmap.inference.variational._model import VariationalModel
-from dustmap.inference.variational._non_concave import rising_step, step_weights
+from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
 from dustmap.inference.variational._source import RowSource
 
 
@@ -80,7 +78,7 @@ class SVISettings:
         if self.learning_rate < 0:
             raise ValueError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
 
-    def lengths(self, step: int, epoch: int = 1) -> "StepLengths":
+    def lengths(self, step: int, epoch: int = 1) -> StepLengths:
         """Lengths of step number `step`, in an epoch counted from 1."""
         length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
         return StepLengths(length, length, self.safety)
@@ -107,7 +105,7 @@ class SVIState:
     step: int
     epoch: int
     model: VariationalModel
-    taken: "NaturalStep"
+    taken: NaturalStep
     hyperparameters: tuple[Tensor, ...] = ()
 
     @property
@@ -121,7 +119,8 @@ class SVIState:
         values = {
             "step": self.step,
             "epoch": self.epoch,
-            "elbo": taken.elbo,
+            "fit": taken.fit,
+            "divergence": taken.divergence.value(),
             "stability": taken.stability,
             "length_mean": taken.length_mean,
             "negative": taken.negative,
@@ -142,7 +141,8 @@ class SVIState:
             reading.array("mean", mean, family.n_features),
             reading.array("statistics", mean.double(), *sizes),
         )
-        elbo, stability, length = map(reading.number, ("elbo", "stability", "length_mean"))
+        fit, stability, length = map(reading.number, ("fit", "stability", "length_mean"))
+        divergence = KnownDivergence(reading.number("divergence"))
         negative, share = reading.integer("negative"), reading.number("share")
         learned = tuple(
             reading.array(f"parameter_{i}", p, *p.shape)
@@ -153,7 +153,16 @@ class SVIState:
             reading.integer("step"),
             reading.integer("epoch"),
             model,
-            NaturalStep(q, elbo, stability, length, negative, share, reading.integer("halvings")),
+            NaturalStep(
+                q,
+                fit,
+                divergence,
+                stability,
+                length,
+                negative,
+                share,
+                reading.integer("halvings"),
+            ),
             learned,
         )
 
@@ -215,74 +224,6 @@ class _Run:
             learner.step(taken.posterior, rows, part, scale, self.settings.rate(self.epoch))
             self.posterior, self.step = taken.posterior, self.step + 1
             yield SVIState(self.step, self.epoch, learner.model, taken, learner.snapshot())
-
-
-@final
-@dataclass(frozen=True)
-class StepLengths:
-    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
-
-    covariance: float
-    mean: float
-    safety: float
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NaturalStep:
-    """One natural-gradient step and what it measured on its minibatch before stepping.
-
-    negative: weights below 0, where ln p(y|f) bends upwards; share: of them in the step of S;
-    halvings: of the mean's step, for an ELBO that would have fallen.
-    """
-
-    posterior: AbstractGaussian
-    elbo: float
-    stability: float
-    length_mean: float
-    negative: int = 0
-    share: float = 1.0
-    halvings: int = 0
-
-
-@torch.no_grad()
-def natural_step(
-    model: VariationalModel,
-    posterior: AbstractGaussian,
-    rows: Features,
-    batch: Batch,
-    scale: float,
-    lengths: StepLengths,
-) -> NaturalStep:
-    """S11-S12 on a minibatch of weight `scale` = N / n, for any likelihood.
-
-    Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
-    derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
-    is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
-    is not concave see `step_weights`, for what is not quadratic `rising_step`.
-    """
-    moments = model.moments(posterior, rows, batch.functional)
-    g1, g2 = model.moment_gradients(moments, batch)
-    taken = step_weights(posterior, rows.phi, -2.0 * scale * g2, lengths.covariance)
-    weights = taken.weights
-    statistics = model.family.precision_statistics(rows.phi, weights)
-    ahead = model.family.natural_step(
-        posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
-    )
-    if isinstance(model.family, FullRankFamily) and lengths.covariance > 0:
-        # S'⁻¹ = (1 − l) S⁻¹ + l Λ̂ ≥ l Λ̂ without any cut to a structure: no eigenvalue is needed.
-        stability = 1.0 / lengths.covariance
-    else:
-        stability = batch_stability(ahead, rows.phi, weights)
-    length = min(lengths.mean, lengths.safety * 2.0 / stability)
-    gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
-    fit = model.summed_log_prob(moments, batch)
-    direction = length * ahead.apply_covariance(gradient)
-    moved = rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
-    elbo = float(scale * fit - posterior.kl())
-    return NaturalStep(
-        moved.posterior, elbo, stability, length, taken.negative, taken.share, moved.halvings
-    )
 
 
 def fit_svi(
