@@ -13,7 +13,7 @@ import torch
 
 from pipelines.reproduce import _results
 from pipelines.reproduce._experiment import Experiment, Goal, MissingData, Request
-from pipelines.reproduce._table import EXPERIMENTS, UnknownExperiment, find
+from pipelines.reproduce._table import EXPERIMENTS, UnknownExperiment, find, find_full
 from pipelines.reproduce._timing import stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     folder = options.output or (TRIALS if options.quick else RESULTS)
     try:
+        experiment = (find_full if options.full else find)(options.name)
         only = tuple(options.only.split(",")) if options.only else ()
-        earlier = _results.earlier_rows(folder, options.name) if only else ()
+        earlier = _results.earlier_rows(folder, experiment.name) if only else ()
         request = Request(options.quick, options.data, only, earlier)
-        return _run(find(options.name), request, folder)
+        return _run(experiment, request, folder)
     except (UnknownExperiment, MissingData) as error:
         _complain(str(error))
         return 2
@@ -59,6 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", metavar="NAME", help="an experiment of --list")
     parser.add_argument("--list", action="store_true", help="list the experiments")
     parser.add_argument("--quick", action="store_true", help="a reduced run of seconds")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="with the paper's own settings, for a GPU and hours; writes NAME-full.json",
+    )
     parser.add_argument(
         "--data",
         type=Path,

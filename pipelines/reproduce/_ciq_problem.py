@@ -22,6 +22,8 @@ from dustmap.gp.likelihoods import (
 from pipelines.reproduce._experiment import Request, Row
 
 NAMES = ("3droad", "precipitation", "covertype")
+#: The one with Student-t noise.
+STUDENT_T = "precipitation"
 SEED = 0
 #: The paper's split; the tenth between the two validates nothing here.
 TRAIN, TEST = 0.75, 0.15

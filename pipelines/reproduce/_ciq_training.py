@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, final
 
 from dustmap.gp import Prediction
@@ -67,6 +67,19 @@ class Training:
             "n_train_at_most": self.most,
             "lengthscale": self.lengthscale,
         }
+
+
+SHORT = Training(
+    sizes=(250, 500, 1000, 2000),
+    epochs=3,
+    natural=0.1,
+    adam=0.03,
+    decay=StepDecay(0.1, (2 / 3,)),
+    limit=150.0,
+    student_t=0.2,
+    most=20_000,
+)
+QUICK = replace(SHORT, sizes=(30,), epochs=1, limit=5.0)
 
 
 @final

@@ -88,11 +88,15 @@ class Outcome:
 @final
 @dataclass(frozen=True)
 class Experiment:
-    """An entry of the table: name on the command line, one line of description, and the work."""
+    """An entry of the table: name on the command line, one line of description, and the work.
+
+    full: the same with a paper's own settings, for a GPU, where they differ.
+    """
 
     name: str
     description: str
     run: Callable[[Request], Outcome]
+    full: Callable[[Request], Outcome] | None = None
 
 
 def number(row: Row, key: str) -> float:

@@ -1,8 +1,10 @@
 """The table of experiments: an entry here is all that makes one."""
 
+from dataclasses import replace
 from typing import final
 
 from pipelines.reproduce import (
+    _ciq_full,
     accuracy_per_second,
     ananke,
     beyond_memory,
@@ -73,6 +75,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "ciq",
         "SVGP whitened by Cholesky, CIQ and on a grid, beside gpytorch's: time and NLL against M",
         ciq.run,
+        _ciq_full.run,
     ),
     Experiment(
         "clusters",
@@ -142,6 +145,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 )
 
 
+#: What the files of a run with the paper's settings are called, after the experiment's name.
+FULL = "-full"
+
+
 @final
 class UnknownExperiment(Exception):
     """No experiment of the table has that name."""
@@ -154,3 +161,14 @@ def find(name: str) -> Experiment:
             return experiment
     known = ", ".join(experiment.name for experiment in EXPERIMENTS)
     raise UnknownExperiment(f"no experiment is called {name!r}; there are {known}")
+
+
+def find_full(name: str) -> Experiment:
+    """The experiment with its paper's settings; an error that lists which have them."""
+    experiment = find(name)
+    if experiment.full is None:
+        known = ", ".join(e.name for e in EXPERIMENTS if e.full is not None)
+        raise UnknownExperiment(
+            f"{name} has no settings but its own: leave out --full, which is for {known}"
+        )
+    return replace(experiment, name=name + FULL, run=experiment.full)

@@ -8,59 +8,39 @@ and inducing points; gpytorch's SVGP with the same points, rates and nugget in t
                                        learned likelihood against M
     crossover                          rows of one minibatch by Cholesky and by CIQ, dense
                                        products to M = 5,000, Toeplitz ones to M = 10⁵
-    gpu                                only where asked for, `--only gpu`, with CUDA: M = 5,000 and
-                                       the paper's 20 epochs and rates, Cholesky and CIQ
 
-`--only PART,..` repeats some and keeps the rows of the others.
+`--only PART,..` repeats some and keeps the rows of the others; `--full` are the paper's settings.
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import final
 
 import torch
 
-from dustmap.inference import StepDecay
 from pipelines.reproduce import _ciq_crossover as crossover
 from pipelines.reproduce import _ciq_figure as figure
 from pipelines.reproduce import _ciq_gpytorch as peer
 from pipelines.reproduce import _ciq_models as models
-from pipelines.reproduce._ciq_problem import NAMES, Problem, load
-from pipelines.reproduce._ciq_training import MOST_STEPS, NODES, NUGGET, RTOL, Training
-from pipelines.reproduce._experiment import Goal, MissingData, Outcome, Request, Row, number
+from pipelines.reproduce._ciq_problem import NAMES, STUDENT_T, Problem, load
+from pipelines.reproduce._ciq_training import (
+    MOST_STEPS,
+    NODES,
+    NUGGET,
+    QUICK,
+    RTOL,
+    SHORT,
+    Training,
+)
+from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 
 _log = logging.getLogger(__name__)
 
 PARTS = (*NAMES, "crossover")
-GPU = "gpu"
-STUDENT_T = "precipitation"
 #: Dimensions up to which there is a grid.
 _GRIDDED = 3
-SPEEDUP, NLL_SLACK, GPU_SPEEDUP = 5.0, 0.02, 4.0
+SPEEDUP, NLL_SLACK = 5.0, 0.02
 
-SHORT = Training(
-    sizes=(250, 500, 1000, 2000),
-    epochs=3,
-    natural=0.1,
-    adam=0.03,
-    decay=StepDecay(0.1, (2 / 3,)),
-    limit=150.0,
-    student_t=0.2,
-    most=20_000,
-)
-QUICK = replace(SHORT, sizes=(30,), epochs=1, limit=5.0)
-#: The paper's.
-PAPER = Training(
-    sizes=(1000, 5000),
-    epochs=20,
-    natural=0.01,
-    adam=0.01,
-    decay=StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)),
-    limit=7200.0,
-    student_t=0.5,
-    lengthscale=0.01,
-)
 DENSE, TOEPLITZ = (500, 1000, 2000, 5000), (1024, 10_000, 40_000, 100_000)
 CROSSOVER = crossover.Sizes(DENSE, TOEPLITZ, 10_000)
 CROSSOVER_QUICK = crossover.Sizes((50,), (144,), 144)
@@ -70,7 +50,7 @@ _FROM = 10_000
 
 def run(request: Request) -> Outcome:
     """The parts that are asked for, after the rows of an earlier run for the others."""
-    wanted = request.wanted((*PARTS, GPU)) if request.only else PARTS
+    wanted = request.wanted(PARTS)
     rows = [row for row in request.earlier if row["part"] not in wanted]
     training = QUICK if request.quick else SHORT
     shown = [name for name in NAMES if name in wanted or any(r["part"] == name for r in rows)]
@@ -89,8 +69,6 @@ def _part(
     if part == "crossover":
         sizes = CROSSOVER_QUICK if request.quick else CROSSOVER
         yield from crossover.measure(sizes, torch.device("cpu"))
-    elif part == GPU:
-        yield from gpu(request)
     else:
         peer.require()
         yield from measured(problems[part], training)
@@ -107,26 +85,10 @@ def measured(problem: Problem, training: Training) -> Iterator[Row]:
                 yield peer.measure(problem, name, m, training)
 
 
-def gpu(request: Request) -> Iterator[Row]:
-    """The paper's settings on all training data of the files."""
-    if not torch.cuda.is_available():
-        raise MissingData("--only gpu measures on a CUDA device, and there is none: leave it out")
-    training = QUICK if request.quick else PAPER
-    for name in NAMES:
-        problem = load(request, name, training.most, training.lengthscale)
-        problem = problem.on(torch.device("cuda"))
-        for m in training.sizes:
-            if m <= len(problem.y):
-                for method in ("Cholesky", "CIQ"):
-                    row = models.measure(problem, method, m, training)
-                    yield {**row, "part": GPU, "data": name}
-
-
 def settings_of(training: Training, problems: Sequence[Problem]) -> Row:
     """Everything that defines the experiment."""
     return {
         "training": training.as_row(),
-        "gpu": PAPER.as_row(),
         "kernel": "Matérn-5/2",
         "ciq": {"nodes": NODES, "rtol": RTOL, "max_steps": MOST_STEPS},
         "nugget": NUGGET,
@@ -165,7 +127,7 @@ class _Table:
 def goals(rows: Sequence[Row]) -> list[Goal]:
     """As fast and as accurate as gpytorch, CIQ as accurate as Cholesky, and faster on grids."""
     table = _Table(rows)
-    return [*_speed_goals(table), *_accuracy_goals(table), *_crossover_goals(rows), *_gpu(rows)]
+    return [*_speed_goals(table), *_accuracy_goals(table), *_crossover_goals(rows)]
 
 
 def _speed_goals(table: _Table) -> Iterator[Goal]:
@@ -197,14 +159,3 @@ def _crossover_goals(rows: Sequence[Row]) -> Iterator[Goal]:
         if method == "Cholesky" and m >= _FROM:
             faster = spent / ours
     yield Goal.at_least("rows at M = 10⁴ on a grid, CIQ times faster than Cholesky", 1.0, faster)
-
-
-def _gpu(rows: Sequence[Row]) -> Iterator[Goal]:
-    """The paper's figure at M = 5,000, where it was measured."""
-    mine = [row for row in rows if row["part"] == GPU and row["asked_M"] == max(PAPER.sizes)]
-    for name in dict.fromkeys(str(row["data"]) for row in mine):
-        step = {str(r["method"]): number(r, "step_s") for r in mine if r["data"] == name}
-        if {"Cholesky", "CIQ"} <= step.keys():
-            ratio = step["Cholesky"] / step["CIQ"]
-            title = f"{name} on a GPU: step at M = 5,000, CIQ times faster than Cholesky"
-            yield Goal.at_least(title, GPU_SPEEDUP, ratio)

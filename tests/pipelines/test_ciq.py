@@ -12,13 +12,14 @@ from dustmap.gp import Prediction
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern52
 from dustmap.inference import StepDecay
-from pipelines.reproduce import MissingData, Request, Row, ciq, number
+from pipelines.reproduce import MissingData, Request, Row, _ciq_full, ciq, number
 from pipelines.reproduce import _ciq_crossover as crossover
 from pipelines.reproduce import _ciq_figure as figure
 from pipelines.reproduce import _ciq_gpytorch as peer
 from pipelines.reproduce import _ciq_models as models
 from pipelines.reproduce._ciq_problem import NAMES, Observation, Problem, load, standardised
 from pipelines.reproduce._ciq_training import Training, learned, paced, scored
+from pipelines.reproduce._table import UnknownExperiment, find_full
 
 TRAINING = Training(
     (16,), epochs=8, natural=0.2, adam=0.05, decay=StepDecay(0.1, (0.5,)), limit=1e9, student_t=0.2
@@ -142,8 +143,13 @@ def test_goals_compare_rows_of_equal_size() -> None:
     assert [goal.met for goal in ciq.goals(rows)] == [True, True, True, False, False, True]
     picture = figure.draw(rows, NAMES, "precipitation")
     assert picture.axes[0].get_title(loc="left") == "3droad"
-    gpu = [{**line(name, 5000, s, 0.0), "part": "gpu", "data": "3droad"} for name, s in GPU]
-    assert ciq.goals(gpu)[-1].reached == pytest.approx(4.5)
+    full = [
+        {**line(name, m, m * s, 0.0), "device": "cuda"} for m in (1000, 5000) for name, s in GPU
+    ]
+    full += [{**line("CIQ", 10_000, 1.0, 0.0), "device": "cuda"}]
+    (goal,) = _ciq_full.goals(full)
+    assert (goal.reached, goal.met) == (pytest.approx(4.5), True)
+    assert "precipitation, cuda: step at M = 5,000" in goal.name
 
 
 def test_a_split_is_standardised_and_shares_no_datum(
@@ -171,8 +177,17 @@ def test_a_split_is_standardised_and_shares_no_datum(
     assert problem.grid(30).shape == (5, 6)
 
 
-def test_the_settings_of_a_gpu_are_the_papers() -> None:
-    paper = ciq.PAPER
+def test_a_quick_run_with_the_papers_settings(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(100, 2)), generator.normal(size=100)
+    np.savez(tmp_path / "3droad_first5000.npz", X=X, y=y)
+    outcome = _ciq_full.run(Request(True, tmp_path, only=("3droad",), earlier=[KEPT]))
+    assert [row["method"] for row in outcome.rows] == ["Cholesky", "CIQ"]
+    assert len(outcome.goals) == 1
+
+
+def test_the_full_settings_are_the_papers() -> None:
+    paper = _ciq_full.PAPER
     rates = [paper.adam * paper.decay(epoch / paper.epochs) for epoch in range(paper.epochs)]
     changes = [e for e in range(1, paper.epochs) if rates[e] < 0.5 * rates[e - 1]]
     assert changes == [1, 5, 10, 15]
@@ -188,6 +203,6 @@ def test_what_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         peer.require()
     with pytest.raises(MissingData, match="no part"):
         ciq.run(Request(True, tmp_path, only=("nothing",)))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(MissingData, match="CUDA"):
-        ciq.run(Request(True, tmp_path, only=("gpu",)))
+    with pytest.raises(UnknownExperiment, match="leave out --full, which is for ciq"):
+        find_full("preconditioner")
+    assert find_full("ciq").name == "ciq-full"
