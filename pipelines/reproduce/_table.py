@@ -80,6 +80,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         _ciq_full.run,
     ),
     Experiment(
+        "flights",
+        "delays of 499,011 flights: SVGP against M, beside GPs of subsets, gpytorch and trees",
+        flights.run,
+    ),
+    Experiment(
+        "prices",
+        "prices of houses: the regressor's engines beside gpytorch's and scikit-learn's",
+        prices.run,
+    ),
+    Experiment(
         "clusters",
         "a real map: dust from open clusters, judged by held-out ones and by Dias et al. (2021)",
         clusters.run,
