@@ -17,7 +17,7 @@ from dustmap.regression._plan import FAMILIES, WHITENINGS, HipSettings
 from dustmap.regression._scaling import Array
 from dustmap.regression._svgp import SVGPSettings
 
-ENGINES = ("auto", "exact", "hip", "global", "svgp")
+ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 #: `engine="auto"` is exact up to so many rows; where X has more columns than a grid axes, up to
@@ -61,12 +61,12 @@ def engine_of(engine: object, grid: object, n: int, dim: int) -> str:
         name = _automatic_engine(has_grid, n, dim)
     if name == "exact":
         _check_exact(has_grid, n)
-    elif name == "svgp":
+    elif name in ("svgp", "sgpr"):
         _refuse_grid(has_grid, name)
     elif dim > MAX_GRID_DIM:
         raise ValueError(
             f"X has {dim} columns, but a grid has {MAX_GRID_DIM} axes at most: use "
-            f'engine="svgp" (or "exact" for few rows), or fewer columns'
+            f'engine="svgp" or "sgpr" (or "exact" for few rows), or fewer columns'
         )
     return name
 

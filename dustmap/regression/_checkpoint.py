@@ -2,7 +2,7 @@
 
 model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
 arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε;
-              svgp: as hip, and the inducing points
+              svgp, sgpr: as hip, and the inducing points
 """
 
 import json
@@ -33,6 +33,7 @@ from dustmap.regression._global import GlobalPlan
 from dustmap.regression._learning import KERNELS, Prior
 from dustmap.regression._plan import HipPlan
 from dustmap.regression._scaling import Standardisation, kernel_of_terms
+from dustmap.regression._sgpr import SGPRState
 from dustmap.regression._svgp import SVGPPlan, SVGPState, build_model
 
 MODEL = "model.json"
@@ -56,7 +57,7 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "evidence": fitted.evidence,
         "report": fitted.report,
     }
-    if isinstance(fitted.state, HipState | GlobalState | SVGPState):
+    if isinstance(fitted.state, HipState | GlobalState | SVGPState | SGPRState):
         content["plan"] = plain_plan(fitted.state.plan)
     np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
     # Last: a directory without it is not a model.
@@ -136,6 +137,8 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
         return {"mean": q.mean.numpy(), "statistics": q.statistics.numpy()}
     if isinstance(state, SVGPState):
         return svgp_arrays(state)
+    if isinstance(state, SGPRState):
+        return svgp_arrays(state.fitted)
     data = state.data
     assert isinstance(data.functional, PointValues)
     assert data.noise_variance is not None
@@ -149,8 +152,10 @@ def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     if content["engine"] == "global":
         whole = _global_plan(content["plan"])
         return GlobalState(_global.restored(prior, whole, arrays), whole)
-    if content["engine"] == "svgp":
-        return svgp_state(prior.kernel, prior.mean, prior.likelihood, content["plan"], arrays)
+    if content["engine"] in ("svgp", "sgpr"):
+        parts = (prior.kernel, prior.mean, prior.likelihood)
+        points = svgp_state(*parts, content["plan"], arrays)
+        return points if content["engine"] == "svgp" else SGPRState(points)
     plan = _plan(content["plan"])
     model = _hip.build_model(prior, plan)
     q = model.family.posterior(arrays["mean"], arrays["statistics"])

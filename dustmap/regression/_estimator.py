@@ -15,6 +15,7 @@ from dustmap.gp.kernels import AbstractKernel
 from dustmap.regression import _arguments, _checkpoint, _learning
 from dustmap.regression._fit import FitSettings, Regression, fit
 from dustmap.regression._scaling import Array, Standardisation, spread
+from dustmap.regression._sgpr import SGPRState
 from dustmap.regression._svgp import SVGPState
 
 Prediction = Array | tuple[Array, Array]
@@ -36,13 +37,15 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `dustmap.gp.kernels` object starts at its own parameters; it is copied, not changed.
     grid : "auto", tuple of points per axis, or RegularGrid
         "auto" covers the data with a spacing tied to the learned length scale and the noise.
-    engine : "auto", "exact", "hip", "global" or "svgp"
+    engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
         "auto" is the dense exact GP for N ≤ 2,000, unless a grid is given, and "hip" otherwise:
         inducing points on a grid and a structured posterior. "global" has no such structure: one
         solve on the grid for the mean and for `samples` draws from the posterior, which standard
         deviations are made of. "svgp" has free inducing points and learns from minibatches, in any
         dimension; with more than four columns "auto" is exact for N ≤ 10,000 and "svgp" beyond.
-        See `engine_`.
+        "sgpr" learns the same points, with kernel and noise, from all rows at once by at most
+        `max_steps` steps of L-BFGS along the collapsed bound (Titsias 2009): no rate to choose,
+        N M² operations a step. See `engine_`.
     family : "auto", "full", "block" or "mean-field"
         Structure of the posterior covariance on the grid. Only "full" has the right standard
         deviations: the others ignore correlations and are too wide. The mean is the same in all.
@@ -60,14 +63,14 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     learn : bool or names out of "length", "variance", "noise", "mean", "inducing"
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
         `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
-        most), by their evidence given near neighbours (Vecchia 1988), "svgp" from all rows by the
-        ELBO, and the places of its inducing points, too.
+        most), by their evidence given near neighbours (Vecchia 1988), "svgp" and "sgpr" from all
+        rows by the ELBO, and the places of their inducing points, too.
     n_learn, max_steps : int
     samples : int
         Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
     inducing : "auto" or int
-        Points of the svgp engine, at first the centres of clusters of X; "auto" is 500, or as many
-        as rows differ. The cost of a step grows with their cube.
+        Points of the svgp and sgpr engines, at first the centres of clusters of X; "auto" is 500,
+        or as many as rows differ. The cost of a step grows with their cube.
     batch_size, learning_rate : int, float
         Rows per step of the svgp engine, and the rate of Adam; 0 keeps all but q as it starts.
     epochs : "auto" or int
@@ -78,21 +81,21 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     padding : float
         Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
     dtype : "float64" or "float32"
-        Of the engines with inducing points; the exact engine is float64.
+        Of the engines with inducing points; the exact and the sgpr engine are float64.
     max_memory : int
         Bytes the fit may take; a plan beyond it is refused before it starts.
     random_state : int, RandomState instance or None
 
     Attributes
     ----------
-    engine_ : "exact", "hip", "global" or "svgp"
+    engine_ : "exact", "hip", "global", "svgp" or "sgpr"
     kernel_ : the kernel, learned
     grid_ : RegularGrid, or None for engines without one
-    inducing_points_ : (M, D) of the svgp engine
+    inducing_points_ : (M, D) of the svgp and sgpr engines
     noise_std_ : learned (or given) standard deviation of the noise; None where it comes per datum
     mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters
-    elbo_ : its lower bound of the hip and svgp engines
+    elbo_ : its lower bound of the hip, svgp and sgpr engines
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
     """
 
@@ -256,7 +259,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
-        if isinstance(fitted.state, SVGPState):
+        if isinstance(fitted.state, SVGPState | SGPRState):
             self.inducing_points_ = scaling.user_points(fitted.state.inducing.numpy())
         if fitted.evidence is not None:
             name = "log_evidence_" if fitted.engine == "exact" else "elbo_"

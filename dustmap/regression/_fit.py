@@ -26,6 +26,7 @@ from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
 from dustmap.regression._refining import learning_report, refine
 from dustmap.regression._reports import global_report, hip_report
 from dustmap.regression._scaling import Array, Standardisation
+from dustmap.regression._sgpr import SGPRState, fit_sgpr
 from dustmap.regression._svgp import SVGPSettings, SVGPState, elbo_at_start, fit_svgp
 
 log = logging.getLogger(__name__)
@@ -93,8 +94,16 @@ class GlobalState:
     plan: GlobalPlan
 
 
-State = ExactState | HipState | GlobalState | SVGPState
-_NAMES = {ExactState: "exact", HipState: "hip", GlobalState: "global", SVGPState: "svgp"}
+State = ExactState | HipState | GlobalState | SVGPState | SGPRState
+_NAMES = {
+    ExactState: "exact",
+    HipState: "hip",
+    GlobalState: "global",
+    SVGPState: "svgp",
+    SGPRState: "sgpr",
+}
+#: Engines that learn from all rows, by free inducing points in any dimension.
+_FREE = ("svgp", "sgpr")
 
 
 @final
@@ -102,8 +111,8 @@ _NAMES = {ExactState: "exact", HipState: "hip", GlobalState: "global", SVGPState
 class Regression:
     """A fitted regression, in standardised units but for `scaling`.
 
-    evidence: ln p(y) of the exact engine, its lower bound of the hip and svgp engines, of y in
-        user units; None of the global engine, which knows its gradient only.
+    evidence: ln p(y) of the exact engine, its lower bound of the hip, svgp and sgpr engines,
+        of y in user units; None of the global engine, which knows its gradient only.
     noise_is_given: whether the data came with noise_std.
     report: plain values.
     """
@@ -134,7 +143,7 @@ class Regression:
     @property
     def grid(self) -> RegularGrid | None:
         """In user units; None for engines without one."""
-        if isinstance(self.state, ExactState | SVGPState):
+        if isinstance(self.state, ExactState | SVGPState | SGPRState):
             return None
         return self.scaling.user_grid(self.state.plan.grid)
 
@@ -168,7 +177,7 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
         if settings.search_start:
             _learning.choose_start(prior, _score_of_starts(prior, batch, settings))
         n_learn = settings.n_learn
-        if settings.engine == "svgp":  # a start only: it learns from all rows afterwards
+        if settings.engine in _FREE:  # a start only: they learn from all rows afterwards
             n_learn = min(n_learn, _START_ROWS) if batch.functional.dim <= MAX_GRID_DIM else 0
         subset = _learning.random_part(batch, n_learn, settings.seed)
         learned = _learning.learn(prior, subset, settings.max_steps) if n_learn else None
@@ -192,7 +201,7 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
 
 def _score_of_starts(prior: Prior, batch: Batch, settings: FitSettings) -> Callable[[], float]:
     """The evidence of a few rows; of free inducing points what these can reach of it."""
-    if settings.engine == "svgp":
+    if settings.engine in _FREE:
         parts = (prior.kernel, prior.mean, prior.likelihood)
         return functools.partial(elbo_at_start, *parts, batch, settings.svgp)
     probe = _learning.random_part(batch, min(settings.n_learn, 300), settings.seed)
@@ -242,7 +251,20 @@ def _fit_svgp(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     return fitted.state, fitted.elbo, fitted.report
 
 
-_ENGINES = {"exact": _fit_exact, "hip": _fit_hip, "global": _fit_global, "svgp": _fit_svgp}
+def _fit_sgpr(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    _refuse_negligible_noise(prior, batch)
+    parts = (prior.kernel, prior.mean, prior.likelihood)
+    fitted = fit_sgpr(*parts, batch, settings.svgp, settings.max_steps)
+    return fitted.state, fitted.elbo, fitted.report
+
+
+_ENGINES = {
+    "exact": _fit_exact,
+    "hip": _fit_hip,
+    "global": _fit_global,
+    "svgp": _fit_svgp,
+    "sgpr": _fit_sgpr,
+}
 
 
 @torch.no_grad()

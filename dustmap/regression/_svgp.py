@@ -132,7 +132,7 @@ def fit_svgp(
     at the end q is settled by full passes, so that no noise of minibatches is left in it.
     """
     generator = torch.Generator().manual_seed(settings.seed)
-    points = _starting_points(kernel, batch, settings, generator)
+    points = starting_points(kernel, batch, settings, generator)
     plan = SVGPPlan(len(points), len(batch), settings.dtype, settings.max_memory)
     plan.check()
     inducing = nn.Parameter(points, requires_grad=settings.learn_points)
@@ -142,7 +142,7 @@ def fit_svgp(
         last = _trained(model, batch, settings, generator)
         model, posterior = last.model, last.posterior
         trained = {"steps": last.step, "epochs": last.epoch}
-    model = _frozen(model, plan)
+    model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     settled = settle(model, posterior, batch, source, max_passes=_MAX_PASSES)
     state = SVGPState(VariationalPosterior(model, settled.posterior), plan)
@@ -187,7 +187,7 @@ def build_model(
     return VariationalModel(features, mean, likelihood, family)
 
 
-def _starting_points(
+def starting_points(
     kernel: AbstractKernel, batch: Batch, settings: SVGPSettings, generator: torch.Generator
 ) -> Tensor:
     """Centres of clusters, as many as asked for."""
@@ -252,7 +252,7 @@ def _score(state: SVIState, held: Batch) -> float:
     return float(scores.mean())
 
 
-def _frozen(model: VariationalModel, plan: SVGPPlan) -> VariationalModel:
+def frozen(model: VariationalModel, plan: SVGPPlan) -> VariationalModel:
     """The model at its present parameters, without a graph."""
     features = model.features
     assert isinstance(features, CholeskyFeatures)
