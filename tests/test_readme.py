@@ -1,5 +1,6 @@
 """What the README promises is there."""
 
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_tables_are_complete() -> None:
     assert set(known_cards()) <= first
     assert {*LAYOUTS, "zarr", "fits"} <= first
     assert all(name in TEXT for name in known_systems())
+
+
+def test_methods_are_where_they_are_said_to_be() -> None:
+    """Names of the table of methods: one without a dot is in the module of the one before."""
+    table = TEXT[TEXT.index("| method | estimator | underneath") :].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert len(rows) >= 8
+    module = "dustmap"
+    for row in rows:
+        for name in re.findall(r"`([^`]+)`", row.split("|")[3]):
+            above, _, last = name.rpartition(".")
+            module = f"dustmap.{above}" if above else module
+            found = importlib.import_module(module)
+            if not hasattr(found, last):
+                importlib.import_module(f"{module}.{last}")
 
 
 def test_links_lead_somewhere() -> None:
