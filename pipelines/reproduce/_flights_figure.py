@@ -13,8 +13,8 @@ from pipelines.reproduce._experiment import Row, number
 
 _METHODS = {
     problem.SVGP: (style.BLUE, "o", "-"),
-    GPYTORCH: (style.PINK, "D", ""),
-    ALTERNATING: (style.PINK, "v", ""),
+    GPYTORCH: (style.PINK, "D", "none"),
+    ALTERNATING: (style.PINK, "v", "none"),
 }
 _LEVELS = {
     problem.MEAN: (style.BLACK, ":"),
@@ -44,7 +44,7 @@ def _panel(axes: Axes, rows: Sequence[Row], key: str, title: str, label: str) ->
         mine = [row for row in mine if row[key] is not None]
         if mine:
             xs, ys = ([number(row, k) for row in mine] for k in ("M", key))
-            axes.plot(xs, ys, dashes, color=colour, marker=marker, label=name)
+            axes.plot(xs, ys, linestyle=dashes, color=colour, marker=marker, label=name)
     both = [row for row in rows if (row["method"], row["part"]) == (problem.SVGP, "gpytorch")]
     for row in both:
         at = [number(row, "M")], [number(row, key)]

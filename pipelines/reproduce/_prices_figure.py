@@ -40,5 +40,7 @@ def _panel(axes: Axes, rows: Sequence[Row], key: str, title: str, label: str) ->
             name = str(row["method"])
             colour, marker = _METHODS[name]
             xs, ys = number(row, "fit_s"), number(row, key)
-            axes.plot([xs], [ys], "", color=colour, marker=marker, markersize=7, label=name)
+            axes.plot(
+                [xs], [ys], linestyle="none", color=colour, marker=marker, markersize=7, label=name
+            )
     axes.set_xscale("log")

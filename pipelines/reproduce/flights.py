@@ -88,7 +88,9 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     subset = min(number(row, "rmse") for row in rows if row["method"] == problem.SUBSET)
     sizes = f"RMSE at M = {last['M']:,} over that"
     return [
-        Goal.at_most("rise of squared errors from M to the next, in its std", NOISE, max(rises)),
+        Goal.at_most(
+            "rise of squared errors from M to the next, in standard errors", NOISE, max(rises)
+        ),
         Goal.at_most(f"{sizes} at M = {first['M']}", 1.0, _ratio(last, first, "rmse")),
         Goal.at_most(f"{sizes} of the best GP of a subset", 1.0, number(last, "rmse") / subset),
         *_beside_goals([row for row in rows if row["part"] == "gpytorch"]),

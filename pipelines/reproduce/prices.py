@@ -21,7 +21,7 @@ from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 
 _log = logging.getLogger(__name__)
 
-FULL = methods.Sizes(n_train=None, n_test=None, inducing=500, dense=2000, limit=240.0)
+FULL = methods.Sizes(n_train=None, n_test=None, inducing=500, dense=2000, limit=300.0)
 QUICK = methods.Sizes(n_train=1000, n_test=300, inducing=40, dense=200, limit=20.0)
 
 
