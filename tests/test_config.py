@@ -108,6 +108,8 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("model", {"learn": "length"}, "model.learn = 'length': expected a list"),
         ("fit", {"engine": "dense"}, '"global", "hip", "exact"'),
         ("fit", {"samples": 1}, "expected a whole number >= 2"),
+        ("fit", {"family": "rank"}, '"auto", "mean-field", "low-rank", "block", "full"'),
+        ("fit", {"rank": -1}, "fit.rank = -1: expected a whole number >= 0"),
         ("fit", {"whitening": "lanczos"}, '"auto", "hip", "torus", "cholesky", "ciq"'),
         ("fit", {"seed": 1.5}, "fit.seed = 1.5: expected a whole number >= 0"),
         ("fit", {"max_steps": 0}, "expected a whole number >= 1"),

@@ -191,7 +191,7 @@ def test_samples_and_covariance_agree_with_the_marginals(engine: str) -> None:
     np.testing.assert_array_equal(draws, model.sample_y(new, n_samples=count, random_state=1))
 
 
-@pytest.mark.parametrize("family", ["block", "mean-field"])
+@pytest.mark.parametrize("family", ["block", "low-rank", "mean-field"])
 def test_structured_families_have_the_mean_but_wider_deviations(family: str) -> None:
     X, truth, noise = wave(200, 2)
     full, structured = (
@@ -205,6 +205,31 @@ def test_structured_families_have_the_mean_but_wider_deviations(family: str) -> 
     np.testing.assert_allclose(mean_too, mean, atol=1e-3)
     assert wider.mean() > std.mean()
     assert structured.elbo_ < full.elbo_
+
+
+def test_rank_leads_from_mean_field_to_full(tmp_path: Path) -> None:
+    X, truth, noise = wave(200, 2)
+    settings: dict[str, Any] = {"grid": (8, 8), "whitening": "cholesky", "learn": False}
+
+    def fitted(family: str, rank: int = 50) -> HIPGPRegressor:
+        model = HIPGPRegressor(wave_kernel(2), family=family, rank=rank, noise=1.0, **settings)
+        return model.fit(X, truth + noise)
+
+    ranks = [0, 5, 20, 64, 1000]
+    models = [fitted("low-rank", rank) for rank in ranks]
+    ends = [fitted("mean-field").elbo_, fitted("full").elbo_]
+    elbos = [model.elbo_ for model in models]
+    assert elbos == sorted(elbos)
+    np.testing.assert_allclose([elbos[0], *elbos[-2:]], [ends[0], ends[1], ends[1]], rtol=1e-9)
+    assert [model.report_["rank"] for model in models] == [0, 5, 20, 64, 64]
+    models[2].save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    for before, after in zip(
+        models[2].predict(X, return_std=True), again.predict(X, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(after, before, rtol=1e-10)
+    with pytest.raises(ValueError, match="rank = -1: expected a whole number of at least 0"):
+        fitted("low-rank", -1)
 
 
 def test_single_precision_is_close_to_double() -> None:

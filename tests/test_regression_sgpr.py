@@ -118,7 +118,8 @@ def test_ends_before_the_top_are_told() -> None:
 )
 def test_bad_input(parameters: dict[str, Any], message: str) -> None:
     X = np.arange(30.0)[:, None]
+    settings: dict[str, Any] = {"engine": "sgpr", "learn": False}
     with pytest.raises(ValueError, match=message):
-        HIPGPRegressor(**{"engine": "sgpr", "learn": False} | parameters).fit(X, X[:, 0])
+        HIPGPRegressor(**settings | parameters).fit(X, X[:, 0])
     with pytest.raises(MemoryError, match=r"inducing = 5 points need 1,800 bytes; max_memory = 9"):
         HIPGPRegressor(engine="sgpr", inducing=5, max_memory=999).fit(X, X[:, 0])

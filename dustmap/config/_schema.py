@@ -328,7 +328,7 @@ class FitConfig:
     family: Annotated[
         str,
         Key(
-            choice("auto", "mean-field", "block", "full"),
+            choice("auto", "mean-field", "low-rank", "block", "full"),
             "hip: structure of the posterior; auto is full where that is small enough, else block",
         ),
     ] = "auto"
@@ -339,6 +339,9 @@ class FitConfig:
             "hip: nodes a block along each axis; empty for some 256 in all",
         ),
     ] = ()
+    rank: Annotated[
+        int, Key(integer(0), "hip: directions whose correlations the low-rank family keeps")
+    ] = 50
     batch: Annotated[int, Key(integer(1), "hip, stars: rows of data a step of epochs")] = 1000
     epochs: Annotated[
         int,

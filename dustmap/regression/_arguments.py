@@ -92,6 +92,7 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
 def hip_settings(
     family: object,
     block: Sequence[int] | None,
+    rank: int,
     whitening: object,
     padding: float,
     dtype: object,
@@ -105,6 +106,7 @@ def hip_settings(
     return HipSettings(
         family=one_of("family", family, FAMILIES),
         block=None if block is None else tuple(block),
+        rank=at_least(0, "rank", rank),
         whitening=one_of("whitening", whitening, WHITENINGS),
         padding=float(padding),
         dtype=DTYPES[one_of("dtype", dtype, tuple(DTYPES))],

@@ -240,6 +240,7 @@ def _plan(content: _Json) -> HipPlan:
         whitening=content["whitening"],
         family=content["family"],
         block=None if block is None else tuple(block),
+        rank=content.get("rank", 0),
         n=content["n"],
         dtype=getattr(torch, content["dtype"]),
         max_memory=content["max_memory"],

@@ -46,12 +46,15 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "sgpr" learns the same points, with kernel and noise, from all rows at once by at most
         `max_steps` steps of L-BFGS along the collapsed bound (Titsias 2009): no rate to choose,
         N M² operations a step. See `engine_`.
-    family : "auto", "full", "block" or "mean-field"
+    family : "auto", "full", "block", "low-rank" or "mean-field"
         Structure of the posterior covariance on the grid. Only "full" has the right standard
         deviations: the others ignore correlations and are too wide. The mean is the same in all.
+        "low-rank" keeps the correlations of the `rank` directions that the data say most of.
         "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
     block : tuple of nodes per axis
         Tiles of family="block"; some 256 nodes by default. Larger ones are closer to "full".
+    rank : int
+        Directions of family="low-rank": 0 is "mean-field", as many as variables is "full".
     whitening : "auto", "torus", "hip", "cholesky" or "ciq"
         Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
         "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
@@ -107,6 +110,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         engine: str = "auto",
         family: str = "auto",
         block: tuple[int, ...] | None = None,
+        rank: int = 50,
         whitening: str = "auto",
         mean: str = "constant",
         noise: Any = "auto",
@@ -129,6 +133,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.engine = engine
         self.family = family
         self.block = block
+        self.rank = rank
         self.whitening = whitening
         self.mean = mean
         self.noise = noise
@@ -212,7 +217,13 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _settings(self, inputs: Array, scaling: Standardisation, named: bool) -> FitSettings:
         grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
         hip = _arguments.hip_settings(
-            self.family, self.block, self.whitening, self.padding, self.dtype, self.max_memory
+            self.family,
+            self.block,
+            self.rank,
+            self.whitening,
+            self.padding,
+            self.dtype,
+            self.max_memory,
         )
         seed = _arguments.seed_of(self.random_state)
         return FitSettings(

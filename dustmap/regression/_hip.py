@@ -6,7 +6,13 @@ from typing import final
 import torch
 
 from dustmap.gp import Batch, GridPrior
-from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily, MeanFieldFamily
+from dustmap.gp.families import (
+    AbstractFamily,
+    BlockFamily,
+    FullRankFamily,
+    LowRankDiagonalFamily,
+    MeanFieldFamily,
+)
 from dustmap.gp.features import (
     AbstractFeatureMap,
     CholeskyFeatures,
@@ -119,6 +125,8 @@ def make_family(plan: HipPlan) -> AbstractFamily:
     """The family of the plan."""
     if plan.family == "mean-field":
         return MeanFieldFamily(plan.n_features)
+    if plan.family == "low-rank":
+        return LowRankDiagonalFamily(plan.n_features, plan.rank, max_bytes=plan.max_memory)
     if plan.family == "full":
         return FullRankFamily(plan.n_features, max_bytes=plan.max_memory)
     assert plan.block is not None

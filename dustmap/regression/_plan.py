@@ -9,7 +9,7 @@ import torch
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.kernels import AbstractKernel
 
-FAMILIES = ("auto", "full", "block", "mean-field")
+FAMILIES = ("auto", "full", "block", "low-rank", "mean-field")
 WHITENINGS = ("auto", "torus", "hip", "cholesky", "ciq")
 #: Those whose variables are as many as the nodes of the grid, without a torus around it.
 ON_NODES = ("cholesky", "ciq")
@@ -27,11 +27,13 @@ _TILE_SIDES = {1: 256, 2: 16, 3: 6, 4: 4}
 class HipSettings:
     """Choices of the gridded engine, checked; "auto" is still open.
 
-    block: nodes of a tile per axis, or None for tiles of some 256 nodes.
+    block: nodes of a tile per axis, or None for tiles of some 256 nodes. rank: of the low-rank
+    family at most.
     """
 
     family: str
     block: tuple[int, ...] | None
+    rank: int
     whitening: str
     padding: float
     dtype: torch.dtype
@@ -45,6 +47,7 @@ class HipPlan:
 
     torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky"
         and "ciq".
+    rank: of the low-rank family, 0 for others.
     """
 
     grid: RegularGrid
@@ -52,6 +55,7 @@ class HipPlan:
     whitening: str
     family: str
     block: tuple[int, ...] | None
+    rank: int
     n: int
     dtype: torch.dtype
     max_memory: int
@@ -76,7 +80,12 @@ class HipPlan:
     def bytes_family(self) -> int:
         """Of the statistics, the precision, its factor and its root in float64."""
         M_w = self.n_features
-        width = {"full": M_w, "block": math.prod(self.block or ()), "mean-field": 1}[self.family]
+        width = {
+            "full": M_w,
+            "block": math.prod(self.block or ()),
+            "low-rank": 1 + min(M_w, 2 * self.rank + 10),
+            "mean-field": 1,
+        }[self.family]
         return 32 * M_w * width
 
     @property
@@ -129,6 +138,7 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
         whitening=whitening,
         family=family,
         block=block if family == "block" else None,
+        rank=min(settings.rank, math.prod(torus)) if family == "low-rank" else 0,
         n=n,
         dtype=settings.dtype,
         max_memory=settings.max_memory,

@@ -21,6 +21,7 @@ def hip_report(plan: HipPlan, fitted: _hip.HipFit) -> dict[str, Any]:
         "whitening": plan.whitening,
         "family": plan.family,
         "block": None if plan.block is None else list(plan.block),
+        "rank": plan.rank,
         "bytes_needed": plan.bytes_needed,
         "bytes_rows": plan.bytes_rows,
         "prior": _hip.prior_report(fitted.model.features),

@@ -64,7 +64,12 @@ def test_the_full_family_maps_what_the_exact_engine_does(sky: Path, whitening: s
 
 @pytest.mark.parametrize(
     ("family", "whitening", "line_integral"),
-    [("mean-field", "hip", "monte-carlo"), ("block", "torus", "table"), ("auto", "auto", "table")],
+    [
+        ("mean-field", "hip", "monte-carlo"),
+        ("low-rank", "torus", "table"),
+        ("block", "torus", "table"),
+        ("auto", "auto", "table"),
+    ],
 )
 def test_structured_families_agree_in_the_mean_and_are_wider(
     sky: Path, family: str, whitening: str, line_integral: str

@@ -195,6 +195,7 @@ def hip_settings(config: Config) -> HipSettings:
         family=config.fit.family,
         whitening="hip" if config.fit.whitening == "auto" else config.fit.whitening,
         block=config.fit.block or None,
+        rank=config.fit.rank,
         padding=4.0,
         dtype=dtype_of(config.compute),
         max_memory=config.compute.memory_bytes,

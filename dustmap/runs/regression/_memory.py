@@ -43,6 +43,7 @@ def _on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
         settings = HipSettings(
             family=fit.family,
             block=fit.block or None,
+            rank=fit.rank,
             whitening=fit.whitening,
             padding=1.0,
             dtype=torch.float64,

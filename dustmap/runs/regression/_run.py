@@ -235,6 +235,7 @@ def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPR
         grid=grid if on_grid and grid is not None else "auto",
         family=fit.family,
         block=fit.block or None,
+        rank=fit.rank,
         whitening=fit.whitening,
         noise=_noise(config),
         learn=tuple(names[name] for name in model.learn),
