@@ -1,91 +1,42 @@
 """Collapsed objectives against dense N × N formulas, the ELBO and the exact Gaussian process."""
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
-from typing import final
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, FitStatus, GridPrior, RegularGrid
+from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid
 from dustmap.gp.families import FullRankFamily, MeanFieldFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures, TorusFeatures
-from dustmap.gp.functionals import PointValues, Sharded
-from dustmap.gp.kernels import Matern32, SquaredExponential
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     DTC,
     FITC,
-    SGPR,
     AbstractCollapsedObjective,
-    CollapsedSolution,
-    RowSource,
     VariationalModel,
     VariationalPosterior,
     collapsed_gradient,
     fit_collapsed,
     full_elbo,
     natural_step,
-    solve_collapsed,
     solve_direct,
 )
 from dustmap.inference.variational._natural_step import StepLengths
-from dustmap.linalg import AbstractWorld
-from tests.cuda.pretended import pretended_gpu
+from tests.inference.collapsed_cases import (
+    NAMES,
+    OBJECTIVES,
+    dense_value,
+    free_model,
+    over_objectives,
+    over_shapes,
+    points_batch,
+    solved,
+)
 from tests.inference.variational_cases import functionals, make_problem
-
-SHAPES = [(12,), (5, 4), (3, 3, 3)]
-NAMES = ["hip", "hip-dense", "torus", "cholesky"]
-OBJECTIVES = [SGPR(), DTC(), FITC()]
-
-over_shapes = pytest.mark.parametrize("shape", SHAPES)
-over_objectives = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
-
-
-def log_normal(residual: Tensor, covariance: Tensor) -> Tensor:
-    """ln N(r; 0, C)."""
-    solved: Tensor = torch.linalg.solve(covariance, residual)
-    constant = len(residual) * math.log(2 * math.pi)
-    misfit: Tensor = residual @ solved
-    return -0.5 * (misfit + torch.logdet(covariance) + constant)
-
-
-def dense_value(model: VariationalModel, batch: Batch, objective: object) -> Tensor:
-    """L by N × N matrices, as the papers write it."""
-    likelihood = model.likelihood
-    assert isinstance(likelihood, GaussianLikelihood)
-    rows = model.rebuilt().features.rows(batch.functional)
-    noise = likelihood.noise_variance(batch)
-    residual = batch.y - model.mean.values(batch.functional)
-    Q = rows.phi @ rows.phi.mT
-    left = rows.residual_variance
-    if isinstance(objective, FITC):
-        return log_normal(residual, Q + torch.diag(left + noise))
-    value = log_normal(residual, Q + torch.diag(noise))
-    return value - 0.5 * (left / noise).sum() if isinstance(objective, SGPR) else value
-
-
-def solved(
-    model: VariationalModel, batch: Batch, objective: AbstractCollapsedObjective | None = None
-) -> CollapsedSolution:
-    return solve_collapsed(model, batch, RowSource(model.features, batch.functional), objective)
-
-
-def points_batch(dim: int, n: int = 25, noise: float = 0.05) -> Batch:
-    generator = torch.Generator().manual_seed(dim)
-    x = torch.rand(n, dim, generator=generator, dtype=torch.float64)
-    y = (5 * x).sin().sum(-1) + 0.2 * torch.randn(n, generator=generator, dtype=torch.float64)
-    sigma2 = noise * (0.5 + torch.rand(n, generator=generator, dtype=torch.float64))
-    return Batch(PointValues(x), y, sigma2)
-
-
-def free_model(points: Tensor, device: str = "cpu") -> VariationalModel:
-    kernel = Matern32(0.4, 1.2, dim=points.shape[1]).to(device)
-    mean, likelihood = ConstantMean(0.2).to(device), GaussianLikelihood(1.1, 0.1).to(device)
-    family = FullRankFamily(len(points))
-    return VariationalModel(CholeskyFeatures(kernel, points), mean, likelihood, family)
 
 
 @over_objectives
@@ -235,70 +186,6 @@ def test_whitenings_of_the_same_points_agree(
     torch.testing.assert_close(a.variance, b.variance, atol=1e-6, rtol=0)
 
 
-@over_objectives
-@pytest.mark.parametrize("name", ["hip-dense", "torus", "cholesky"])
-@over_shapes
-def test_gradients_are_those_of_dense_formulas(
-    name: str, shape: tuple[int, ...], objective: AbstractCollapsedObjective
-) -> None:
-    problem = make_problem(shape, name)
-    family = FullRankFamily(problem.features.n_features)
-    likelihood = GaussianLikelihood(1.1, 0.1)
-    model = VariationalModel(problem.features, ConstantMean(0.2), likelihood, family)
-    found = collapsed_gradient(model, problem.batch, objective)
-    parameters = list(model.parameters())
-    assert len(parameters) == 5
-    expected = torch.autograd.grad(dense_value(model, problem.batch, objective), parameters)
-    torch.testing.assert_close(found.gradient, expected, rtol=1e-7, atol=1e-7)
-    assert found.solution.value == pytest.approx(
-        solved(model.rebuilt(), problem.batch, objective).value, rel=1e-12
-    )
-
-
-@over_objectives
-@pytest.mark.parametrize("chunk", [1000, 7])
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_gradients_with_inducing_points_are_finite_differences(
-    dim: int, chunk: int, objective: AbstractCollapsedObjective
-) -> None:
-    batch = points_batch(dim)
-    x = torch.rand(6, dim, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    model = free_model(nn.Parameter(x))
-    assert isinstance(model.features, CholeskyFeatures)
-    object.__setattr__(model.features, "memory", chunk * 8 * 8 * 6)
-    assert model.features.rebuilt().chunk == chunk
-    gradient = collapsed_gradient(model, batch, objective).gradient
-    parameters = list(model.parameters())
-    assert any(p.shape == x.shape for p in parameters)
-    step = 1e-5
-    for p, slope in zip(parameters, gradient, strict=True):
-        differences = []
-        for i in range(p.numel()):
-            ends = []
-            for sign in (1.0, -2.0):
-                p.data.view(-1)[i] += sign * step
-                ends.append(solved(model.rebuilt(), batch, objective).value)
-            p.data.view(-1)[i] += step
-            differences.append((ends[0] - ends[1]) / (2 * step))
-        numeric = torch.tensor(differences, dtype=torch.float64).reshape(p.shape)
-        torch.testing.assert_close(slope, numeric, rtol=1e-6, atol=1e-6)
-
-
-def test_chunks_of_rows_change_nothing() -> None:
-    problem = make_problem((5, 4), "cholesky")
-    model = problem.model(FullRankFamily(20))
-    whole, gradient = solved(model, problem.batch), collapsed_gradient(model, problem.batch)
-    assert isinstance(problem.features, CholeskyFeatures)
-    object.__setattr__(problem.features, "memory", 4 * 8 * 8 * 20)
-    source = RowSource(problem.features, problem.batch.functional, memory=0)
-    assert source.stored is None
-    parts = solve_collapsed(model, problem.batch, source)
-    assert parts.value == pytest.approx(whole.value, rel=1e-13)
-    torch.testing.assert_close(parts.state.mean, whole.state.mean, rtol=1e-10, atol=1e-10)
-    again = collapsed_gradient(model, problem.batch)
-    torch.testing.assert_close(again.gradient, gradient.gradient, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_float32_rows_and_small_noise(dim: int) -> None:
     batch = points_batch(dim, noise=1e-6)
@@ -321,157 +208,6 @@ def test_float32_rows_and_small_noise(dim: int) -> None:
             assert solution.value == pytest.approx(expected, rel=1e-8)
     assert values[0] == pytest.approx(values[1], rel=1e-5)
     torch.testing.assert_close(states[0], states[1], rtol=1e-3, atol=1e-3)
-
-
-def test_learning_reaches_what_the_exact_process_learns() -> None:
-    generator = torch.Generator().manual_seed(2)
-    x = 6 * torch.rand(150, 1, dtype=torch.float64, generator=generator)
-    truth = SquaredExponential(0.8, 1.5, dim=1)
-    K = truth(x[:, None] - x[None]).detach() + 1e-9 * torch.eye(150).double()
-    white, noise = torch.randn(2, 150, dtype=torch.float64, generator=generator)
-    y = 1.0 + torch.linalg.cholesky(K) @ white + 0.2 * noise
-    batch = Batch(PointValues(x), y)
-    points = nn.Parameter(6 * torch.rand(12, 1, dtype=torch.float64, generator=generator))
-    kernel = SquaredExponential(2.0, 0.5, dim=1)
-    features = CholeskyFeatures(kernel, points, nugget=1e-8)
-    model = VariationalModel(
-        features, ConstantMean(0.0), GaussianLikelihood(jitter=0.6), FullRankFamily(12)
-    )
-    before = solved(model, batch).value
-    fit = fit_collapsed(model, batch, max_steps=80, tolerance=1e-4)
-    assert fit.status in (FitStatus.CONVERGED, FitStatus.MAX_STEPS)
-    assert fit.solution.value > before + 50
-    assert fit.solution.value == pytest.approx(solved(fit.model, batch).value, rel=1e-10)
-    assert fit.objective[-1] == pytest.approx(fit.solution.value / 150)
-    likelihood = model.likelihood
-    assert isinstance(likelihood, GaussianLikelihood)
-    assert likelihood.log_jitter is not None
-    assert math.exp(float(likelihood.log_jitter.detach())) == pytest.approx(0.2, rel=0.2)
-    assert float(kernel.lengthscale.detach()) == pytest.approx(0.8, rel=0.3)
-    gp = ExactGP(kernel, model.mean)
-    exact = gp.log_evidence(batch.functional, y, likelihood.noise_variance(batch))
-    assert fit.solution.value <= float(exact.detach()) + 1e-6
-    assert fit.solution.value == pytest.approx(float(exact.detach()), abs=2.0)
-
-
-def test_a_refused_step_is_counted_and_turned_back_from() -> None:
-    # Five equal data: the evidence wants ever longer length scales, K_uu then has no factor.
-    x = torch.linspace(0, 1, 12, dtype=torch.float64)[:, None]
-    batch = Batch(PointValues(x), 1.0 + 0.01 * x[:, 0])
-    kernel = SquaredExponential(0.1, 1.0, dim=1)
-    model = VariationalModel(
-        CholeskyFeatures(kernel, x),
-        ConstantMean(0.0, learn=False),
-        GaussianLikelihood(jitter=0.05, learn=False),
-        FullRankFamily(12),
-    )
-    start = solved(model, batch).value
-    fit = fit_collapsed(model, batch, max_steps=30)
-    assert fit.refused > 0
-    assert fit.solution.value > start
-    assert float(kernel.lengthscale.detach()) > 0.1
-
-
-def test_a_prior_holds_what_data_leave_open() -> None:
-    batch = points_batch(1)
-    free, held = (
-        free_model(torch.linspace(0, 1, 6, dtype=torch.float64)[:, None]) for _ in range(2)
-    )
-    fit_collapsed(free, batch, max_steps=40)
-    fit = fit_collapsed(held, batch, max_steps=40, prior_std=1e-3)
-    start = free_model(torch.zeros(1, 1, dtype=torch.float64))
-    for a, b, c in zip(
-        held.features.parameters(),
-        start.features.parameters(),
-        free.features.parameters(),
-        strict=True,
-    ):
-        assert float((a - b).abs().detach()) < 0.02
-        assert float((c - b).abs().detach()) > 0.05
-    assert fit.objective[-1] * len(batch) <= fit.solution.value
-
-
-def test_the_noise_of_fitc_gives_way_to_its_residuals() -> None:
-    # Few inducing points: Var r stands in for the noise, which is then learned too small.
-    x = torch.linspace(0, 4, 80, dtype=torch.float64)[:, None]
-    generator = torch.Generator().manual_seed(1)
-    y = (3 * x[:, 0]).sin() + 0.3 * torch.randn(80, generator=generator, dtype=torch.float64)
-    learned = []
-    for objective in (SGPR(), FITC()):
-        model = VariationalModel(
-            CholeskyFeatures(Matern32(0.7, 1.0, dim=1), x[5::16]),
-            ConstantMean(learn=False),
-            GaussianLikelihood(jitter=0.3),
-            FullRankFamily(5),
-        )
-        fit = fit_collapsed(model, Batch(PointValues(x), y), objective, max_steps=60)
-        likelihood = fit.model.likelihood
-        assert isinstance(likelihood, GaussianLikelihood)
-        assert likelihood.log_jitter is not None
-        learned.append(math.exp(float(likelihood.log_jitter.detach())))
-    assert learned[0] > 0.29
-    assert learned[1] < 0.8 * learned[0]
-
-
-@final
-class Twins(AbstractWorld):
-    """Two ranks that have the same data."""
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 2
-
-    def total(self, part: Tensor) -> Tensor:
-        return 2 * part
-
-    def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        return torch.cat([part, part], dim=-1)
-
-
-@over_objectives
-def test_ranks_sum_over_their_data(objective: AbstractCollapsedObjective) -> None:
-    batch = points_batch(2)
-    assert isinstance(batch.functional, PointValues)
-    assert batch.noise_variance is not None
-    x = batch.functional.x
-    y, noise = (torch.cat([v, v]) for v in (batch.y, batch.noise_variance))
-    alone = Batch(PointValues(torch.cat([x, x])), y, noise)
-    shared = Batch(Sharded(batch.functional, (len(x), len(x)), Twins()), y, noise)
-    points = nn.Parameter(x[:5].clone())
-    models = free_model(points), free_model(points)
-    values = [solved(m, b, objective).value for m, b in zip(models, (alone, shared), strict=True)]
-    assert values[0] == pytest.approx(values[1], rel=1e-12)
-    expected = collapsed_gradient(models[0], alone, objective)
-    found = collapsed_gradient(models[1], shared, objective)
-    torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-8, atol=1e-8)
-    fits = [
-        fit_collapsed(m, b, objective, max_steps=3)
-        for m, b in zip((free_model(x[:5]), free_model(x[:5])), (alone, shared), strict=True)
-    ]
-    assert fits[0].solution.value == pytest.approx(fits[1].solution.value, rel=1e-8)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@over_objectives
-def test_devices_are_those_of_the_data(objective: AbstractCollapsedObjective) -> None:
-    batch = points_batch(2)
-    assert isinstance(batch.functional, PointValues)
-    assert batch.noise_variance is not None
-    expected = solved(free_model(batch.functional.x[:6]), batch, objective)
-    with pretended_gpu():
-        data = (batch.functional.x, batch.y, batch.noise_variance)
-        x, y, noise = (v.clone().to("cuda") for v in data)
-        moved = Batch(PointValues(x), y, noise)
-        model = free_model(x[:6], device="cuda")
-        found = solved(model, moved, objective)
-        assert found.state.mean.is_cuda
-        gradient = collapsed_gradient(model, moved, objective).gradient
-        assert all(part.is_cuda for part in gradient)
-    assert found.value == pytest.approx(expected.value)
 
 
 def test_other_models_are_refused() -> None:
