@@ -21,6 +21,7 @@ from pipelines.reproduce import (
     kills,
     lognormal,
     memory,
+    nll_per_second,
     paper_scale,
     preconditioner,
     prices,
@@ -67,6 +68,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "accuracy_per_second",
         "error against time: exact GP, HIP-GP, SVGP, KISS-GP and the global engine",
         accuracy_per_second.run,
+    ),
+    Experiment(
+        "nll_per_second",
+        "held-out NLL against seconds, learning included: grids beside SVGP, SGPR and the exact GP",
+        nll_per_second.run,
     ),
     Experiment(
         "lognormal",
