@@ -104,11 +104,11 @@ def _beside_goals(rows: Sequence[Row]) -> Iterator[Goal]:
     theirs = min(scored, key=lambda row: number(row, "nll"), default=None)
     for key, name in (("fit_s", "seconds of the fit"), ("rmse", "RMSE")):
         ratio = None if ours is None or theirs is None else _ratio(ours, theirs, key)
-        yield Goal.at_most(f"{name} over that of gpytorch's SVGP", 1.0, ratio)
+        yield Goal.at_most(f"{name} over that of gpytorch's better SVGP", 1.0, ratio)
     apart = None
     if ours is not None and theirs is not None:
         apart = number(ours, "nll") - number(theirs, "nll")
-    yield Goal.at_most("NLL above that of gpytorch's SVGP", 0.0, apart)
+    yield Goal.at_most("NLL above that of gpytorch's better SVGP", 0.0, apart)
 
 
 def _ratio(one: Row, other: Row, key: str) -> float:
