@@ -9,13 +9,15 @@ and with each other),
 `likelihoods`.
 """
 
+from dustmap.gp._ascent import Coordinates as Coordinates
+from dustmap.gp._ascent import FitStatus as FitStatus
+from dustmap.gp._ascent import ascend as ascend
 from dustmap.gp._batch import Batch as Batch
 from dustmap.gp._discs import DiscMean as DiscMean
 from dustmap.gp._discs import LogDiscMean as LogDiscMean
 from dustmap.gp._exact import ExactGP as ExactGP
 from dustmap.gp._exact import ExactPosterior as ExactPosterior
 from dustmap.gp._grid import RegularGrid as RegularGrid
-from dustmap.gp._hyperparameters import FitStatus as FitStatus
 from dustmap.gp._hyperparameters import HyperparameterFit as HyperparameterFit
 from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparameters
 from dustmap.gp._means import AbstractMean as AbstractMean

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dustmap.gp import FitStatus, fit_hyperparameters
 from dustmap.gp._batch import Batch
 from dustmap.gp._exact import ExactGP
-from dustmap.gp._hyperparameters import FitStatus, fit_hyperparameters
 from dustmap.gp._means import ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
