@@ -11,6 +11,9 @@ from dustmap.gp.families import AbstractGaussian
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.inference.variational._source import RowSource
 
+#: Relative change of the precision that is rounding.
+_SAME = 1e-5
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -34,8 +37,9 @@ def settle(
 ) -> SettledFit:
     """Steps S11-S12 with all data at fixed hyperparameters, until the ELBO rises no more.
 
-    Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5). Other
-    likelihoods: Newton-like steps; one that lowers the ELBO is taken back and the length halved.
+    Gaussian noise and the full family: the first step of length 1 is the optimum (S4-S5), which the
+    pass that finds its ELBO shows. Other likelihoods: Newton-like steps; one that lowers the ELBO
+    is taken back and the length halved.
     tolerance: of the ELBO, per datum.
     """
     at, length, passes, converged = _Sweep.of(model, posterior, batch, source), 1.0, 1, False
@@ -46,12 +50,12 @@ def settle(
             length, passes = 0.5 * length, passes + 1
             continue
         passes += 1
-        gained = tried.elbo - at.elbo
+        gained, still = tried.elbo - at.elbo, tolerance * len(batch)
+        converged = abs(gained) < still or (length == 1.0 and tried.rests(at, still))
         if gained >= 0:
             at = tried
         else:
-            length *= 0.5
-        converged = abs(gained) < tolerance * len(batch)
+            length, converged = 0.5 * length, abs(gained) < still
     return SettledFit(at.posterior, at.elbo, passes, converged)
 
 
@@ -86,6 +90,13 @@ class _Sweep:
             source.total(statistics),
             source.total(gradient) - posterior.mean,
         )
+
+    def rests(self, before: "_Sweep", still: float) -> bool:
+        """Whether another full step would gain next to nothing: S⁻¹ stays what the step from
+        `before` has made it, and the decrement of the mean, ½ gᵀ S g, is small."""
+        change, size = (self.statistics - before.statistics).abs().max(), before.statistics.abs()
+        decrement = 0.5 * float(self.posterior.quadratic(self.gradient[None]))
+        return float(change) <= _SAME * float(size.max()) and decrement < still
 
     def moved(self, model: VariationalModel, length: float) -> AbstractGaussian:
         """One natural step from here."""
