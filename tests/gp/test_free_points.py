@@ -181,7 +181,7 @@ def test_settling_is_the_direct_optimum_and_says_when_it_is_there() -> None:
     classes = replace(model, likelihood=BernoulliLikelihood(BernoulliLink.LOGIT))
     settled = settle(classes, model.family.prior(), counts, source)
     assert settled.converged
-    assert settled.passes > 3
+    assert settled.passes > 2  # these steps change S, too
     further = settle(classes, settled.posterior, counts, source, tolerance=1e-12)
     assert further.elbo - settled.elbo < 2e-4 * len(y)
 
