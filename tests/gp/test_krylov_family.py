@@ -14,6 +14,7 @@ from dustmap.gp.families import (
 )
 from dustmap.gp.families import _krylov as krylov
 from dustmap.linalg import UnconvergedWarning
+from tests.cuda.pretended import pretended_gpu
 
 M, N = 60, 200
 
@@ -154,6 +155,26 @@ def test_divergence_and_samples_are_those_of_the_factorised_state() -> None:
     draws = [q.sample(3, torch.Generator().manual_seed(0)) for q in (state, dense)]
     assert torch.equal(*draws)
     assert state.log.columns == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("rank", [0, 10])
+def test_all_stays_on_the_device_of_the_rows(rank: int) -> None:
+    expected, _ = both(1e-6, rank)
+    with pretended_gpu():
+        family = KrylovFullRankFamily(M, rank=rank, rtol=1e-6)
+        phi, weights = rows().to("cuda"), torch.full((N,), 100.0).double().to("cuda")
+        statistics = family.precision_statistics(phi, weights)
+        state = family.natural_step(family.prior(device="cuda"), phi.sum(0), statistics, 1.0, 1.0)
+        found = state.quadratic(phi.requires_grad_())
+        found.sum().backward()  # type: ignore[no-untyped-call]
+        assert found.is_cuda
+        assert state.mean.is_cuda
+        assert phi.grad is not None
+        assert phi.grad.is_cuda
+        assert state.divergence().value() > 0
+        values = found.detach().cpu()
+    torch.testing.assert_close(values, expected.quadratic(rows()), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from dustmap.inference import (
     VariationalModel,
     fit_svi,
     natural_step,
+    settle,
     solve_direct,
     svi,
 )
@@ -137,6 +138,19 @@ def test_learned_hyperparameters_are_those_of_the_dense_family(name: str) -> Non
         last = fit_svi(model, batch, source, settings, torch.Generator().manual_seed(0))
         learned.append([*last.hyperparameters, last.posterior.mean])
     torch.testing.assert_close(learned[1], learned[0], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson"])
+def test_full_passes_settle_where_those_of_the_dense_family_do(name: str) -> None:
+    ends = []
+    for family in (FullRankFamily(30), krylov_family()):
+        model, batch = model_of(name, family), data(name)[1]
+        source = RowSource(model.features, batch.functional)
+        ends.append(settle(model, family.prior(), batch, source, max_passes=30))
+    dense, solved = ends
+    assert dense.converged
+    assert solved.elbo == pytest.approx(dense.elbo, rel=1e-9)
+    assert solved.passes == dense.passes
 
 
 @dataclass(frozen=True, eq=False)
