@@ -45,7 +45,7 @@ _START_LENGTHS = (2.0, 0.7, 0.25, 0.08)
 _START_NOISE = (0.5, 0.1)
 # Largest gradient of the log evidence per datum at which learning ends: finer steps change the
 # log evidence by far less than one.
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 
 
 @final
@@ -143,7 +143,7 @@ def learn(prior: Prior, batch: Batch, max_steps: int) -> HyperparameterFit | Non
         return None
     gp = ExactGP(prior.kernel, prior.mean)
     return fit_hyperparameters(
-        gp, prior.likelihood, batch, max_steps=max_steps, tolerance=_TOLERANCE
+        gp, prior.likelihood, batch, max_steps=max_steps, tolerance=TOLERANCE
     )
 
 

@@ -16,6 +16,7 @@ from dustmap.inference import (
     fit_collapsed,
     solve_collapsed,
 )
+from dustmap.regression._learning import TOLERANCE
 from dustmap.regression._svgp import (
     SVGPPlan,
     SVGPSettings,
@@ -79,7 +80,7 @@ def fit_sgpr(
     model = build_model(kernel, mean, likelihood, plan, inducing)
     learned = None
     if next(model.parameters(), None) is not None:
-        learned = fit_collapsed(model, batch, max_steps=max_steps)
+        learned = fit_collapsed(model, batch, max_steps=max_steps, tolerance=TOLERANCE)
         model = learned.model
     model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
