@@ -8,6 +8,7 @@ and inducing points; gpytorch's SVGP with the same points, rates and nugget in t
                                        learned likelihood against M
     crossover                          rows of one minibatch by Cholesky and by CIQ, dense
                                        products to M = 5,000, Toeplitz ones to M = 10⁵
+    natural                            a natural step of q by factors and by solves, M to 6,000
 
 `--only PART,..` repeats some and keeps the rows of the others; `--full` are the paper's settings.
 """
@@ -22,6 +23,7 @@ from pipelines.reproduce import _ciq_crossover as crossover
 from pipelines.reproduce import _ciq_figure as figure
 from pipelines.reproduce import _ciq_gpytorch as peer
 from pipelines.reproduce import _ciq_models as models
+from pipelines.reproduce import _ciq_natural as natural
 from pipelines.reproduce._ciq_problem import NAMES, STUDENT_T, Problem, load
 from pipelines.reproduce._ciq_training import (
     MOST_STEPS,
@@ -36,7 +38,7 @@ from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 
 _log = logging.getLogger(__name__)
 
-PARTS = (*NAMES, "crossover")
+PARTS = (*NAMES, "crossover", "natural")
 #: Dimensions up to which there is a grid.
 _GRIDDED = 3
 SPEEDUP, NLL_SLACK = 5.0, 0.02
@@ -69,9 +71,17 @@ def _part(
     if part == "crossover":
         sizes = CROSSOVER_QUICK if request.quick else CROSSOVER
         yield from crossover.measure(sizes, torch.device("cpu"))
+    elif part == "natural":
+        yield from _natural(request.quick)
     else:
         peer.require()
         yield from measured(problems[part], training)
+
+
+def _natural(quick: bool) -> Iterator[Row]:
+    if quick:
+        return natural.measure(natural.QUICK_SIZES, natural.QUICK_BATCHES)
+    return natural.measure(natural.SIZES, natural.BATCHES)
 
 
 def measured(problem: Problem, training: Training) -> Iterator[Row]:

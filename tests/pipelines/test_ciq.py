@@ -17,6 +17,7 @@ from pipelines.reproduce import _ciq_crossover as crossover
 from pipelines.reproduce import _ciq_figure as figure
 from pipelines.reproduce import _ciq_gpytorch as peer
 from pipelines.reproduce import _ciq_models as models
+from pipelines.reproduce import _ciq_natural as natural
 from pipelines.reproduce._ciq_problem import NAMES, Observation, Problem, load, standardised
 from pipelines.reproduce._ciq_training import Training, learned, paced, scored
 from pipelines.reproduce._table import UnknownExperiment, find_full
@@ -119,6 +120,14 @@ def test_both_methods_of_the_crossover_explain_the_same_variance() -> None:
     assert [row["method"] for row in rows[:2]] == ["Cholesky", "CIQ"]
     assert all(number(row, "gradient_s") > 0 for row in rows[:2])
     assert {row["method"] for row in rows if row["M"] == 25} == {"CIQ", "CIQ, circulant"}
+
+
+def test_natural_steps_agree() -> None:
+    factors, solves = natural.measure((40,), (8,))
+    assert (factors["method"], factors["J"], factors["error"]) == ("factors", None, 0.0)
+    assert number(solves, "error") < 1e-3
+    assert number(solves, "J") > 0
+    assert solves["unconverged"] == 0
 
 
 def line(method: str, m: int, step: float | None, nll: float | None) -> Row:
