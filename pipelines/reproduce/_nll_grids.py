@@ -22,7 +22,7 @@ from dustmap.gp import (
     fit_hyperparameters,
     fit_neighbour_evidence,
 )
-from dustmap.gp.families import BlockFamily
+from dustmap.gp.families import AbstractFamily, BlockFamily, MeanFieldFamily
 from dustmap.gp.features import LocalFeatures, TorusFeatures
 from dustmap.gp.kernels import Matern52, StationaryKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood, StudentTLikelihood
@@ -152,10 +152,13 @@ def whole_student_t(problem: Problem, cells: float, samples: int, turns: int) ->
         yield Fitted(noise, prediction, length_of(kernel))
 
 
-def hip(problem: Problem, m: int) -> Fitted:
-    """HIP-GP with Gaussian noise: rows of the torus, tiles of variables, one direct solution."""
+def hip(problem: Problem, m: int, tile: int = TILE) -> Fitted:
+    """HIP-GP with Gaussian noise: rows of the torus, one direct solution.
+
+    tile: whitened variables of a block of S, about; 1 is the mean field.
+    """
     prior = subset_prior(problem)
-    model = _variational(prior, problem, m, prior.likelihood)
+    model = _variational(prior, problem, m, prior.likelihood, tile)
     source = RowSource(model.features, problem.train.functional, ROWS_MEMORY)
     solution = solve_direct(model, problem.train, source, rtol=RTOL, max_steps=MAX_STEPS)
     posterior = VariationalPosterior(model, solution.state)
@@ -169,7 +172,7 @@ def hip_student_t(problem: Problem, m: int, rate: float) -> Iterator[SVIState]:
     prior = subset_prior(problem)
     prior.kernel.requires_grad_(False)
     likelihood = StudentTLikelihood(DOF, prior.width)
-    model = _variational(prior, problem, m, likelihood)
+    model = _variational(prior, problem, m, likelihood, TILE)
     source = RowSource(model.features, problem.train.functional, ROWS_MEMORY)
     settings = SVISettings(
         batch_size=2000, epochs=1000, schedule=StepSchedule(0.5, power=0.0), learning_rate=rate
@@ -224,12 +227,18 @@ def _model(prior: Prior, problem: Problem, cells: float) -> GridModel:
 
 
 def _variational(
-    prior: Prior, problem: Problem, m: int, likelihood: AbstractLikelihood
+    prior: Prior, problem: Problem, m: int, likelihood: AbstractLikelihood, tile: int
 ) -> VariationalModel:
     on_torus = GridPrior.padded(prior.kernel, problem.grid(m), padding=PADDING, dtype=torch.float32)
-    side = max(2, round(TILE ** (1.0 / problem.dim)))
-    family = BlockFamily(TilePartition(on_torus.torus_shape, (side,) * problem.dim))
+    family = _family(on_torus.torus_shape, tile)
     return VariationalModel(TorusFeatures(on_torus), prior.mean, likelihood, family)
+
+
+def _family(shape: tuple[int, ...], tile: int) -> AbstractFamily:
+    if tile == 1:
+        return MeanFieldFamily(math.prod(shape))
+    side = max(2, round(tile ** (1.0 / len(shape))))
+    return BlockFamily(TilePartition(shape, (side,) * len(shape)))
 
 
 def _single(data: Batch, variance: Tensor | None = None) -> Batch:

@@ -25,6 +25,7 @@ from pipelines.reproduce import (
     paper_scale,
     preconditioner,
     prices,
+    roads,
     scaling,
     seams,
     skies,
@@ -53,6 +54,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         "spatial",
         "house prices and land temperature: error and time against M (5.4)",
         spatial.run,
+    ),
+    Experiment(
+        "roads",
+        "altitudes of roads: HIP-GP, SGPR, SVGP, the exact GP and the global engine (C.3)",
+        roads.run,
     ),
     Experiment(
         "dust",

@@ -131,7 +131,8 @@ def test_the_margin_is_the_worst_since_our_first() -> None:
     assert nll_per_second.margin(rows) == pytest.approx(-0.1)
     assert nll_per_second.margin(rows[:1]) is None
     other = [{**row, "data": "precipitation"} for row in rows]
-    assert [goal.met for goal in nll_per_second.goals([*rows, *other])] == [True] * 4
+    goals = nll_per_second.goals([*rows, *other])
+    assert [goal.met for goal in goals] == [True] * 6
 
 
 def test_what_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
