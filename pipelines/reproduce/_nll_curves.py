@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 S = TypeVar("S")
 #: A curve has a row at its first state, and whenever its seconds have grown by so much.
-GROWTH = 1.35
+GROWTH = 1.5
 
 
 @final
