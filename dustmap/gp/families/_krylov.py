@@ -156,11 +156,10 @@ class KrylovFullRankFamily(AbstractFamily):
     there are counted in `log` and warn with `UnconvergedWarning`; a Λ found not to be positive
     definite is an error.
 
-    For M_w of many thousands, small minibatches and memory for one M_w × M_w array only: on one core of
-    a CPU a step takes 4 times as long as one of `FullRankFamily` at M_w = 1,000 and 1.5 times at
-    6,000 with 64 rows, where no crossover was met yet (`python -m pipelines.reproduce ciq --only
-    natural`). J grows with the spread of what data say of different directions, which is large where
-    noise is small.
+    For M_w of many thousands and small minibatches: on one core of a CPU a step takes 4 times as
+    long as one of `FullRankFamily` at M_w = 1,000 and 1.5 times at 6,000 with 64 rows, with no
+    crossover met yet (`python -m pipelines.reproduce ciq --only natural`). J grows with the spread
+    of what data say of different directions, which is large where noise is small.
 
     rank: of the Nyström preconditioner, made anew of Λ for each state by so many products; 0 is
     the diagonal of Λ. seed: of it. log: what the solves took.
