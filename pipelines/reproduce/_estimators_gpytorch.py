@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dustmap.gp.features import clustered_points
 from dustmap.inference import StepDecay
-from pipelines.reproduce._ciq_gpytorch import installed as installed
-from pipelines.reproduce._ciq_training import paced
 from pipelines.reproduce._estimators import Array, Fitted, Method, Split
 from pipelines.reproduce._estimators import measure as measured
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import stopwatch
+from pipelines.reproduce.ciq._gpytorch import installed as installed
+from pipelines.reproduce.ciq._training import paced
 
 NAME, ALTERNATING = "SVGP (gpytorch)", "SVGP (gpytorch), alternating"
 SEED = 0

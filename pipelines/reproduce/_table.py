@@ -3,36 +3,34 @@
 from dataclasses import replace
 from typing import final
 
-from pipelines.reproduce import (
-    _ciq_full,
-    accuracy_per_second,
-    ananke,
-    beyond_memory,
-    ciq,
-    clusters,
-    derivatives,
-    dust,
-    export_scale,
-    flights,
-    fuzz,
-    gpu,
-    growth,
-    heaton,
-    kills,
-    lognormal,
-    memory,
-    nll_per_second,
-    paper_scale,
-    preconditioner,
-    prices,
-    roads,
-    scaling,
-    seams,
-    skies,
-    spatial,
-    whitening,
-)
+from pipelines.reproduce import growth
 from pipelines.reproduce._experiment import Experiment
+from pipelines.reproduce.accuracy_per_second import experiment as accuracy_per_second
+from pipelines.reproduce.ananke import experiment as ananke
+from pipelines.reproduce.beyond_memory import experiment as beyond_memory
+from pipelines.reproduce.ciq import _full as _ciq_full
+from pipelines.reproduce.ciq import experiment as ciq
+from pipelines.reproduce.clusters import experiment as clusters
+from pipelines.reproduce.derivatives import experiment as derivatives
+from pipelines.reproduce.dust import experiment as dust
+from pipelines.reproduce.export_scale import experiment as export_scale
+from pipelines.reproduce.flights import experiment as flights
+from pipelines.reproduce.fuzz import experiment as fuzz
+from pipelines.reproduce.gpu import experiment as gpu
+from pipelines.reproduce.heaton import experiment as heaton
+from pipelines.reproduce.kills import experiment as kills
+from pipelines.reproduce.lognormal import experiment as lognormal
+from pipelines.reproduce.memory import experiment as memory
+from pipelines.reproduce.nll_per_second import experiment as nll_per_second
+from pipelines.reproduce.paper_scale import experiment as paper_scale
+from pipelines.reproduce.preconditioner import experiment as preconditioner
+from pipelines.reproduce.prices import experiment as prices
+from pipelines.reproduce.roads import experiment as roads
+from pipelines.reproduce.scaling import experiment as scaling
+from pipelines.reproduce.seams import experiment as seams
+from pipelines.reproduce.skies import experiment as skies
+from pipelines.reproduce.spatial import experiment as spatial
+from pipelines.reproduce.whitening import experiment as whitening
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     Experiment(

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipelines.reproduce import _paper_scale_figure as figure
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
-from pipelines.reproduce._paper_scale_engine import Plan
-from pipelines.reproduce._paper_scale_measure import Task
-from pipelines.reproduce._paper_scale_sky import SkySettings
-from pipelines.reproduce.paper_scale import QUICK, STARS, on_sky, settings
+from pipelines.reproduce.paper_scale import _figure as figure
+from pipelines.reproduce.paper_scale._engine import Plan
+from pipelines.reproduce.paper_scale._measure import Task
+from pipelines.reproduce.paper_scale._sky import SkySettings
+from pipelines.reproduce.paper_scale.experiment import QUICK, STARS, on_sky, settings
 
 MANY_STARS = (100_000, 200_000, 500_000, 1_000_000, 2_000_000)
 SHAPES = ((50, 50, 25), (100, 100, 50), (200, 200, 100))

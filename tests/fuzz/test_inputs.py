@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.reproduce._fuzz_kinds import KINDS
-from pipelines.reproduce._fuzz_oracle import Complaint, Verdict, Watch, judge
-from pipelines.reproduce._fuzz_process import Input, judged
-from pipelines.reproduce.fuzz import inputs
+from pipelines.reproduce.fuzz._kinds import KINDS
+from pipelines.reproduce.fuzz._oracle import Complaint, Verdict, Watch, judge
+from pipelines.reproduce.fuzz._process import Input, judged
+from pipelines.reproduce.fuzz.experiment import inputs
 
 #: All kinds together; those that compute have one each.
 INPUTS = 250

@@ -9,11 +9,11 @@ from dustmap.gp import Batch, ConstantMean, ExactGP
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from pipelines.reproduce import MissingData, Request, Row, number
-from pipelines.reproduce import _accuracy_figure as figure
-from pipelines.reproduce import _accuracy_gpytorch as peer
-from pipelines.reproduce import _accuracy_methods as methods
-from pipelines.reproduce._accuracy_task import Task, points, rays
-from pipelines.reproduce.accuracy_per_second import QUICK_POINTS, goal, planned
+from pipelines.reproduce.accuracy_per_second import _figure as figure
+from pipelines.reproduce.accuracy_per_second import _gpytorch as peer
+from pipelines.reproduce.accuracy_per_second import _methods as methods
+from pipelines.reproduce.accuracy_per_second._task import Task, points, rays
+from pipelines.reproduce.accuracy_per_second.experiment import QUICK_POINTS, goal, planned
 
 NOISE = 0.2
 
@@ -21,7 +21,7 @@ NOISE = 0.2
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     """300 noisy values of a Matérn-3/2 field, and 60 noise-free ones to predict."""
-    monkeypatch.setattr("pipelines.reproduce._accuracy_methods.REPEATS", 1)
+    monkeypatch.setattr("pipelines.reproduce.accuracy_per_second._methods.REPEATS", 1)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(360, 2, dtype=torch.float64, generator=generator)
     kernel, mean = Matern32(0.4, 1.0, dim=2), ConstantMean(0.5, learn=False)

@@ -10,12 +10,13 @@ import torch
 
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.kernels import Matern32
-from pipelines.reproduce import Request, ananke, number
-from pipelines.reproduce import _ananke_global as engine
-from pipelines.reproduce import _ananke_hip as hip
-from pipelines.reproduce._ananke_exact import Correlations, log_evidence, maximise, reference
-from pipelines.reproduce._ananke_sky import SIMULATED, Catalog, Sky, load, real, simulated
-from pipelines.reproduce._dust_problem import Exact
+from pipelines.reproduce import Request, number
+from pipelines.reproduce.ananke import _global as engine
+from pipelines.reproduce.ananke import _hip as hip
+from pipelines.reproduce.ananke import experiment as ananke
+from pipelines.reproduce.ananke._exact import Correlations, log_evidence, maximise, reference
+from pipelines.reproduce.ananke._sky import SIMULATED, Catalog, Sky, load, real, simulated
+from pipelines.reproduce.dust._problem import Exact
 
 COLUMNS = "id,x,y,z,distance,extinction,extinction_error,density"
 

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.reproduce import MissingData, Request, Row, beyond_memory
-from pipelines.reproduce import _beyond_memory_sky as skies
-from pipelines.reproduce._beyond_memory_sky import Sky
+from pipelines.reproduce import MissingData, Request, Row
+from pipelines.reproduce.beyond_memory import _sky as skies
+from pipelines.reproduce.beyond_memory import experiment as beyond_memory
+from pipelines.reproduce.beyond_memory._sky import Sky
 
 BOX = (200.0, 200.0, 100.0)
 

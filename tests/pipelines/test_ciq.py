@@ -12,15 +12,17 @@ from dustmap.gp import Prediction
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern52
 from dustmap.inference import StepDecay
-from pipelines.reproduce import MissingData, Request, Row, _ciq_full, ciq, number
-from pipelines.reproduce import _ciq_crossover as crossover
-from pipelines.reproduce import _ciq_figure as figure
-from pipelines.reproduce import _ciq_gpytorch as peer
-from pipelines.reproduce import _ciq_models as models
-from pipelines.reproduce import _ciq_natural as natural
-from pipelines.reproduce._ciq_problem import NAMES, Observation, Problem, load, standardised
-from pipelines.reproduce._ciq_training import Training, learned, paced, scored
+from pipelines.reproduce import MissingData, Request, Row, number
 from pipelines.reproduce._table import UnknownExperiment, find_full
+from pipelines.reproduce.ciq import _crossover as crossover
+from pipelines.reproduce.ciq import _figure as figure
+from pipelines.reproduce.ciq import _full as _ciq_full
+from pipelines.reproduce.ciq import _gpytorch as peer
+from pipelines.reproduce.ciq import _models as models
+from pipelines.reproduce.ciq import _natural as natural
+from pipelines.reproduce.ciq import experiment as ciq
+from pipelines.reproduce.ciq._problem import NAMES, Observation, Problem, load, standardised
+from pipelines.reproduce.ciq._training import Training, learned, paced, scored
 
 TRAINING = Training(
     (16,), epochs=8, natural=0.2, adam=0.05, decay=StepDecay(0.1, (0.5,)), limit=1e9, student_t=0.2
@@ -175,7 +177,7 @@ def test_a_split_is_standardised_and_shares_no_datum(
     both = torch.cat([problem.x, problem.x_test])
     assert len({tuple(row) for row in both.tolist()}) == 85
     assert load(Request(False, tmp_path), "3droad", None, 0.01).lengthscale == 0.01
-    monkeypatch.setattr("pipelines.reproduce._ciq_gpytorch.installed", lambda: False)
+    monkeypatch.setattr("pipelines.reproduce.ciq._gpytorch.installed", lambda: False)
     with pytest.raises(MissingData, match="gpytorch"):
         ciq.run(Request(True, tmp_path, only=("3droad",)))
     kept = ciq.run(Request(True, tmp_path, only=("crossover",), earlier=[KEPT]))
@@ -208,7 +210,7 @@ def test_what_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in NAMES:
         with pytest.raises(MissingData, match="--data"):
             load(Request(True, tmp_path), name, None, None)
-    monkeypatch.setattr("pipelines.reproduce._ciq_gpytorch.installed", lambda: False)
+    monkeypatch.setattr("pipelines.reproduce.ciq._gpytorch.installed", lambda: False)
     with pytest.raises(MissingData, match="gpytorch"):
         peer.require()
     with pytest.raises(MissingData, match="no part"):

@@ -12,9 +12,10 @@ from dustmap.runs import prepare
 from dustmap.sky import galactic
 from dustmap.sky.stars import ExactDistances, StarTable
 from dustmap.sky.systems import system_named
-from pipelines.reproduce import MissingData, Request, Row, clusters, number
-from pipelines.reproduce import _clusters_problem as problem
-from pipelines.reproduce._clusters_baselines import (
+from pipelines.reproduce import MissingData, Request, Row, number
+from pipelines.reproduce.clusters import _problem as problem
+from pipelines.reproduce.clusters import experiment as clusters
+from pipelines.reproduce.clusters._baselines import (
     SUN_HEIGHT,
     baselines,
     constant,

@@ -3,7 +3,7 @@
 import torch
 
 from dustmap.gp.functionals import PointValues
-from pipelines.reproduce import derivatives
+from pipelines.reproduce.derivatives import experiment as derivatives
 
 
 def test_slopes_are_the_derivatives_of_the_drawn_function() -> None:

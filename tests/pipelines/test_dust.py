@@ -11,14 +11,14 @@ from dustmap.gp.families import BlockFamily, FullRankFamily, MeanFieldFamily
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, VariationalPosterior, solve_direct
 from dustmap.linalg import TilePartition
-from pipelines.reproduce._dust_problem import (
+from pipelines.reproduce._experiment import Request
+from pipelines.reproduce.dust._problem import (
     Stars,
     exact_posterior,
     hip_features,
     load,
     svgp_features,
 )
-from pipelines.reproduce._experiment import Request
 
 COLUMNS = "id,x,y,z,distance,extinction,extinction_error,density"
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.reproduce import Request, export_scale
-from pipelines.reproduce._export_measure import Scale
+from pipelines.reproduce import Request
+from pipelines.reproduce.export_scale import experiment as export_scale
+from pipelines.reproduce.export_scale._measure import Scale
 
 
 def test_the_whole_runs_reduced() -> None:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsRegressor
 
-from pipelines.reproduce import MissingData, Request, Row, flights, number
+from pipelines.reproduce import MissingData, Request, Row, number
 from pipelines.reproduce import _estimators_gpytorch as peer
-from pipelines.reproduce import _flights_figure as figure
-from pipelines.reproduce import _flights_problem as problem
 from pipelines.reproduce._estimators import Measured, Method, Split, cross_validated, measure
+from pipelines.reproduce.flights import _figure as figure
+from pipelines.reproduce.flights import _problem as problem
+from pipelines.reproduce.flights import experiment as flights
 
 SIZES = replace(
     flights.QUICK,

@@ -9,10 +9,11 @@ import torch
 from dustmap.gp import ConstantMean, ExactGP, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern12
-from pipelines.reproduce import MissingData, Request, heaton, number
-from pipelines.reproduce._heaton_kriging import LocalKriging
-from pipelines.reproduce._heaton_problem import SHAPE, SHARE, load, patches, shifted
-from pipelines.reproduce._heaton_start import LEAST_NOISE, learn_all
+from pipelines.reproduce import MissingData, Request, number
+from pipelines.reproduce.heaton import experiment as heaton
+from pipelines.reproduce.heaton._kriging import LocalKriging
+from pipelines.reproduce.heaton._problem import SHAPE, SHARE, load, patches, shifted
+from pipelines.reproduce.heaton._start import LEAST_NOISE, learn_all
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import zarr
 
-from pipelines.reproduce import Request, kills
-from pipelines.reproduce._kills_outputs import differences, left_over
-from pipelines.reproduce._kills_process import windows
+from pipelines.reproduce import Request
+from pipelines.reproduce.kills import experiment as kills
+from pipelines.reproduce.kills._outputs import differences, left_over
+from pipelines.reproduce.kills._process import windows
 
 
 def a_run(path: Path, value: float) -> Path:

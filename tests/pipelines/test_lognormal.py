@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from dustmap.inference import MGVISettings, MGVIStatus
-from pipelines.reproduce import MissingData, Request, _lognormal_nifty, lognormal
-from pipelines.reproduce._lognormal_problem import NOISE, TRUTHS, Sky, scores, simulate
+from pipelines.reproduce import MissingData, Request
+from pipelines.reproduce.lognormal import _nifty as _lognormal_nifty
+from pipelines.reproduce.lognormal import experiment as lognormal
+from pipelines.reproduce.lognormal._problem import NOISE, TRUTHS, Sky, scores, simulate
 
 PEER = importlib.util.find_spec("nifty") is not None and importlib.util.find_spec("jax") is not None
 

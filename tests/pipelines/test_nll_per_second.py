@@ -12,13 +12,14 @@ from dustmap.gp import ConstantMean, NeighbourEvidence
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern52
 from dustmap.gp.likelihoods import GaussianLikelihood, StudentTLikelihood
-from pipelines.reproduce import MissingData, Request, Row, nll_per_second, number
-from pipelines.reproduce import _ciq_gpytorch as peer
-from pipelines.reproduce import _nll_curves as curves
-from pipelines.reproduce import _nll_figure as figure
-from pipelines.reproduce import _nll_grids as grids
-from pipelines.reproduce import _nll_student_t as student_t
-from pipelines.reproduce._ciq_problem import Observation, Problem
+from pipelines.reproduce import MissingData, Request, Row, number
+from pipelines.reproduce.ciq import _gpytorch as peer
+from pipelines.reproduce.ciq._problem import Observation, Problem
+from pipelines.reproduce.nll_per_second import _curves as curves
+from pipelines.reproduce.nll_per_second import _figure as figure
+from pipelines.reproduce.nll_per_second import _grids as grids
+from pipelines.reproduce.nll_per_second import _student_t as student_t
+from pipelines.reproduce.nll_per_second import experiment as nll_per_second
 
 SIZES = dataclasses.replace(nll_per_second.QUICK, limit=0.2)
 #: Noise of the drawn field, and the NLL of the prior there.
@@ -138,7 +139,7 @@ def test_the_margin_is_the_worst_since_our_first() -> None:
 def test_what_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="journal"):
         grids.Solver(drawn(Observation.GAUSSIAN).train).restored(None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr("pipelines.reproduce._ciq_gpytorch.installed", lambda: False)
+    monkeypatch.setattr("pipelines.reproduce.ciq._gpytorch.installed", lambda: False)
     with pytest.raises(MissingData, match="gpytorch"):
         nll_per_second.run(Request(True, tmp_path))
     assert isinstance(drawn(Observation.GAUSSIAN).test.functional, PointValues)

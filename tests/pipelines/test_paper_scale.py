@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from dustmap.gp.functionals import LineIntegrals
-from pipelines.reproduce import Request, growth, number, paper_scale
-from pipelines.reproduce._paper_scale_engine import Plan
-from pipelines.reproduce._paper_scale_measure import Task, draw_to_file, in_fresh_process
-from pipelines.reproduce._paper_scale_sky import ERROR, SkySettings, draw, extinctions, load, save
+from pipelines.reproduce import Request, growth, number
+from pipelines.reproduce.paper_scale import experiment as paper_scale
+from pipelines.reproduce.paper_scale._engine import Plan
+from pipelines.reproduce.paper_scale._measure import Task, draw_to_file, in_fresh_process
+from pipelines.reproduce.paper_scale._sky import ERROR, SkySettings, draw, extinctions, load, save
 
 SMALL = SkySettings((8, 8, 5), stars=64, held_out=32, length=1.0)
 

@@ -6,7 +6,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
 from dustmap.linalg import SolveStatus
 from pipelines.reproduce import Row, number
-from pipelines.reproduce.preconditioner import (
+from pipelines.reproduce.preconditioner.experiment import (
     System,
     checkpoints,
     clamp_error,

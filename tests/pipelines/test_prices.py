@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.reproduce import MissingData, Request, Row, number, prices
+from pipelines.reproduce import MissingData, Request, Row, number
 from pipelines.reproduce import _estimators_gpytorch as peer
-from pipelines.reproduce import _prices_figure as figure
-from pipelines.reproduce import _prices_methods as methods
 from pipelines.reproduce._estimators import Split, measure
+from pipelines.reproduce.prices import _figure as figure
+from pipelines.reproduce.prices import _methods as methods
+from pipelines.reproduce.prices import experiment as prices
 
 SIZES = replace(prices.QUICK, n_train=400, n_test=100, inducing=30, dense=150)
 NOISE = 0.1

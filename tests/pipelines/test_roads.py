@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.reproduce import MissingData, Request, Row, number, roads
-from pipelines.reproduce import _ciq_gpytorch as peer
-from pipelines.reproduce._roads_problem import split
+from pipelines.reproduce import MissingData, Request, Row, number
+from pipelines.reproduce.ciq import _gpytorch as peer
+from pipelines.reproduce.roads import experiment as roads
+from pipelines.reproduce.roads._problem import split
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.reproduce import Request, Row, scaling
-from pipelines.reproduce._scaling_products import CostModel, fitted, projection
+from pipelines.reproduce import Request, Row
+from pipelines.reproduce.scaling import experiment as scaling
+from pipelines.reproduce.scaling._products import CostModel, fitted, projection
 
 
 def made_up(entries: float, torus: float, a: float = 2e-9, b: float = 3e-9) -> Row:

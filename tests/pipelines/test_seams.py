@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.reproduce import Request, seams
+from pipelines.reproduce import Request
+from pipelines.reproduce.seams import experiment as seams
 
 
 @pytest.mark.slow

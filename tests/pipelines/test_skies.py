@@ -9,8 +9,9 @@ import torch
 
 from dustmap.gp.features import interpolation
 from dustmap.inference import LogNormalPosterior
-from pipelines.reproduce import Row, skies
-from pipelines.reproduce._skies_problem import (
+from pipelines.reproduce import Row
+from pipelines.reproduce.skies import experiment as skies
+from pipelines.reproduce.skies._problem import (
     PRIOR,
     STRUCTURED,
     Fitted,
@@ -18,7 +19,7 @@ from pipelines.reproduce._skies_problem import (
     fit,
     sky_of,
 )
-from pipelines.reproduce._skies_scores import probabilities, scores
+from pipelines.reproduce.skies._scores import probabilities, scores
 
 SIZE = Size((320.0, 240.0, 240.0), 40.0, stars=300, held=150, samples=8)
 EDGES = (0.0, 100.0, 240.0)

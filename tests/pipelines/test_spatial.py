@@ -9,8 +9,8 @@ import torch
 from dustmap.gp import ConstantMean, ExactGP
 from dustmap.gp.kernels import Matern32, Matern52
 from pipelines.reproduce import MissingData, Request, number
-from pipelines.reproduce import _spatial_models as models
-from pipelines.reproduce._spatial_problem import (
+from pipelines.reproduce.spatial import _models as models
+from pipelines.reproduce.spatial._problem import (
     KM_PER_DEGREE,
     Origin,
     Problem,

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from pipelines.reproduce import Row, number
-from pipelines.reproduce import _whitening_methods as methods
-from pipelines.reproduce._whitening_methods import Problem
-from pipelines.reproduce._whitening_reference import Judge, banded_factor, times_factor
-from pipelines.reproduce.whitening import Plan, goals, measure, plans, ratio
+from pipelines.reproduce.whitening import _methods as methods
+from pipelines.reproduce.whitening._methods import Problem
+from pipelines.reproduce.whitening._reference import Judge, banded_factor, times_factor
+from pipelines.reproduce.whitening.experiment import Plan, goals, measure, plans, ratio
 
 PRECISIONS = {torch.float32: 2e-6, torch.float64: 1e-9}
 

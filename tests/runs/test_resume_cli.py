@@ -16,7 +16,7 @@ from dustmap.cli._terminated import Preempted, preempting
 from dustmap.runs import status_of
 from dustmap.runs.kept._directory import lines_of
 from dustmap.runs.kept._lock import holder, holding
-from pipelines.reproduce._kills_outputs import differences, left_over
+from pipelines.reproduce.kills._outputs import differences, left_over
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """

@@ -1,0 +1,1 @@
+"""Error against time: how accurate each method is for the seconds it takes."""

@@ -1,0 +1,1 @@
+"""Catalogs larger than memory, and millions of stars in one fit."""

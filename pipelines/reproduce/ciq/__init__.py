@@ -1,0 +1,1 @@
+"""SVGP whitened by Cholesky, by contour integral quadrature, and on a grid."""

@@ -1,0 +1,1 @@
+"""Delays of flights: stochastic variational inference against the number of inducing points."""

@@ -1,0 +1,1 @@
+"""Positive densities: metric Gaussian inference beside NIFTy.re on simulated skies."""

@@ -1,0 +1,1 @@
+"""Held-out NLL against seconds of training, hyperparameters learned inside the clock."""

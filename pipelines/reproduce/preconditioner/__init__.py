@@ -1,0 +1,1 @@
+"""Steps of conjugate gradients with and without the circulant preconditioner."""

@@ -1,0 +1,1 @@
+"""Prices of houses: what a user of estimators gets, each as it comes."""

@@ -1,0 +1,1 @@
+"""Ordinary regression in the plane: error and time against the number of inducing points."""
