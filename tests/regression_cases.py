@@ -1,8 +1,10 @@
 """What the tests of regression share."""
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from dustmap import HIPGPRegressor
 from dustmap.gp.kernels import AbstractKernel, Matern32
 
 Array = NDArray[np.float64]
@@ -23,3 +25,20 @@ def wave(n: int, dim: int, seed: int = 0) -> tuple[Array, Array, Array]:
 def wave_kernel(dim: int) -> AbstractKernel:
     """A prior that suits `wave`."""
     return Matern32([0.3 * 10.0**d for d in range(dim)], 25.0)
+
+
+def fitted_at_its_rows(engine: str, dim: int) -> HIPGPRegressor:
+    """An engine of free points with one at every row, none of them learned: the exact GP."""
+    X, truth, noise = wave(70, dim)
+    X, y, new = X[:50], (truth + 2.0 * noise)[:50], X[50:]
+    kernel = wave_kernel(dim)
+    exact = HIPGPRegressor(kernel, engine="exact", noise=2.0, learn=False).fit(X, y)
+    sparse = HIPGPRegressor(kernel, engine=engine, inducing=50, noise=2.0, learn=False).fit(X, y)
+    mean, std = exact.predict(new, return_std=True)
+    sparse_mean, sparse_std = sparse.predict(new, return_std=True)
+    # A nugget of 1e-6 of the prior variance is all that lies between them.
+    np.testing.assert_allclose(sparse_mean, mean, atol=1e-3 * std.mean())
+    np.testing.assert_allclose(sparse_std, std, rtol=1e-3)
+    assert sparse.elbo_ == pytest.approx(exact.log_evidence_, abs=1e-2)
+    assert sparse.elbo_ <= exact.log_evidence_
+    return sparse
