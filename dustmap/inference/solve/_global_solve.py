@@ -119,10 +119,9 @@ def solve_global(
         progress = Progress.restored(reading, len(data), _columns(A, draws), earlier)
     mean, T = progress.mean, progress.preconditioner
     known = None if start is None else start.posterior.independent
-    system = System(draws, profile.residual(mean.x), known)
     solve = solved(
         A,
-        system,
+        System(draws, profile.residual(mean.x), known),
         progress,
         rtol=settings.rtol,
         max_steps=settings.max_steps,
