@@ -177,11 +177,12 @@ class GridConfig:
     outside: Annotated[
         str,
         Key(
-            choice("truncate", "drop", "error"),
-            "rays that leave the box (no dust counted outside, star left out, or stop); regression "
-            "drops rows outside it, or stops",
+            choice("prior", "truncate", "drop", "error"),
+            "rays that leave the box go on through the prior's dust, or none (truncate: only where "
+            "there is none), or the star is left out, or the run stops; regression drops rows "
+            "outside it, or stops",
         ),
-    ] = "truncate"
+    ] = "prior"
 
 
 @final

@@ -15,7 +15,9 @@ class Batch:
     """Data y_n = f_n + noise, where f_n is the n-th linear functional of the field.
 
     functional: N functionals; y (N,); noise_variance (N,) = σ_n² > 0, or None where the noise is
-    learned; response (N,): f_n as far as it is known, for noise that grows with it, or None.
+    learned; response (N,): f_n as far as it is known, for noise that grows with it, or None;
+    added_variance (N,) <= noise_variance: the part of it that no error of measurement has made and
+    no factor on the errors scales, None for 0.
     Validated once, here: whatever accepts a `Batch` may trust it.
     """
 
@@ -23,11 +25,14 @@ class Batch:
     y: Tensor
     noise_variance: Tensor | None = None
     response: Tensor | None = None
+    added_variance: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_vector("y", self.y, self.functional)
         if self.response is not None:
             _check_vector("response", self.response, self.functional)
+        if self.added_variance is not None:
+            _check_vector("added_variance", self.added_variance, self.functional)
         if self.noise_variance is None:
             return
         _check_vector("noise_variance", self.noise_variance, self.functional)
@@ -42,9 +47,11 @@ class Batch:
         return len(self.functional)
 
     def __getitem__(self, index: Tensor | slice) -> "Batch":
-        noise = None if self.noise_variance is None else self.noise_variance[index]
-        response = None if self.response is None else self.response[index]
-        return Batch(self.functional[index], self.y[index], noise, response)
+        noise, response, added = (
+            None if value is None else value[index]
+            for value in (self.noise_variance, self.response, self.added_variance)
+        )
+        return Batch(self.functional[index], self.y[index], noise, response, added)
 
 
 _NOISE = "drop these data or give them the variance of their measurement"

@@ -14,7 +14,7 @@ from dustmap.runs.engines._exact import draw_grid, fit_exact, reopen_exact
 from dustmap.runs.engines._mean_rays import at_mean_distances
 from dustmap.runs.models._fit import StarFit
 from dustmap.runs.models._grid import grid_of
-from dustmap.sky.observations import Observations, observe
+from dustmap.sky.observations import Moments, Observations, observe
 from dustmap.sky.stars import GaussianDistances
 from tests.skies import SIZE, plain_sky
 
@@ -42,7 +42,7 @@ def observations(made: Config, stars: int, error: float) -> Observations:
     )
     observed = observe(table, grid_of(made.grid), OutsidePolicy.TRUNCATE, torch.float64)
     assert observed.spread is not None
-    return observed.with_added(observed.spread.uniform(0.002))
+    return observed.with_added(Moments.of_noise(observed.spread.uniform(0.002)))
 
 
 def at_nodes(fit: StarFit, grid: RegularGrid) -> tuple[torch.Tensor, torch.Tensor]:

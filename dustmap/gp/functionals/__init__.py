@@ -8,8 +8,10 @@ rule: `GaussLegendre` where accuracy counts, `Stratified` for seeded Monte Carlo
 Coordinates are float64 throughout; the covariance estimators choose the dtype of their results.
 """
 
+from dustmap.gp.functionals._clipping import FACE_SLACK as FACE_SLACK
 from dustmap.gp.functionals._clipping import Counts as Counts
 from dustmap.gp.functionals._clipping import OutsidePolicy as OutsidePolicy
+from dustmap.gp.functionals._clipping import chord as chord
 from dustmap.gp.functionals._functional import AbstractFunctional as AbstractFunctional
 from dustmap.gp.functionals._functional import PointMeasure as PointMeasure
 from dustmap.gp.functionals._points import Derivatives as Derivatives

@@ -13,8 +13,13 @@ FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has
 
 @final
 class OutsidePolicy(enum.Enum):
-    """What happens to a ray that carries weight outside the box."""
+    """What happens to a ray that carries weight outside the box.
 
+    PRIOR and TRUNCATE both keep the part inside: PRIOR expects of the rest what the prior expects,
+    TRUNCATE nothing.
+    """
+
+    PRIOR = "prior"
     TRUNCATE = "truncate"
     DROP = "drop"
     ERROR = "error"

@@ -140,7 +140,7 @@ class LineIntegrals(AbstractFunctional):
     ) -> "tuple[LineIntegrals, Tensor, Counts]":
         """The rays within the box [lower, upper], which rows they were (K,), and the counts.
 
-        TRUNCATE shortens a ray to its part inside and drops a ray without one; DROP leaves out
+        TRUNCATE and PRIOR shorten a ray to its part inside and drop one without; DROP leaves out
         every ray with weight outside; ERROR raises. A ray that loses at most the fraction
         `negligible` of its weight is truncated under every policy. All are counted.
         """

@@ -12,7 +12,8 @@ from dustmap.gp.likelihoods._likelihood import AbstractLikelihood
 
 @final
 class GaussianLikelihood(AbstractLikelihood):
-    """y_n ~ N(f_n, scale² σ_n² + jitter² + (relative a_n)²), σ_n² given with the batch.
+    """y_n ~ N(f_n, scale² σ_n² + v_n + jitter² + (relative a_n)²), σ_n² and v_n from the batch:
+    σ_n² = noise_variance − added_variance, v_n = added_variance.
 
     GaussianLikelihood()                          the given σ_n alone
     GaussianLikelihood(jitter=0.1)                learned homoscedastic noise; σ_n may be absent
@@ -50,7 +51,8 @@ class GaussianLikelihood(AbstractLikelihood):
             )
         total = torch.zeros_like(batch.y) if given is None else given
         if self.log_scale is not None:
-            total = total * (2.0 * self.log_scale).exp().to(total)
+            added = 0.0 if batch.added_variance is None else batch.added_variance
+            total = (total - added) * (2.0 * self.log_scale).exp().to(total) + added
         if self.log_jitter is not None:
             total = total + (2.0 * self.log_jitter).exp().to(total)
         if self.log_relative is not None:

@@ -261,7 +261,7 @@ class _Rounds(Generic[T]):
         mean = model.mean.basis(data.functional) @ solution.mean_coefficients
         left = (data.y.double() - mean - seen[0]).square() + seen[1:].square().mean(0)
         square = (1.0 - share).square() * left + share * width
-        noise = fitted_noise(square / given, noise, settings)
+        noise = fitted_noise(square / given, noise, settings, measured_share(data))
         ratio = square / (noise.scale**2 * given)
         before, weights = weights, (noise.nu + 1.0) / (noise.nu + ratio)
         change = float((weights - before).abs().max())
@@ -286,29 +286,45 @@ class _Rounds(Generic[T]):
         self._solution = self._solve.restored(self._model, reading.inside("solution"))
 
 
-def fitted_noise(ratio: Tensor, present: StudentTNoise, settings: RobustSettings) -> StudentTNoise:
-    """ν and scale s of largest Σ_n ln t_ν(√u_n / s) − ln s for u (N,) = E e_n²/σ_n², σ_n as given.
+def measured_share(data: Batch) -> Tensor | None:
+    """Which part of its noise variance every datum has from its measurement (N,); None for all."""
+    if data.added_variance is None or data.noise_variance is None:
+        return None
+    return 1.0 - (data.added_variance / data.noise_variance).double()
 
-    By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u, w = (ν+1)/(ν+u/s²).
+
+def fitted_noise(
+    ratio: Tensor,
+    present: StudentTNoise,
+    settings: RobustSettings,
+    share: Tensor | None = None,
+) -> StudentTNoise:
+    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] for u (N,) = E e_n²/σ_n².
+
+    σ_n as given; p = share (N,), 1 where left out: data whose noise is no error of measurement have
+    no say in its law. By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u,
+    w = (ν+1)/(ν+u/s²).
     """
+    share = torch.ones_like(ratio) if share is None else share.to(ratio)
+    share = share / share.mean()
     nu, scale = present.nu, present.scale
     for _ in range(20):
         before = (nu, scale)
         if settings.learn_scale:
-            free = _fitted_scale(ratio, nu, scale)
+            free = _fitted_scale(ratio, nu, scale, share)
             scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
         if settings.learn_nu:
-            nu = _fitted_nu(ratio / scale**2)
+            nu = _fitted_nu(ratio / scale**2, share)
         if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
             break
     return StudentTNoise(nu, scale)
 
 
-def _fitted_scale(ratio: Tensor, nu: float, scale: float) -> float:
+def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> float:
     square = scale**2
     for _ in range(100):
         weights = (nu + 1.0) / (nu + ratio / square)
-        new = float((weights * ratio).mean())
+        new = float((share * weights * ratio).mean())
         done = abs(math.log(new / square)) < 1e-6
         square = new
         if done:
@@ -316,20 +332,20 @@ def _fitted_scale(ratio: Tensor, nu: float, scale: float) -> float:
     return math.sqrt(square)
 
 
-def _fitted_nu(ratio: Tensor) -> float:
+def _fitted_nu(ratio: Tensor, share: Tensor) -> float:
     """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
     low, high = math.log(_LEAST), math.log(_MOST)
     best = low
     for _ in range(4):
         grid = torch.linspace(low, high, 15, dtype=torch.float64)
-        values = torch.stack([_mean_log_t(ratio, math.exp(v)) for v in grid.tolist()])
+        values = torch.stack([_mean_log_t(ratio, math.exp(v), share) for v in grid.tolist()])
         best = float(grid[int(values.argmax())])
         width = float(grid[1] - grid[0])
         low, high = max(best - width, math.log(_LEAST)), min(best + width, math.log(_MOST))
     return math.exp(best)
 
 
-def _mean_log_t(ratio: Tensor, nu: float) -> Tensor:
+def _mean_log_t(ratio: Tensor, nu: float, share: Tensor) -> Tensor:
     """Mean of ln t_ν at squared values u (N,)."""
     constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
-    return constant - 0.5 * (nu + 1.0) * (ratio / nu).log1p().mean()
+    return constant - 0.5 * (nu + 1.0) * (share * (ratio / nu).log1p()).mean()

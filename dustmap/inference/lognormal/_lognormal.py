@@ -200,12 +200,18 @@ def typical_log_density(
 ) -> float:
     """ln(Σ y / Σ L p) − variance/2: ln of the factor of p with which it explains the data's sum.
 
+    Both sums weigh a datum by 1 / (σ_n² + median σ²), lest those of much noise rule them.
+
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
     """
     profile = profile or ConstantMean(1.0).to(data.y.device)
-    mass = float(profile.values(data.functional).sum())
-    total = float(data.y.double().sum())
+    weight = torch.ones_like(data.y, dtype=torch.float64)
+    if data.noise_variance is not None:
+        noise = data.noise_variance.double()
+        weight = noise.median() / (noise + noise.median())
+    mass = float((weight * profile.values(data.functional)).sum())
+    total = float((weight * data.y.double()).sum())
     if not (total > 0 and mass > 0):
         raise ValueError(
             f"a positive field needs data with a positive sum, got Σ y = {total:.3g} over "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustmap.inference._journal import AbstractJournal
 from dustmap.inference._kept import Reading
+from dustmap.inference.evidence._robust import measured_share
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
@@ -116,7 +117,8 @@ class Fit:
             self._precondition()
             spread = self._probe()[1]
         assert state.weighing is not None
-        self._weigh(state.weighing.updated(*self._ratios(spread), turn > _BARE))
+        share = measured_share(self.problem.data)
+        self._weigh(state.weighing.updated(*self._ratios(spread), turn > _BARE, share))
         rests = turn > _BARE and state.weighing.settled and found.decrease < accuracy.decrease
         if rests or turn + 1 == robust.max_rounds:
             return Phase.MODE, 0
@@ -204,7 +206,8 @@ class Fit:
         promised = 0.5 * float(step.gradient @ step.delta)
         rests = float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
         if self.state.weighing is not None:
-            self._weigh(self.state.weighing.updated(*self._ratios(spread)))
+            share = measured_share(self.problem.data)
+            self._weigh(self.state.weighing.updated(*self._ratios(spread), share=share))
             rests = rests and self.state.weighing.settled
         return rests
 

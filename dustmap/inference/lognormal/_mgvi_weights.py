@@ -45,8 +45,11 @@ class Weighing:
         noise = StudentTNoise(settings.nu, wide)
         return Weighing(settings, noise, _weights(noise, ratio), float("inf"))
 
-    def updated(self, left: Tensor, spread: Tensor, learn_nu: bool = True) -> "Weighing":
-        """At E e_n²/σ_n² = left + spread (N,), of the mean residual and of the field around it.
+    def updated(
+        self, left: Tensor, spread: Tensor, learn_nu: bool = True, share: Tensor | None = None
+    ) -> "Weighing":
+        """At E e_n²/σ_n² = left + spread (N,), of the mean residual and of the field around it;
+        share (N,): which part of σ_n² is of the measurement.
 
         The spread goes with s², the more the more of the data's freedom the field takes up. With
         that in mind one turn gets where plain expectation–maximisation creeps to.
@@ -56,7 +59,7 @@ class Weighing:
         for _ in range(_TURNS):
             before = noise.scale
             ratio = left + spread * (before / self.noise.scale) ** 2
-            noise = fitted_noise(ratio, self.noise, settings)
+            noise = fitted_noise(ratio, self.noise, settings, share)
             if abs(math.log(noise.scale / before)) < 1e-2:
                 break
         found = Weighing(self.settings, noise, _weights(noise, ratio), 0.0)

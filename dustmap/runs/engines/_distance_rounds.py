@@ -1,8 +1,9 @@
-"""Uncertain distances: what they add to the noise depends on the density that is looked for.
+"""What uncertain distances and dust beyond the box add depends on the density that is looked for.
 
-A first fit takes V_n = ρ² Var d_n of a uniform density ρ. The density found then gives
-V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, and a fit from the hyperparameters
-found takes that; and so on.
+A first fit takes V_n = ρ² Var d_n of a uniform density ρ, and for the dust beyond the box the prior
+of the configuration, with that density as its mean where the mean is learned. The density found
+then gives V_n = Var ∫₀^{d_n} ρ ds over the distances the star may have, the hyperparameters found
+the dust beyond the box, and a fit from these hyperparameters takes both; and so on.
 """
 
 import logging
@@ -18,29 +19,40 @@ from dustmap.config import Config
 from dustmap.gp import Batch
 from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.runs._ranks import predicted
+from dustmap.runs.engines._beyond import first_dust, with_level
 from dustmap.runs.engines._engines import engine_of
 from dustmap.runs.kept import arrays_of, hyperparameters_of, kept_of, learning_of, summary_of
-from dustmap.runs.models import Hyperparameters, StarFit, Tell, silent
-from dustmap.sky.observations import Observations
+from dustmap.runs.models import (
+    Arrays,
+    Hyperparameters,
+    StarFit,
+    Tell,
+    dust_of,
+    silent,
+)
+from dustmap.sky.observations import Moments, Observations
 
 log = logging.getLogger(__name__)
 
-#: Median relative change of the total noise at which the rounds end.
-SETTLED = 0.05
+#: Median relative change of the total noise at which the rounds end, and the root mean square
+#: change of the extinction expected beyond the box, in standard deviations of the noise.
+SETTLED, SHIFTED = 0.05, 0.1
+#: Hyperparameters of the dust beyond the box, which no engine knows of.
+_LEVEL = ("beyond", "beyond_std")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DistanceFit:
-    """The fit, and the observations with the variance that their distances added to the noise.
+    """The fit, and the observations with what distances and dust beyond the box add to them.
 
-    added (N,): of all observations; None where every distance is exact. rounds: a line for each
-    refreshment, for the report.
+    added: to all observations; None where every star is in the box at an exact distance. rounds: a
+    line for each refreshment, for the report.
     """
 
     fit: StarFit
     observed: Observations
-    added: Tensor | None
+    added: Moments | None
     rounds: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -60,20 +72,37 @@ def fit_distances(
         return _found_before(config, observed, train, kept)
     found = _Rounds(config, observed, train, journal, tell).found()
     whole = kept_of(found.fit)
-    added = {} if found.added is None else {"added": found.added}
+    added = {} if found.added is None else arrays_of_added(found.added)
     journal.finish(Kept({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added}))
     return found
 
 
+def arrays_of_added(added: Moments) -> dict[str, Tensor]:
+    """Under the names by which checkpoints have them."""
+    return {
+        "added_variance": added.variance,
+        "expected_beyond": added.mean,
+        "shared_variance": added.shared,
+    }
+
+
+def added_of(arrays: Mapping[str, Tensor], like: Tensor) -> Moments | None:
+    """What `arrays_of_added` has kept; runs of earlier versions have the variance alone."""
+    variance = arrays.get("added_variance")
+    if variance is None:
+        return None
+    none = torch.zeros_like(variance)
+    mean, shared = (arrays.get(name, none) for name in ("expected_beyond", "shared_variance"))
+    return Moments(*(values.to(like.device) for values in (mean, variance, shared)))
+
+
 def _found_before(config: Config, observed: Observations, train: Tensor, kept: Kept) -> DistanceFit:
     """What `fit_distances` has kept as its result."""
-    added, lines = kept.arrays.get("added"), kept.values["rounds"]
+    added, lines = added_of(kept.arrays, observed.batch.y), kept.values["rounds"]
     assert isinstance(lines, list)
-    noisy = observed
-    if added is not None:
-        added = added.to(observed.batch.y.device)
-        noisy = observed.with_added(added)
-    return DistanceFit(reopened_fit(config, noisy.batch[train], kept), noisy, added, tuple(lines))
+    noisy = observed if added is None else observed.with_added(added)
+    fit = reopened_fit(config, noisy.training(train), kept)
+    return DistanceFit(fit, noisy, added, tuple(lines))
 
 
 @final
@@ -89,11 +118,12 @@ class _Rounds:
 
     def found(self) -> DistanceFit:
         observed = self.observed
-        if observed.spread is None:
+        if observed.exact:
             return DistanceFit(self._fit(0, observed, None), observed, None)
-        added = observed.uniform_spread(typical_density(self.config, observed))
+        density, dust = first_dust(self.config, observed)
+        added = observed.uniform(density, dust_of(self.config, dust))
         noisy = observed.with_added(added)
-        fit = self._fit(0, noisy, None)
+        fit = self._fit(0, noisy, None, dust)
         rounds: list[Mapping[str, Any]] = []
         while len(rounds) < self.config.fit.distance_rounds:
             line, fresh = self._refreshed(len(rounds) + 1, fit, added)
@@ -101,33 +131,45 @@ class _Rounds:
             if not line["refitted"]:
                 break
             added, noisy = fresh, observed.with_added(fresh)
-            fit = self._fit(len(rounds), noisy, fit.hyperparameters)
+            level = replace(fit.hyperparameters, **{name: line[name] for name in _LEVEL})
+            fit = self._fit(len(rounds), noisy, fit.hyperparameters, level)
         return DistanceFit(fit, noisy, added, tuple(rounds))
 
-    def _fit(self, number: int, observed: Observations, start: Hyperparameters | None) -> StarFit:
-        """The fit of one round, from the start or from where it was."""
-        part, data = self.journal.within(f"fit-{number}"), observed.batch[self.train]
+    def _fit(
+        self,
+        number: int,
+        observed: Observations,
+        start: Hyperparameters | None,
+        dust: Hyperparameters | None = None,
+    ) -> StarFit:
+        """The fit of one round, from the start or from where it was; dust: that beyond the box."""
+        part, data = self.journal.within(f"fit-{number}"), observed.training(self.train)
         kept = part.latest()
         if kept is not None:
             return reopened_fit(self.config, data, kept)
         engine = engine_of(self.config)
         fit = engine.fit(self.config, data, start, part.within("engine"), self.tell)
+        if dust is not None:
+            level = {name: getattr(dust, name) for name in _LEVEL}
+            fit = replace(fit, hyperparameters=replace(fit.hyperparameters, **level))
         part.finish(kept_of(fit))
         return fit
 
     def _refreshed(
-        self, number: int, fit: StarFit, added: Tensor
-    ) -> tuple[Mapping[str, Any], Tensor]:
-        """The line of a round, and the variances (N,) that the density found adds."""
+        self, number: int, fit: StarFit, added: Moments
+    ) -> tuple[Mapping[str, Any], Moments]:
+        """The line of a round, and what the density found adds to the observations."""
         part = self.journal.within(f"noise-{number}")
         kept = part.latest()
         if kept is not None:
-            return kept.values, kept.arrays["added"].to(added.device)
-        fresh = self.observed.added_variance(fit.for_many_rays())
-        change = _change(fit, self.observed, added, fresh, self.train)
-        log.info("distances: median change of the noise %.3g", change)
-        line = _line(number, change, fresh[self.train], refitted=change >= SETTLED)
-        part.finish(Kept(line, {"added": fresh}))
+            fresh = added_of(kept.arrays, added.mean)
+            assert fresh is not None
+            return kept.values, fresh
+        at = with_level(self.config, fit, self.observed, added, self.train)
+        fresh = self.observed.added(fit.for_many_rays(), dust_of(self.config, at))
+        line = _line(number, at, fit, self.observed, added, fresh, self.train)
+        log.info("round %d: %s", number, line)
+        part.finish(Kept(line, arrays_of_added(fresh)))
         return line, fresh
 
 
@@ -138,36 +180,37 @@ def reopened_fit(config: Config, data: Batch, kept: Kept) -> StarFit:
     return replace(fit, summary=summary_of(kept), learning=learning_of(kept), arrays=arrays)
 
 
-def typical_density(config: Config, observed: Observations) -> float:
-    """One density for all stars, in mag/pc: all extinctions over all paths, Σ y / Σ ∫w ds.
-
-    Of the rays as they are clipped: there is no dust beyond the box.
-    """
-    paths = observed.batch.functional.moments()[:, 0].sum()
-    density = float(observed.batch.y.sum() / paths)
-    return density if density > 0 else abs(config.model.mean_density)
-
-
-def _change(fit: StarFit, observed: Observations, old: Tensor, new: Tensor, train: Tensor) -> float:
-    """Median of |σ_new − σ_old| / σ_old, σ the total noise of the stars that are fitted."""
-    given, at = observed.error_variance[train], fit.hyperparameters
-    rays = observed.batch.functional[train]
+def _line(
+    number: int,
+    at: Hyperparameters,
+    fit: StarFit,
+    observed: Observations,
+    old: Moments,
+    new: Moments,
+    train: Tensor,
+) -> Mapping[str, Any]:
+    """What has changed, of the stars that are fitted: median of |σ_new − σ_old| / σ_old with σ the
+    total noise, and the root mean square of the shift of y over σ_old."""
+    given, rays = observed.error_variance[train], observed.batch.functional[train]
     found = predicted(fit.posterior, rays) if at.relative_scatter > 0 else None
-    before, after = (at.noise_variance(given + added[train], found).sqrt() for added in (old, new))
-    return float(((after - before).abs() / before).median())
-
-
-def _line(number: int, change: float, added: Tensor, *, refitted: bool) -> Mapping[str, Any]:
+    before, after = (
+        at.noise_variance(given, found, (m.variance + m.shared)[train]).sqrt() for m in (old, new)
+    )
+    change = float(((after - before).abs() / before).median())
+    shift = float(((new.mean - old.mean)[train] / before).square().mean().sqrt())
     return {
         "round": number,
         "median_change_of_the_noise": change,
-        "median_added_std_mag": float(added.sqrt().median()),
-        "refitted": refitted,
+        "shift_over_the_noise": shift,
+        "median_added_std_mag": float(new.variance[train].sqrt().median()),
+        "beyond": at.beyond,
+        "beyond_std": at.beyond_std,
+        "refitted": change >= SETTLED or shift >= SHIFTED,
     }
 
 
-def reopened(observed: Observations, added: np.ndarray[Any, np.dtype[np.float64]]) -> Observations:
-    """The observations of an earlier fit, which keeps the variances it had added."""
-    noise = observed.batch.noise_variance
-    assert noise is not None
-    return observed.with_added(torch.from_numpy(added).to(noise))
+def reopened(observed: Observations, arrays: Arrays) -> Observations:
+    """The observations of an earlier fit, which keeps what it had added."""
+    tensors = {name: torch.from_numpy(np.asarray(value)) for name, value in arrays.items()}
+    added = added_of(tensors, observed.measured)
+    return observed if added is None else observed.with_added(added)

@@ -32,6 +32,9 @@ def star_components(stars: StarTable, observed: Observations) -> tuple[Component
     geometry = _COPIES * ray_bytes(rays)
     if spread is not None:
         geometry += ray_bytes(spread.rays) + spread.variance.nbytes
+    if observed.beyond is not None:
+        outside = observed.beyond.spread
+        geometry += ray_bytes(outside.rays) + outside.variance.nbytes
     vectors = 6 * 8 * len(observed)
     what = f"catalog of {len(stars):,} rows, rays and errors of {len(observed):,} stars"
     return (Component("stars", table + geometry + vectors, During.WHOLE, what),)

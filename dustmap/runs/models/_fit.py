@@ -15,7 +15,12 @@ from dustmap.inference import StudentTNoise
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
 
-_ABSENT = (("scatter", 0.0), ("relative_scatter", 0.0))
+_ABSENT = (
+    ("scatter", 0.0),
+    ("relative_scatter", 0.0),
+    ("beyond", 1.0),
+    ("beyond_std", 0.0),
+)
 
 Arrays = Mapping[str, NDArray[np.generic]]
 #: Hears of one step of learning: its numbers by name.
@@ -35,7 +40,8 @@ class Hyperparameters:
     std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
     mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
     disc_height and disc_length in pc, of a log-normal density: negative where it grows.
-    nu: degrees of freedom of Student-t noise, None for Gaussian.
+    nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
+    prior's expectation of the dust beyond the box, and its standard deviation.
     """
 
     length: float
@@ -47,12 +53,18 @@ class Hyperparameters:
     disc_height: float | None = None
     disc_length: float | None = None
     relative_scatter: float = 0.0
+    beyond: float = 1.0
+    beyond_std: float = 0.0
 
-    def noise_variance(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
-        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`.
+    def noise_variance(
+        self, given: Tensor, predicted: Prediction | None = None, added: Tensor | float = 0.0
+    ) -> Tensor:
+        """noise² σ² + scatter² + relative_scatter² E a² + added (N,) for errors whose squares are
+        `given`.
 
-        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
-        nothing asks for it where there is no relative scatter.
+        added (N,): what no error of measurement has made. predicted: of the extinctions a, by the
+        model, for measured ones are wrong by their noise; nothing asks for it where there is no
+        relative scatter.
 
         For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
         speaks of outliers, and is infinite for ν ≤ 2.
@@ -60,10 +72,10 @@ class Hyperparameters:
         width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
         constant = self.noise**2 * given + self.scatter**2
         if self.relative_scatter == 0.0:
-            return width**2 * constant
+            return width**2 * constant + added
         assert predicted is not None
         square = (predicted.mean.square() + predicted.variance).to(given)
-        return width**2 * (constant + self.relative_scatter**2 * square)
+        return width**2 * (constant + self.relative_scatter**2 * square) + added
 
     def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
         """The same for Student-t noise whose scale multiplies errors and scatter."""

@@ -1,5 +1,6 @@
-"""Kernel, mean and noise of a Gaussian density, as a configuration has them."""
+"""Kernel, mean and noise of a density, as a configuration has them."""
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -16,6 +17,7 @@ from dustmap.gp.kernels import (
 )
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.runs.models._fit import Hyperparameters
+from dustmap.sky.observations import PriorDust
 
 KERNELS = {
     "matern12": Matern12,
@@ -103,6 +105,18 @@ def log_profile_of(model: ModelConfig, log_density: float) -> AbstractMean:
     if model.mean == "disc":
         return LogDiscMean(log_density, model.disc_height, model.disc_length)
     return ConstantMean(log_density)
+
+
+def dust_of(config: Config, at: Hyperparameters) -> PriorDust:
+    """The density as the prior has it at these hyperparameters, wherever no star has seen it."""
+    lognormal, mean = config.density == "lognormal", profile_of(config.model, at.mean)
+    if lognormal:
+        mean = log_profile_of(config.model, math.log(at.mean))
+        if at.disc_height is not None and at.disc_length is not None:
+            assert isinstance(mean, LogDiscMean)
+            slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
+            mean.assign(torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64))
+    return PriorDust(kernel_of(config.model, at), mean, lognormal, at.beyond, at.beyond_std)
 
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:

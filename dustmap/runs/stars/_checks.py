@@ -3,10 +3,12 @@
 import math
 
 from dustmap.config import Config
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import MGVISettings, Scores
 from dustmap.runs.engines import STD
 from dustmap.runs.models import StarFit
 from dustmap.runs.reports import Check, coverage_check
+from dustmap.sky.observations import Observations
 
 #: What an engine may report -> the most that is sound, and what to do beyond.
 LIMITS = {
@@ -21,6 +23,22 @@ LIMITS = {
 _LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
+
+
+#: Part of the rays that may end at the faces of a box beyond which no dust is expected.
+_CUT = 0.05
+
+
+def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
+    """Whether few rays leave a box beyond which the run expects no dust; no check elsewhere."""
+    if config.grid.outside != OutsidePolicy.TRUNCATE.value:
+        return ()
+    advice = (
+        "all the extinction of these stars is put inside the box, most of it at the faces: set "
+        'grid.outside = "prior", or take a larger box (grid.size)'
+    )
+    cut = observed.counts.truncated / len(observed)
+    return (Check("part of the rays cut at the box", cut, 0.0, _CUT, advice),)
 
 
 def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:

@@ -18,7 +18,7 @@ from dustmap.inference import scores
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.models import Hyperparameters, StarFit
+from dustmap.runs.models import Hyperparameters, StarFit, dust_of
 from dustmap.runs.reports import comparison_of
 from dustmap.runs.stars._input import (
     StarInput,
@@ -42,8 +42,8 @@ from dustmap.sky.catalogs import card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
 from dustmap.sky.observations import (
-    NothingSeen,
     Observations,
+    PriorDust,
     observe,
     predict_extinction,
     sight_lines,
@@ -111,26 +111,28 @@ class StarMap(AbstractFinishedRun):
             told["truth"] = self._truth(observed, factor * truth)
         return told | {
             "rows": given.provenance["counts"],
-            "rays_truncated_at_the_box": observed.counts.truncated,
-            "stars_dropped_outside_the_box": observed.counts.dropped,
+            **observed.counts_at_the_box(),
         }
 
     def _observed(self, given: StarInput) -> Observations:
-        """With the variance that uncertain distances add at the density found."""
+        """With what uncertain distances and dust beyond the box add at the density found."""
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observe(given.stars, self.run.grid, policy, torch.float64, self.device)
-        if observed.spread is None:
+        if observed.exact:
             return observed
-        return observed.with_added(observed.spread.added_variance(self.fit.for_many_rays()))
+        return observed.with_added(observed.added(self.fit.for_many_rays(), self._dust))
+
+    @property
+    def _dust(self) -> PriorDust:
+        return dust_of(self.run.config, self.fit.hyperparameters)
 
     def _truth(self, observed: Observations, truth: NDArray[np.float64]) -> Mapping[str, float]:
         """Of noise-free extinctions: the predicted variance has no noise in it."""
         predicted = self.fit.posterior.predict(observed.batch.functional)
-        variance = predicted.variance
-        if observed.spread is not None:
-            variance = variance + observed.spread.added_variance(self.fit.for_many_rays())
-        y = torch.from_numpy(truth[observed.rows]).to(variance)
-        return scores(y, predicted.mean, variance).as_dict()
+        added = observed.added_variance.to(predicted.variance)
+        y = torch.from_numpy(truth[observed.rows]).to(added)
+        mean = predicted.mean + observed.expected_beyond.to(predicted.mean)
+        return scores(y, mean, predicted.variance + added).as_dict()
 
     def predict(
         self, catalog: Path, schema: str, output: Path, overwrite: bool
@@ -166,24 +168,30 @@ class StarMap(AbstractFinishedRun):
     def at_stars(
         self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
     ) -> dict[str, NDArray[np.float64]]:
-        """Densities at the median distance of N stars, NaN outside the box; extinctions over the
-        distribution of each distance, NaN where the ray from the Sun may be outside the box."""
+        """Densities at the median distance of N stars and extinctions over the distribution of
+        each distance, both NaN where the median distance is outside the box.
+
+        What a distribution has beyond the box sees the prior's dust there, or none where the run
+        expects none (grid.outside = "truncate").
+        """
         columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
         places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
         inside = self.run.grid.contains(places)
-        if not bool(inside.any()):
+        at = np.flatnonzero(inside.cpu().numpy())
+        if len(at) == 0:
             return columns
-        density = self.fit.posterior.predict(PointValues(places[inside]))
-        at = inside.cpu().numpy()
-        columns["density_mean"][at] = density.mean.cpu().double().numpy()
-        columns["density_std"][at] = density.std.cpu().double().numpy()
-        try:
-            lines = sight_lines(l, b, distances, self.run.grid, OutsidePolicy.DROP, self.device)
-        except NothingSeen:
-            return columns
-        extinction = predict_extinction(self.fit.posterior, lines)
-        columns["extinction_mean"][lines.rows] = extinction.mean.cpu().double().numpy()
-        columns["extinction_std"][lines.rows] = extinction.std.cpu().double().numpy()
+        policy = OutsidePolicy(self.run.config.grid.outside)
+        if policy is not OutsidePolicy.TRUNCATE:
+            policy = OutsidePolicy.PRIOR
+        lines = sight_lines(l[at], b[at], distances[at], self.run.grid, policy, self.device)
+        found = {
+            "density": self.fit.posterior.predict(PointValues(places[inside])),
+            "extinction": predict_extinction(self.fit.posterior, lines, self._dust),
+        }
+        for name, prediction in found.items():
+            rows = at if name == "density" else at[lines.rows]
+            columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()
+            columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns
 
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
@@ -229,7 +237,6 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
     arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
     if distances:
-        added = np.asarray(distances["added_variance"], np.float64)
-        run = replace(run, observed=reopened(run.observed, added))
-    fit = engine_of(config).reopen(run.config, run.observed.batch[run.train], at, arrays)
+        run = replace(run, observed=reopened(run.observed, distances))
+    fit = engine_of(config).reopen(run.config, run.observed.training(run.train), at, arrays)
     return StarMap(run, fit, replace(run, asked=directory.config()).provenance(fit))

@@ -18,7 +18,7 @@ from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._ranks import ALONE, own_rays, predicted
 from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs.engines import DistanceFit, engine_of, fit_distances
+from dustmap.runs.engines import DistanceFit, arrays_of_added, engine_of, fit_distances
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import estimated_seconds, rounded
 from dustmap.runs.models import Learning, StarFit, grid_of
@@ -33,7 +33,7 @@ from dustmap.runs.reports import (
     calibration,
     quality_proxies,
 )
-from dustmap.runs.stars._checks import check_of_scores, checks_of_fit
+from dustmap.runs.stars._checks import check_of_box, check_of_scores, checks_of_fit
 from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
@@ -55,6 +55,8 @@ POSTERIOR = "checkpoint/posterior.npz"
 DISTANCES = "checkpoint/distances.npz"
 #: Units of hyperparameters; those of std and mean follow the density.
 UNITS = {
+    "beyond": "factor on the dust expected beyond the box",
+    "beyond_std": "of that factor",
     "length": "pc",
     "noise": "factor on the errors",
     "nu": "degrees of freedom",
@@ -121,7 +123,7 @@ class StarRun(AbstractRun):
     def seconds(self) -> float:
         """Rough, of the fit."""
         rays = own_rays(self.observed.batch.functional[self.train])
-        rounds = 1 if self.observed.spread is None else 1 + self.config.fit.distance_rounds
+        rounds = 1 if self.observed.exact else 1 + self.config.fit.distance_rounds
         return rounded(rounds * estimated_seconds(self.config, rays, self.grid))
 
     def counts(self) -> dict[str, Any]:
@@ -132,8 +134,7 @@ class StarRun(AbstractRun):
             "stars": self.share.total,
             "stars_fitted": len(self.train),
             "stars_held_out": len(self.holdout),
-            "rays_truncated_at_the_box": self.observed.counts.truncated,
-            "stars_dropped_outside_the_box": self.observed.counts.dropped,
+            **self.observed.counts_at_the_box(),
             "stars_with_distances_cut": self.observed.cut,
             "nodes": list(self.grid.shape),
         }
@@ -184,6 +185,7 @@ class StarRun(AbstractRun):
         account.sections["fit"] = fit.summary | _learning(fit.learning)
         if found.rounds:
             account.sections["distances"] = {"rounds": list(found.rounds)}
+        account.checks += check_of_box(self.config, self.observed)
         account.checks += checks_of_fit(self.config, fit)
         if self.tile is not None:
             account.checks.append(self.tile.check(fit.hyperparameters.length))
@@ -334,9 +336,13 @@ def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Pr
     data = observed.batch[index]
     found = predicted(fit.posterior, data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise_variance(data.noise_variance, found)
+    noise = fit.hyperparameters.noise_variance(
+        observed.error_variance[index], found, observed.added_variance[index]
+    )
     rows = observed.rows[index.cpu().numpy()]
-    return Predictions(data.y, found.mean, found.variance + noise, rows)
+    beyond = observed.expected_beyond[index]
+    mean = found.mean + beyond.to(found.mean)
+    return Predictions(observed.measured[index], mean, found.variance + noise, rows)
 
 
 def units_of(config: Config, fit: StarFit) -> dict[str, str]:
@@ -359,7 +365,8 @@ def _record_fit(directory: RunDirectory, found: DistanceFit) -> None:
     directory.write_json(HYPERPARAMETERS, fit.hyperparameters.as_dict())
     directory.write_arrays(POSTERIOR, fit.arrays)
     if found.added is not None:
-        directory.write_arrays(DISTANCES, {"added_variance": found.added.cpu().numpy()})
+        kept = {name: v.cpu().numpy() for name, v in arrays_of_added(found.added).items()}
+        directory.write_arrays(DISTANCES, kept)
     for line in found.rounds:
         directory.record(stage="distances", **line)
     directory.record(stage="fit", **fit.summary, **fit.hyperparameters.as_dict())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.functionals import Counts, OutsidePolicy, Sharded
+from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._sight_lines import sight_lines
 from dustmap.sky.observations._spread import DistanceSpread
 from dustmap.sky.stars import StarTable
@@ -21,47 +22,113 @@ class Observations:
     """What the stars say of the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
 
     batch: N weighted rays with extinction and the variance of its noise; rows (N,): the stars they
-    come from; counts: rays that were truncated at the box, and those left out; spread: how
-    uncertain distances add to the noise, None where all are known; error_variance (N,): of the
-    measurements alone; cut: stars of which more than 1e-3 of the expected distance lies beyond
-    their last edge.
+    come from; counts: rays that leave the box, and those left out; spread: how uncertain distances
+    add to the noise, None where all are known; measured, error_variance (N,): extinctions and the
+    variance of their errors alone; cut: stars of which more than 1e-3 of the expected distance lies
+    beyond their last edge; beyond: the parts of the rays outside the box, whose dust the prior
+    expects, None under policies that expect none; shared (N,): variance that a fit takes on top,
+    since stars behind the same dust are not independent.
 
-    Where ranks share the rays, the spread is that of this rank's, and all else is of all.
+    Where ranks share the rays, spread and beyond are those of this rank's, and all else is of all.
     """
 
     batch: Batch
     rows: NDArray[np.int64]
     counts: Counts
     spread: DistanceSpread | None
+    measured: Tensor
     error_variance: Tensor
     cut: int = 0
+    beyond: BeyondBox | None = None
+    shared: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def uniform_spread(self, density: float | Tensor) -> Tensor:
-        """ρ² Var d (N,) of the uncertain distances, in a density that is the same everywhere."""
-        return self._of_all(self._spread.uniform(density))
-
-    def added_variance(self, posterior: AbstractPosterior) -> Tensor:
-        """V_n (N,) of the uncertain distances, the mean over draws of the posterior density."""
-        return self._of_all(self._spread.added_variance(posterior))
+    @property
+    def exact(self) -> bool:
+        """Whether the rays in the box are all that the extinctions have, but for their errors."""
+        return self.spread is None and (self.beyond is None or self.counts.truncated == 0)
 
     @property
-    def _spread(self) -> DistanceSpread:
-        if self.spread is None:
-            raise ValueError("all distances are known: they add nothing to the noise")
-        return self.spread
+    def expected_beyond(self) -> Tensor:
+        """What has been taken from the measured extinctions (N,) for the dust beyond the box."""
+        return self.measured - self.batch.y
+
+    @property
+    def added_variance(self) -> Tensor:
+        """The variance (N,) that distances and dust beyond the box have added to the errors."""
+        assert self.batch.noise_variance is not None
+        return self.batch.noise_variance - self.error_variance
+
+    def counts_at_the_box(self) -> dict[str, int]:
+        """How many rays leave the box, and how many stars were left out for it."""
+        left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
+        return {
+            left: self.counts.truncated,
+            "stars_dropped_outside_the_box": self.counts.dropped,
+        }
+
+    def expected(self, dust: PriorDust) -> Tensor:
+        """What is expected beyond the box (N,), where the policy expects any."""
+        return self._of_all(self._outside(dust)[0])
+
+    def uniform(self, density: float, dust: PriorDust) -> Moments:
+        """What distances and dust beyond the box add, with the same density all over the box."""
+        outside = self._outside(dust)
+        own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
+        return self._added(outside, own, dust)
+
+    def added(self, posterior: AbstractPosterior, dust: PriorDust) -> Moments:
+        """The same with the posterior density in the box: the mean over its draws."""
+        outside, spread = self._outside(dust), self.spread
+        own = 0.0 if spread is None else spread.added_variance(posterior, behind=outside[0])
+        return self._added(outside, own, dust)
+
+    def _added(
+        self, outside: tuple[Tensor, Tensor], own: Tensor | float, dust: PriorDust
+    ) -> Moments:
+        mean, apart = (self._of_all(values) for values in outside)
+        own = self._of_all(own) if isinstance(own, Tensor) else torch.zeros_like(mean)
+        if self.beyond is None:
+            return Moments(mean, own, torch.zeros_like(mean))
+        alike = crowding(self._of_all(self.beyond.tracks()), dust)
+        return Moments(mean, apart + own, (alike - 1.0) * apart)
+
+    def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
+        """Expectation and variance beyond the box, of this rank's rays."""
+        if self.beyond is not None:
+            return self.beyond.moments(dust)
+        rays = self.batch.functional
+        count = len(rays.local) if isinstance(rays, Sharded) else len(rays)
+        none = torch.zeros(count, dtype=torch.float64, device=rays.device)
+        return none, none
 
     def _of_all(self, values: Tensor) -> Tensor:
         rays = self.batch.functional
         return rays.gathered(values) if isinstance(rays, Sharded) else values
 
-    def with_added(self, variance: Tensor) -> "Observations":
-        """The same data with noise of error_variance + variance (N,), whatever was added before."""
-        added = variance.to(self.error_variance)
-        noise = self.error_variance + added
-        return replace(self, batch=Batch(self.batch.functional, self.batch.y, noise))
+    def with_added(self, added: Moments) -> "Observations":
+        """The measured extinctions less what is expected beyond the box, with the noise of
+        error_variance + added.variance, whatever was added before."""
+        mean, variance, shared = (
+            values.to(self.measured) for values in (added.mean, added.variance, added.shared)
+        )
+        noise = self.error_variance + variance
+        batch = Batch(
+            self.batch.functional, self.measured - mean, noise, added_variance=variance
+        )
+        return replace(self, batch=batch, shared=shared)
+
+    def training(self, index: Tensor) -> Batch:
+        """The data of a fit, which takes the shared variance on top."""
+        data = self.batch[index]
+        if self.shared is None or data.noise_variance is None:
+            return data
+        assert data.added_variance is not None
+        more = self.shared[index]
+        noise, added = data.noise_variance + more, data.added_variance + more
+        return replace(data, noise_variance=noise, added_variance=added)
 
 
 def observe(
@@ -73,7 +140,8 @@ def observe(
 ) -> Observations:
     """Rays from the Sun to the stars, within the box that the grid's nodes span.
 
-    The noise is that of the measurements; `with_added` brings in the spread of the distances.
+    The noise is that of the measurements; `with_added` brings in the spread of the distances and
+    the dust beyond the box.
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
     lines = sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
@@ -82,4 +150,6 @@ def observe(
         torch.from_numpy(values).to(device, dtype) for values in (y, np.square(sigma))
     )
     batch = Batch(lines.rays, measured, noise)
-    return Observations(batch, lines.rows, lines.counts, lines.spread, noise, lines.cut)
+    return Observations(
+        batch, lines.rows, lines.counts, lines.spread, measured, noise, lines.cut, lines.beyond
+    )

@@ -65,6 +65,22 @@ class Segments:
             values[rows] = new
         return Segments(*arrays)
 
+    def none(self) -> "Segments":
+        """No segments but one edge, the first."""
+        empty = self.mean[:, :0]
+        return Segments(self.edges[:, :1], empty, empty, np.zeros_like(self.beyond))
+
+    def subdivided(self, pieces: int) -> "Segments":
+        """The same with the first segment, which hardly a star ends in, in equal pieces."""
+        part = np.arange(1, pieces) / pieces
+        between = self.edges[:, :1] + (self.edges[:, 1:2] - self.edges[:, :1]) * part
+        edges = np.concatenate([self.edges[:, :1], between, self.edges[:, 1:]], axis=1)
+        mean, variance = (
+            np.concatenate([np.repeat(values[:, :1], pieces, axis=1), values[:, 1:]], axis=1)
+            for values in (self.mean, self.variance)
+        )
+        return Segments(edges, mean, variance, self.beyond)
+
     def _arrays(self) -> tuple[Array, Array, Array, Array]:
         return self.edges, self.mean, self.variance, self.beyond
 

@@ -42,7 +42,8 @@ def observe_share(
     truncated, dropped, cut = world.total(told).tolist()
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
     batch = Batch(rays, measured, noise)
-    return Observations(batch, _rows(rays, lines.rows + first), counts, spread, noise, cut)
+    rows = _rows(rays, lines.rows + first)
+    return Observations(batch, rows, counts, spread, measured, noise, cut, lines.beyond)
 
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:

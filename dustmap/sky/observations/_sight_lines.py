@@ -8,13 +8,19 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import Counts, LineIntegrals, OutsidePolicy
+from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.observations._beyond import BeyondBox
 from dustmap.sky.observations._segments import NEGLIGIBLE, Segments, segments_of
 from dustmap.sky.observations._spread import DistanceSpread
 from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
+
+#: Of the distribution of a distance: what it has behind the box is looked for up to here.
+_LAST = 1.0 - 1e-6
+#: Parts of the first segment behind the box, for a mean density that changes along it.
+PIECES = 6
 
 
 class NothingSeen(ValueError):
@@ -29,7 +35,8 @@ class SightLines:
     rays: N line integrals weighted by the survival function sf(s) = P(d > s), 1 up to a known
     distance; rows (N,): the stars they come from; counts: rays that were truncated at the box, and
     those left out; spread: what the distances add to the variance, None where they are known;
-    cut: stars of which more than 1e-3 of the expected distance lies beyond the last edge.
+    cut: stars of which more than 1e-3 of the expected distance lies beyond the last edge; beyond:
+    the parts of the rays outside the box, where dust is expected there.
     """
 
     rays: LineIntegrals
@@ -37,6 +44,7 @@ class SightLines:
     counts: Counts
     spread: DistanceSpread | None
     cut: int = 0
+    beyond: BeyondBox | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,12 +90,53 @@ def lines_if_any(
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
         rays, rows, counts = _clipped(whole, grid, outside, 0.0)
-        return SightLines(rays, rows, counts, None)
+        beyond = _beyond(rays, distances[rows], grid, outside)
+        return SightLines(rays, rows, counts, None, beyond=beyond)
     segments = segments_of(distances)
     whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
     rays, rows, counts = _clipped(whole, grid, outside, NEGLIGIBLE)
     spread = _within(rays, segments[rows], distances, rows)
-    return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()))
+    beyond = _beyond(rays, distances[rows], grid, outside)
+    return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
+
+
+def _beyond(
+    rays: LineIntegrals, distances: AbstractDistances, grid: RegularGrid, outside: OutsidePolicy
+) -> BeyondBox | None:
+    """What the stars at the ends of these rays have before and behind the box."""
+    if outside is not OutsidePolicy.PRIOR:
+        return None
+    enter, leave = (
+        face.clamp_min(0.0).cpu().numpy()
+        for face in chord(rays.origin, rays.direction, grid.lower, grid.upper)
+    )
+    far = distances.quantile(np.array([_LAST]))[:, 0]
+    rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + FACE_SLACK)))
+    if len(rows) == 0:
+        return BeyondBox.nothing(rays)
+    before = segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
+    behind = segments_of(distances[rows], leave[rows]).subdivided(PIECES)
+    if not (enter > 0.0).any():
+        before = before.none()
+    along, weights, variance = (
+        torch.from_numpy(values).to(rays.device) for values in _joined(before, behind)
+    )
+    index = torch.from_numpy(rows).to(rays.device)
+    mine = rays[index]
+    spread = DistanceSpread(
+        LineIntegrals(mine.origin, mine.direction, along, weights, mine.keys), variance
+    )
+    return BeyondBox(index, spread, behind.mean.shape[1], len(rays))
+
+
+def _joined(before: Segments, behind: Segments) -> tuple[Array, Array, Array]:
+    """Edges, means and variances of the segments before the box, the box itself, those behind."""
+    box = np.zeros((len(behind.mean), 1))
+    mean, variance = (
+        np.concatenate([one, box, other], axis=1)
+        for one, other in ((before.mean, behind.mean), (before.variance, behind.variance))
+    )
+    return np.concatenate([before.edges, behind.edges], axis=1), mean, variance
 
 
 def _clipped(

@@ -41,26 +41,39 @@ class DistanceSpread:
     def __getitem__(self, index: slice | Tensor) -> "DistanceSpread":
         return DistanceSpread(self.rays[index], self.variance[index])
 
-    def of_segments(self, a: Tensor) -> Tensor:
-        """V_n (..., N) of the integrals a (..., N, J) of ρ over the segments."""
+    def of_segments(self, a: Tensor, behind: Tensor | None = None) -> Tensor:
+        """V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
+
+        behind (N,): E A of what the rays have behind their last edge, which only stars see that
+        have all of a before them: Cov(A, A_behind) = E A_behind Σ_k a_k (1 − E U_k).
+        """
         a = a.to(self.variance)
-        before = a * (1.0 - self.rays.weights)
-        before = before.cumsum(-1) - before
+        unseen = a * (1.0 - self.rays.weights)
+        before = unseen.cumsum(-1) - unseen
         own = a.square() * self.variance
         # Not negative for ρ ≥ 0; of a field that dips below 0, but for round-off.
-        return (own + 2.0 * a * self.rays.weights * before).sum(-1).clamp_min(0.0)
+        within = (own + 2.0 * a * self.rays.weights * before).sum(-1).clamp_min(0.0)
+        if behind is None:
+            return within
+        return (within + 2.0 * behind.to(a) * unseen.sum(-1)).clamp_min(0.0)
 
-    def uniform(self, density: float | Tensor) -> Tensor:
-        """ρ² Var d (N,), of the same density everywhere: a start. Float64."""
-        return self.of_segments(self.rays.edges.diff(dim=-1)) * density**2
+    def uniform(self, density: float | Tensor, behind: Tensor | None = None) -> Tensor:
+        """V_n (N,) of the same density all along a ray, ρ² Var d: a start. Float64."""
+        each = torch.as_tensor(density, dtype=self.variance.dtype, device=self.rays.device)
+        return self.of_segments(self.rays.edges.diff(dim=-1) * each[..., None], behind)
 
     @torch.no_grad()
     def added_variance(
-        self, posterior: AbstractPosterior, samples: int = 8, seed: int = 0
+        self,
+        posterior: AbstractPosterior,
+        samples: int = 8,
+        seed: int = 0,
+        behind: Tensor | None = None,
     ) -> Tensor:
         """V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
 
-        A posterior that is stored as fewer draws gives those it has.
+        A posterior that is stored as fewer draws gives those it has. behind (N,): E A of what the
+        rays have behind their last edge.
 
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
@@ -69,16 +82,18 @@ class DistanceSpread:
         stored = _stored_draws(posterior)
         count = samples if stored is None else min(samples, stored)
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
-        for chunk in self._chunks(_DENSE if stored is None else _STORED):
+        for rows in self._chunks(_DENSE if stored is None else _STORED):
             # Draws know a segment by its key: neither chunks nor ranks change them.
+            chunk = self[rows]
             a = chunk._segment_draws(posterior, count, generator.manual_seed(seed))
-            parts.append(chunk.of_segments(a).mean(0))
+            more = None if behind is None else behind[rows]
+            parts.append(chunk.of_segments(a, more).mean(0))
         return torch.cat(parts)
 
-    def _chunks(self, segments: int) -> "Iterator[DistanceSpread]":
+    def _chunks(self, segments: int) -> Iterator[slice]:
         step = max(1, segments // self.variance.shape[1])
         for start in range(0, len(self), step):
-            yield self[start : start + step]
+            yield slice(start, start + step)
 
     def _segment_draws(
         self, posterior: AbstractPosterior, samples: int, generator: torch.Generator

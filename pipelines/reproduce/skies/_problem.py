@@ -22,7 +22,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.sky.observations import DistanceSpread, observe
+from dustmap.sky.observations import DistanceSpread, Moments, observe
 from dustmap.sky.simulation import LogNormalDust, Measurements, SimulatedSky, SkyModel, simulate
 
 #: Of the skies that are drawn from the prior: of ln ρ, in pc, 1 and mag/pc.
@@ -105,13 +105,13 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
     train = torch.from_numpy(np.flatnonzero(observed.rows < size.stars))
     held = torch.from_numpy(np.flatnonzero(observed.rows >= size.stars))
     density = float(sky.stars.extinction.sum() / sky.stars.distance.sum())
-    noisy = observed.with_added(spread.uniform(density))
+    noisy = observed.with_added(Moments.of_noise(spread.uniform(density)))
     robust = RobustSettings() if kind == STRUCTURED else None
     straight = MGVISettings(samples=8, robust=robust)
     first = _fit(kind, noisy.batch[train], sky, (START_LENGTH, START_STD), straight)
     (term,) = first.model.prior.kernel.terms()
     found = float(term.lengthscale.detach()[0]), float(term.variance.detach().sqrt())
-    noisy = observed.with_added(spread.added_variance(first.posterior))
+    noisy = observed.with_added(Moments.of_noise(spread.added_variance(first.posterior)))
     curved = MGVISettings(samples=size.samples, curved=True, robust=robust)
     solution = _fit(kind, noisy.batch[train], sky, found, curved)
     noise, nu = _noise(solution)
