@@ -1,0 +1,159 @@
+"""Stars beyond the box: dust that goes on outside must not be put inside, nor be lost."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from astropy.table import Table
+from numpy.typing import NDArray
+
+from dustmap.config import load
+from dustmap.inference import LogNormalPosterior
+from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
+from dustmap.runs.reports import Report
+from dustmap.sky import cartesian
+from dustmap.sky.simulation import Measurements, SimulatedSky, write_sky
+from dustmap.sky.stars import ExactDistances
+from tests.skies import plain_sky
+
+CONFIG = """
+[data]
+catalog = "stars.fits"
+system = "A_V"
+distance_prior = "exponential-density"
+distance_scale = 150
+distance_max = 1000
+[grid]
+size = [160, 160, 120]
+spacing = 20
+[model]
+mean_density = 0.001
+[fit]
+samples = 8
+[export]
+formats = []
+figures = []
+"""
+DENSITY = 1e-3
+
+
+def uniform(folder: Path, stars: int, error: float) -> None:
+    """Stars out to 320 pc, uniform in volume, behind the same dust everywhere.
+
+    error: of a parallax, as a part of it; 0 for exact distances.
+    """
+    rng = np.random.default_rng(0)
+    d = 320.0 * rng.random(stars) ** (1 / 3)
+    columns = {
+        "l": 360.0 * rng.random(stars),
+        "b": np.degrees(np.arcsin(2.0 * rng.random(stars) - 1.0)),
+        "extinction": DENSITY * d + 0.01 * rng.standard_normal(stars),
+        "extinction_error": np.full(stars, 0.01),
+        "noise_free": DENSITY * d,
+    }
+    if error:
+        columns["parallax_error"] = error * 1e3 / d
+        columns["parallax"] = 1e3 / d * (1.0 + error * rng.standard_normal(stars))
+    else:
+        columns["distance"] = d
+    Table(columns).write(folder / "stars.fits")
+    (folder / "run.toml").write_text(CONFIG)
+
+
+def finished(folder: Path, *settings: str) -> tuple[StarMap, Report]:
+    config = load(folder / "run.toml", settings)
+    report = execute_run(prepare(config), folder / "run", config, False, Stage.EVALUATE)
+    found = open_run(folder / "run")
+    assert isinstance(found, StarMap)
+    return found, report
+
+
+def draws(found: StarMap) -> NDArray[np.float64]:
+    """ρ of every sample at the nodes (S, M)."""
+    posterior = found.fit.posterior
+    assert isinstance(posterior, LogNormalPosterior)
+    return posterior.log_samples.double().exp().numpy()
+
+
+def inwards(found: StarMap) -> NDArray[np.float64]:
+    """Distance of the nodes from the nearest face (M,)."""
+    grid = found.run.grid
+    places = grid.points().numpy()
+    return np.minimum(places - grid.lower, grid.upper - places).min(1)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float) -> None:
+    uniform(tmp_path, 500, error)
+    found, report = finished(tmp_path)
+    assert report.sections["counts"]["rays_that_leave_the_box"] > 300
+    assert report.sections["hyperparameters"]["beyond"] == pytest.approx(1.0, abs=0.25)
+    rho, depth = draws(found), inwards(found)
+    for low, high in ((-1.0, 10.0), (10.0, 30.0), (30.0, 100.0)):
+        part = rho[:, (depth >= low) & (depth < high)].mean(1)
+        assert part.mean() == pytest.approx(DENSITY, rel=0.12)
+    answer = found.query(0.0, 0.0, 79.0)
+    off = answer["extinction_mean"] - 79.0 * DENSITY
+    assert abs(off) < 3.0 * answer["extinction_std"]
+    assert abs(off) < 0.01
+
+
+def test_truncated_rays_fail_a_check_and_pile_dust_up(tmp_path: Path) -> None:
+    uniform(tmp_path, 300, 0.0)
+    found, report = finished(tmp_path, "grid.outside=truncate", "model.learn=[]")
+    failed = {check.name: check for check in report.checks if not check.passed}
+    assert failed["part of the rays cut at the box"].value > 0.9
+    assert "prior" in failed["part of the rays cut at the box"].advice
+    assert draws(found).mean() > 1.5 * DENSITY
+
+
+def test_predictions_have_density_and_extinction_or_neither(tmp_path: Path) -> None:
+    uniform(tmp_path, 300, 0.1)
+    found, _ = finished(tmp_path, "model.learn=[]", "fit.distance_rounds=0")
+    d = np.array([30.0, 66.0, 130.0])
+    places = Table({"l": [0.0] * 3, "b": [0.0] * 3})
+    places["parallax"], places["parallax_error"] = 1e3 / d, 0.15 * 1e3 / d
+    places.write(tmp_path / "places.csv")
+    told = found.predict(tmp_path / "places.csv", "generic", tmp_path / "out.csv", False)
+    assert told["rows_outside_the_box"] == 1
+    out = Table.read(tmp_path / "out.csv")
+    for name in ("extinction_mean", "density_mean"):
+        assert np.isfinite(np.ma.filled(out[name], np.nan)).tolist() == [True, True, False]
+    # Many of the second star's distances are outside, where dust is expected too.
+    assert out["extinction_mean"][1] == pytest.approx(DENSITY * 69.0, rel=0.2)
+
+
+def truth_along(
+    sky: SimulatedSky, found: StarMap, directions: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """True A from the Sun to places near the faces, and its posterior mean and std."""
+    rng = np.random.default_rng(3)
+    l, b = 360.0 * rng.random(directions), np.degrees(np.arcsin(rng.uniform(-1, 1, directions)))
+    unit = cartesian(l, b, np.ones(directions))
+    reach = 0.95 * (np.array(found.run.grid.upper) / np.abs(unit)).min(1)
+    s = (np.arange(400) + 0.5) / 400
+    points = unit[:, None] * (reach[:, None] * s)[..., None]
+    rho = sky.truth.mean_at(points.reshape(-1, 3)).reshape(directions, -1)
+    answer = found.at_stars(l, b, ExactDistances(reach))
+    return rho.mean(1) * reach, answer["extinction_mean"], answer["extinction_std"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exact", "parallaxes"])
+def test_structured_dust_that_goes_on_outside(tmp_path: Path, kind: str) -> None:
+    """Everything learned; truth on nodes twice as fine, four times the volume of the box."""
+    inside, biases = [], []
+    for seed in (1, 2, 3, 4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        sky = plain_sky(3000, seed, (720.0, 720.0, 400.0), Measurements(outliers=0.0))
+        write_sky(folder / "stars.fits", sky, exact_distances=kind == "exact")
+        (folder / "run.toml").write_text(CONFIG)
+        settings = ("grid.size=[360, 360, 240]", "fit.samples=32", 'data.system=""')
+        found, report = finished(folder, *settings)
+        assert report.sections["counts"]["rays_that_leave_the_box"] > 1500
+        true, mean, std = truth_along(sky, found, 400)
+        inside.append(np.abs(true - mean) < std)
+        biases.append((mean - true).mean() / true.mean())
+    assert 0.60 < np.mean(inside) < 0.76
+    assert abs(np.mean(biases)) < 0.04
