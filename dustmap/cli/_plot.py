@@ -15,6 +15,7 @@ from dustmap.config import parsecs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dustmap.runs import RegressionResult
     from dustmap.sky.figures import Comparison
     from dustmap.sky.maps import DustMap
 
@@ -79,14 +80,12 @@ _OF_RUNS = {
 
 
 def execute(options: argparse.Namespace) -> int:
-    from dustmap.runs import regression_at
     from dustmap.sky.figures import check_picture, save_figure
 
     with checking_input():
         check_picture(options.output)
         chosen = _check(options)
-        path = Path(options.map)
-        regression = regression_at(path, computing(options, path))
+        regression = _regression(options)
         if regression is not None:
             if chosen != "slice":
                 raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
@@ -96,6 +95,16 @@ def execute(options: argparse.Namespace) -> int:
             save_figure(figure, options.output, options.overwrite)
     tell({"output": options.output}, options.json)
     return DONE
+
+
+def _regression(options: argparse.Namespace) -> "RegressionResult | None":
+    """Of a run with data.kind = "regression"; None of other runs and of maps."""
+    path = Path(options.map)
+    if not (path / "config.toml").is_file():
+        return None
+    from dustmap.runs import regression_at  # takes torch, where the file of a map takes none
+
+    return regression_at(path, computing(options, path))
 
 
 def _check(options: argparse.Namespace) -> str:
@@ -143,13 +152,7 @@ def _sky(options: argparse.Namespace) -> "Figure":
 
 def _los(options: argparse.Namespace) -> "Figure":
     """Of a run's own posterior with its stars, or of a map."""
-    from dustmap.runs import open_star_map
-    from dustmap.sky.figures import (
-        BEAM,
-        line_of_sight_figure,
-        profile_of_field,
-        profile_of_map,
-    )
+    from dustmap.sky.figures import BEAM, line_of_sight_figure, profile_of_map
 
     l, b = options.los
     path, truth = Path(options.map), _truth(options)
@@ -157,6 +160,9 @@ def _los(options: argparse.Namespace) -> "Figure":
         if options.beam is not None:
             raise ValueError(f"--beam needs the stars of a run, and {path} is a map")
         return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import profile_of_field
+
     finished = open_star_map(path, computing(options, path))
     step = 0.25 * min(finished.run.grid.spacing)
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)

@@ -116,11 +116,12 @@ def _answers(
 ) -> "Columns":
     """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
     knows what uncertain distances mean, or of a map at the median distance."""
-    from dustmap.runs import open_star_map
     from dustmap.sky.maps import DustMap, quietly
 
     path = Path(options.map)
     if (path / "config.toml").is_file():
+        from dustmap.runs import open_star_map  # takes torch, where the file of a map takes none
+
         return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
     compute = computing_on_map(options, path)
     # Four questions about the same places would count those outside four times.
