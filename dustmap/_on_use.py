@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -23,9 +24,12 @@ def on_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     }
 
     def __getattr__(name: str) -> Any:
-        if name not in home:
+        if name in home:
+            value = getattr(import_module(home[name]), name)
+        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
+            value = import_module(f"{package}.{name}")
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -70,8 +70,8 @@ class Answers:
         """Which places lie in the box of voxel centres, (N,)."""
         slack = EDGE_SLACK * np.array(self.layout.grid.spacing)
         lower, upper = np.array(self.layout.grid.lower), np.array(self.layout.grid.upper)
-        found: Flags = ((positions >= lower - slack) & (positions <= upper + slack)).all(-1)
-        return found
+        inside: Flags = (positions >= lower - slack) & (positions <= upper + slack)
+        return np.asarray(inside.all(-1))
 
     def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
         """(C, N) float64."""
@@ -93,7 +93,7 @@ class Answers:
         """(1, S or Q, N) float64."""
         mean = mode is Mode.MEAN and Quantity.MEAN in self.layout.quantities
         cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
-        finite = np.isfinite(positions).all(-1)
+        finite = _finite(positions)
         distance = np.linalg.norm(np.where(finite[:, None], positions, 0.0), axis=-1)
         away = distance > 0
         ahead = np.tile([1.0, 0.0, 0.0], (len(positions), 1))
@@ -130,9 +130,9 @@ class Answers:
 def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:
     """From samples (S, N) to what is asked, (1, S or Q, N)."""
     if mode is Mode.MEAN:
-        return values.mean(0, keepdims=True)
+        return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
-        return deviation(values, values.mean(0), len(values) - 1)[None]
+        return np.asarray(deviation(values, values.mean(0), len(values) - 1)[None])
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
         return percentiles(values, levels, positive)
     return values
@@ -140,4 +140,9 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
 
 def _unknown_where_not_finite(values: Floats, positions: Floats) -> Floats:
     """A place that is NaN is unknown under every policy."""
-    return np.where(np.isfinite(positions).all(-1), values, np.nan)
+    return np.where(_finite(positions), values, np.nan)
+
+
+def _finite(positions: Floats) -> Flags:
+    """Which places (N,) are places at all."""
+    return np.asarray(np.isfinite(positions).all(-1))

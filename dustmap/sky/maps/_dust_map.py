@@ -171,7 +171,7 @@ class DustMap:
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Voxel centres x, y, z in pc."""
         corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
-        x, y, z = (low + step * np.arange(count) for low, step, count in corners)
+        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
         return x, y, z
 
     def nearest_slice(self, z: float) -> int:
@@ -244,9 +244,8 @@ class DustMap:
 
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
-        return self._answers.densities(
-            np.asarray(points, np.float64), Mode.MEAN, (), Outside.NAN
-        )[0]
+        positions = np.asarray(points, np.float64)
+        return np.asarray(self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0])
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
         """Which coordinates lie in the box of voxel centres."""

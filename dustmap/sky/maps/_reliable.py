@@ -24,7 +24,7 @@ def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floa
     step = 0.5 * min(grid.spacing)
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)
-    steps = step * np.arange(count)
+    steps: Floats = step * np.arange(count, dtype=np.float64)
     found, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
     for start in range(0, len(rays), size):
         part = slice(start, start + size)
@@ -49,12 +49,12 @@ def _of_rays(
 
 def _range(s: Floats, covered: Floats, least: float) -> Floats:
     """Where coverage (N, K) first reaches `least`, and where it next falls below: (N, 2)."""
-    reached = covered >= least
+    reached: Flags = covered >= least
     first = reached.argmax(-1)
     falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
     last = np.where(falls.any(-1), falls.argmax(-1), s.shape[1])
     found = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
-    return np.where(reached.any(-1)[:, None], found, np.nan)
+    return np.where(reached.any(-1, keepdims=True), found, np.nan)
 
 
 def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:

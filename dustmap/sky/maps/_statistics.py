@@ -60,19 +60,22 @@ def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
         centre = draws.mean(0)
         width = deviation(draws, centre, len(draws) - 1)
     of = _namespace(draws)
-    values = of.stack([centre + normal_quantile(q) * width for q in levels])
-    return of.exp(values) if positive else values
+    values: Draws = of.stack([centre + normal_quantile(q) * width for q in levels])
+    if positive:
+        of.exp(values, out=values)
+    return values
 
 
 def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
     """√(Σ_s (f_s − m)² / divisor)."""
-    total = _namespace(draws).zeros_like(mean)
+    total: Draws = _namespace(draws).zeros_like(mean)
     for draw in draws:
         difference = draw - mean
         difference *= difference
         total += difference
     total /= divisor
-    return total**0.5
+    total **= 0.5
+    return total
 
 
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
