@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_compute,
+    add_json,
+    add_output,
+    command_line,
+    new,
+)
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
@@ -89,12 +97,22 @@ def execute(options: argparse.Namespace) -> int:
         if regression is not None:
             if chosen != "slice":
                 raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
-            regression.plot(options.slice or "z=0", Path(options.output), options.overwrite)
+            output, history = Path(options.output), _history(options)
+            regression.plot(options.slice or "z=0", output, options.overwrite, history)
         else:
             figure = _PICTURES[chosen](options)
-            save_figure(figure, options.output, options.overwrite)
+            save_figure(figure, options.output, options.overwrite, _history(options))
     tell({"output": options.output}, options.json)
     return DONE
+
+
+def _history(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command, and of a run the hash of its configuration, by which its maps are known."""
+    own = Path(options.map) / "config.toml"
+    if not own.is_file():
+        return (command_line(options),)
+    sha256 = configuration.sha256(configuration.load(own))
+    return command_line(options), f"sha256 of the configuration: {sha256}"
 
 
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":

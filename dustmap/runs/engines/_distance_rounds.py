@@ -125,7 +125,7 @@ class _Rounds:
             return kept.values, kept.arrays["added"].to(added.device)
         fresh = self.observed.added_variance(fit.for_many_rays())
         change = _change(fit, self.observed, added, fresh, self.train)
-        log.info("distances: median change of the noise %.3g", change)
+        log.info("uncertain distances: the errors they cause changed by %.2g (median)", change)
         line = _line(number, change, fresh[self.train], refitted=change >= SETTLED)
         part.finish(Kept(line, {"added": fresh}))
         return line, fresh
