@@ -1,6 +1,7 @@
-"""The ranks that `torchrun` starts, as one world: the only module that knows torch.distributed.
+"""The ranks of one job as one world: the only module that knows torch.distributed.
 
-    torchrun --nproc-per-node K -m dustmap run ...
+    dustmap run --ranks K ...                           on one machine
+    torchrun --nproc-per-node K -m dustmap run ...      on any; srun does, too
 
 NCCL carries tensors on GPUs and gloo those on CPUs. A rank that ends before the others ends the
 job: whoever waits for it raises `RankLost`, which names it.

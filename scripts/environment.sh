@@ -1,12 +1,19 @@
-# Sourced by scripts/demo and scripts/test: one virtual environment in the repository.
+# Sourced by scripts/demo and scripts/test: virtual environments in the repository.
 #
-#   prepare_environment EXTRA     makes or reuses .venv, installs dustmap[EXTRA] if anything it
+#   use_environment NAME          .venv, or .venv-lowest with the lowest versions that
+#                                 pyproject.toml allows
+#   prepare_environment EXTRA     makes or reuses it, installs dustmap[EXTRA] if anything it
 #                                 depends on changed since the last time; EXTRA may be empty
 #
 # Afterwards $root is the repository and $python the interpreter of the environment.
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-python="$root/.venv/bin/python"
+
+use_environment() {
+    venv="$root/$1"
+    python="$venv/bin/python"
+}
+use_environment .venv
 
 is_recent_enough() {
     "$@" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
@@ -31,8 +38,8 @@ make_environment() {
     fi
     local base
     base="$(find_python)" || return 1
-    echo "Making the virtual environment $root/.venv with $("$base" --version)"
-    if ! "$base" -m venv --clear "$root/.venv"; then
+    echo "Making the virtual environment $venv with $("$base" --version)"
+    if ! "$base" -m venv --clear "$venv"; then
         echo "$base -m venv failed; on Debian and Ubuntu, install the package python3-venv." >&2
         return 1
     fi
@@ -49,18 +56,37 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PYTHON
 }
 
+# The versions that are installed. The lowest are those of pyproject.toml, but for what is pinned
+# anyway: of torch, older releases for processors alone are not on every package index, and those
+# for GPUs take gigabytes.
+pins() {
+    cat "$root/scripts/constraints.txt"
+    if [[ "$venv" == *-lowest ]]; then
+        "$python" - "$root" <<'PYTHON'
+import pathlib, sys, tomllib
+root = pathlib.Path(sys.argv[1])
+pinned = (root / "scripts" / "constraints.txt").read_text()
+for requirement in tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]:
+    name, _, version = requirement.partition(">=")
+    if f"{name}==" not in pinned:
+        print(f"{name}=={version}")
+PYTHON
+    fi
+}
+
 prepare_environment() {
     local extra="$1" stamp now
     make_environment || return 1
-    stamp="$root/.venv/installed-${extra:-plain}"
+    stamp="$venv/installed-${extra:-plain}"
     now="$(fingerprint "$extra")" || return 1
     if [[ -f "$stamp" && "$(cat "$stamp")" == "$now" ]]; then
         return
     fi
-    echo "Installing dustmap${extra:+[$extra]} into $root/.venv"
+    echo "Installing dustmap${extra:+[$extra]} into $venv"
     rm -f "$stamp"
+    pins >"$venv/pins.txt" || return 1
     "$python" -m pip install --quiet --quiet --disable-pip-version-check \
-        --constraint "$root/scripts/constraints.txt" \
+        --constraint "$venv/pins.txt" \
         --editable "$root${extra:+[$extra]}" || return 1
     echo "$now" >"$stamp"
 }

@@ -33,7 +33,7 @@ def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
 
 def use_threads(threads: int) -> None:
     """0: as many as torch takes."""
-    import torch
-
     if threads:
+        import torch
+
         torch.set_num_threads(threads)

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_compute,
+    add_json,
+    add_output,
+    command_line,
+    new,
+)
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from dustmap.runs import RegressionResult
     from dustmap.sky.figures import Comparison
     from dustmap.sky.maps import DustMap
 
@@ -79,23 +88,41 @@ _OF_RUNS = {
 
 
 def execute(options: argparse.Namespace) -> int:
-    from dustmap.runs import regression_at
     from dustmap.sky.figures import check_picture, save_figure
 
     with checking_input():
         check_picture(options.output)
         chosen = _check(options)
-        path = Path(options.map)
-        regression = regression_at(path, computing(options, path))
+        regression = _regression(options)
         if regression is not None:
             if chosen != "slice":
                 raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
-            regression.plot(options.slice or "z=0", Path(options.output), options.overwrite)
+            output, history = Path(options.output), _history(options)
+            regression.plot(options.slice or "z=0", output, options.overwrite, history)
         else:
             figure = _PICTURES[chosen](options)
-            save_figure(figure, options.output, options.overwrite)
+            save_figure(figure, options.output, options.overwrite, _history(options))
     tell({"output": options.output}, options.json)
     return DONE
+
+
+def _history(options: argparse.Namespace) -> tuple[str, ...]:
+    """The command, and of a run the hash of its configuration, by which its maps are known."""
+    own = Path(options.map) / "config.toml"
+    if not own.is_file():
+        return (command_line(options),)
+    sha256 = configuration.sha256(configuration.load(own))
+    return command_line(options), f"sha256 of the configuration: {sha256}"
+
+
+def _regression(options: argparse.Namespace) -> "RegressionResult | None":
+    """Of a run with data.kind = "regression"; None of other runs and of maps."""
+    path = Path(options.map)
+    if not (path / "config.toml").is_file():
+        return None
+    from dustmap.runs import regression_at  # takes torch, where the file of a map takes none
+
+    return regression_at(path, computing(options, path))
 
 
 def _check(options: argparse.Namespace) -> str:
@@ -143,13 +170,7 @@ def _sky(options: argparse.Namespace) -> "Figure":
 
 def _los(options: argparse.Namespace) -> "Figure":
     """Of a run's own posterior with its stars, or of a map."""
-    from dustmap.runs import open_star_map
-    from dustmap.sky.figures import (
-        BEAM,
-        line_of_sight_figure,
-        profile_of_field,
-        profile_of_map,
-    )
+    from dustmap.sky.figures import BEAM, line_of_sight_figure, profile_of_map
 
     l, b = options.los
     path, truth = Path(options.map), _truth(options)
@@ -157,6 +178,9 @@ def _los(options: argparse.Namespace) -> "Figure":
         if options.beam is not None:
             raise ValueError(f"--beam needs the stars of a run, and {path} is a map")
         return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
+    from dustmap.runs import open_star_map
+    from dustmap.sky.figures import profile_of_field
+
     finished = open_star_map(path, computing(options, path))
     step = 0.25 * min(finished.run.grid.spacing)
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)

@@ -59,8 +59,6 @@ def execute(options: argparse.Namespace) -> int:
 def _one(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.sky.stars import ExactDistances
-
     with checking_input():
         distance = parsecs(options.distance)
         if not abs(options.b) <= 90.0:
@@ -68,7 +66,7 @@ def _one(options: argparse.Namespace) -> int:
         if not distance > 0.0:
             raise ValueError(f"--distance {options.distance}: expected more than 0 pc")
         l, b, d = (np.array([value], np.float64) for value in (options.l, options.b, distance))
-        found = _answers(options, l, b, ExactDistances(d))
+        found = _answers(options, l, b, d)
         if np.isnan(found["density_mean"][0]):
             raise ValueError(
                 f"l = {options.l:g}, b = {options.b:g}, distance = {distance:g} pc is outside "
@@ -112,20 +110,35 @@ def _answers(
     options: argparse.Namespace,
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
-    distances: "AbstractDistances",
+    distances: "AbstractDistances | NDArray[np.float64]",
 ) -> "Columns":
     """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
     knows what uncertain distances mean, or of a map at the median distance."""
-    from dustmap.runs import open_star_map
     from dustmap.sky.maps import DustMap, quietly
 
     path = Path(options.map)
     if (path / "config.toml").is_file():
-        return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
+        return _of_run(options, l, b, distances)
     compute = computing_on_map(options, path)
+    median = distances.median if hasattr(distances, "median") else distances
     # Four questions about the same places would count those outside four times.
     with quietly():
-        return _of_map(DustMap.open(path, memory=compute.memory_bytes // 2), l, b, distances.median)
+        return _of_map(DustMap.open(path, memory=compute.memory_bytes // 2), l, b, median)
+
+
+def _of_run(
+    options: argparse.Namespace,
+    l: "NDArray[np.float64]",
+    b: "NDArray[np.float64]",
+    distances: "AbstractDistances | NDArray[np.float64]",
+) -> "Columns":
+    from dustmap.runs import open_star_map
+    from dustmap.sky.stars import AbstractDistances, ExactDistances
+
+    path = Path(options.map)
+    if not isinstance(distances, AbstractDistances):
+        distances = ExactDistances(distances)
+    return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
 
 
 def _of_map(

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
+from dustmap.cli._compute import use_threads
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
+from dustmap.cli._ranks import run_ranks, starts_ranks
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.cli._terminated import Notice, preempting
 
@@ -25,8 +27,9 @@ kill, a crash or a full disk: the same command with --resume gives the same bits
 never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
 batch script answers by queueing the same command again. `dustmap status RUN` says how far it is.
 
-torchrun --nproc-per-node K -m dustmap run ... shares a map of stars among K processes. Each reads
-its own part of a catalog that `dustmap ingest` has made a store of; of other files, all of them."""
+--ranks K shares a map of stars among K processes of this machine. Each reads its own part of a
+catalog that `dustmap ingest` has made a store of; of other files, all of them. On several machines
+`srun` or `torchrun -m dustmap run ...` starts them; torchrun makes 1 of every exit code."""
 
 
 def add(commands: Commands) -> None:
@@ -55,6 +58,7 @@ def add(commands: Commands) -> None:
         default="export",
         help="the last stage [export]",
     )
+    command.add_argument("--ranks", type=int, metavar="K", help="processes that share the work")
     add_set(command)
     add_compute(command)
     add_json(command)
@@ -62,18 +66,17 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     with preempting() as notice:
-        return _execute(options, notice)
+        with checking_input():
+            config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
+        if starts_ranks(options.ranks):
+            return run_ranks(options.ranks, options.arguments)
+        return _execute(options, config, notice)
 
 
-def _execute(options: argparse.Namespace, notice: Notice) -> int:
-    import torch
-
+def _execute(options: argparse.Namespace, config: configuration.Config, notice: Notice) -> int:
     from dustmap.runs import ranks_of
 
-    with checking_input():
-        config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
-        if config.compute.threads:
-            torch.set_num_threads(config.compute.threads)
+    use_threads(config.compute.threads)
     with ExitStack() as left:
         with checking_input():
             world = left.enter_context(ranks_of(config))

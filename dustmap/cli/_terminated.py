@@ -27,7 +27,7 @@ class Preempted(BaseException):
 @contextmanager
 def terminating() -> Iterator[None]:
     """Inside, SIGTERM raises `Terminated`."""
-    with _handling((signal.SIGTERM,), _terminate):
+    with handling((signal.SIGTERM,), _terminate):
         yield
 
 
@@ -35,7 +35,7 @@ def terminating() -> Iterator[None]:
 def preempting() -> Iterator["Notice"]:
     """Inside, SIGTERM and SIGUSR1 raise `Preempted`, after a state is kept if that is near."""
     notice = Notice()
-    with _handling((*_PREEMPTING, signal.SIGALRM), notice.arrives):
+    with handling((*_PREEMPTING, signal.SIGALRM), notice.arrives):
         try:
             yield notice
         finally:
@@ -89,9 +89,10 @@ class Notice:
 
 
 @contextmanager
-def _handling(
+def handling(
     signals: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
+    """Inside, signals go to the handler."""
     # Python hands signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield

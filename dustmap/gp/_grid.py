@@ -1,12 +1,17 @@
-"""Regular grids of inducing points."""
+"""Regular grids of inducing points.
+
+Files of maps have grids, too, and are read without torch, which takes seconds to import: only
+what returns tensors imports it.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 EDGE_SLACK = 1e-6  # in units of the spacing: a rounded point on the upper face is still inside
 
@@ -61,22 +66,28 @@ class RegularGrid:
             a + (m - 1) * h for a, h, m in zip(self.lower, self.spacing, self.shape, strict=True)
         )
 
-    def axes(self, device: torch.device | None = None) -> tuple[Tensor, ...]:
+    def axes(self, device: "torch.device | None" = None) -> "tuple[Tensor, ...]":
         """Node coordinates of each axis, (M_d,) in float64."""
+        import torch
+
         return tuple(
             a + h * torch.arange(m, dtype=torch.float64, device=device)
             for a, h, m in zip(self.lower, self.spacing, self.shape, strict=True)
         )
 
     def points(
-        self, dtype: torch.dtype = torch.float64, device: torch.device | None = None
-    ) -> Tensor:
-        """All nodes, (M, D) in C order."""
-        mesh = torch.meshgrid(*self.axes(device), indexing="ij")
-        return torch.stack([m.reshape(-1) for m in mesh], dim=-1).to(dtype)
+        self, dtype: "torch.dtype | None" = None, device: "torch.device | None" = None
+    ) -> "Tensor":
+        """All nodes, (M, D) in C order; float64 by default."""
+        import torch
 
-    def contains(self, x: Tensor) -> Tensor:
+        mesh = torch.meshgrid(*self.axes(device), indexing="ij")
+        return torch.stack([m.reshape(-1) for m in mesh], dim=-1).to(dtype or torch.float64)
+
+    def contains(self, x: "Tensor") -> "Tensor":
         """Which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
+        import torch
+
         if x.shape[-1] != self.dim:
             raise ValueError(
                 f"x must have {self.dim} columns, one per grid axis; got shape {tuple(x.shape)}."

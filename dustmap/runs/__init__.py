@@ -5,36 +5,43 @@ what it would do (`plan`) and does it (`execute_run`). A `RunDirectory` keeps wh
 `open_run` brings its posterior back.
 """
 
-from dustmap.runs._dispatch import execute_run as execute_run
-from dustmap.runs._dispatch import open_run as open_run
-from dustmap.runs._dispatch import open_star_map as open_star_map
-from dustmap.runs._dispatch import prepare as prepare
-from dustmap.runs._dispatch import regression_at as regression_at
-from dustmap.runs._plans import export_plan as export_plan
-from dustmap.runs._plans import sky_plan as sky_plan
-from dustmap.runs._ranks import ranks_of as ranks_of
-from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
-from dustmap.runs._run import AbstractRun as AbstractRun
-from dustmap.runs._run import Plan as Plan
-from dustmap.runs.kept import RunDirectory as RunDirectory
-from dustmap.runs.kept import RunStatus as RunStatus
-from dustmap.runs.kept import UnusableState as UnusableState
-from dustmap.runs.kept import check_free as check_free
-from dustmap.runs.kept import check_resumable as check_resumable
-from dustmap.runs.kept import report_of as report_of
-from dustmap.runs.kept import status_of as status_of
-from dustmap.runs.memory import Component as Component
-from dustmap.runs.memory import During as During
-from dustmap.runs.memory import MemoryPlan as MemoryPlan
-from dustmap.runs.regression import RegressionResult as RegressionResult
-from dustmap.runs.reports import Check as Check
-from dustmap.runs.reports import LogProgress as LogProgress
-from dustmap.runs.reports import Progress as Progress
-from dustmap.runs.reports import Report as Report
-from dustmap.runs.reports import Stage as Stage
-from dustmap.runs.reports import WatchedField as WatchedField
-from dustmap.runs.stars import StarMap as StarMap
-from dustmap.runs.stars import places_of as places_of
-from dustmap.runs.stars import prior_sky as prior_sky
-from dustmap.runs.stars import sky_of_tiles as sky_of_tiles
-from dustmap.runs.stars import write_in_slabs as write_in_slabs
+from typing import TYPE_CHECKING
+
+from dustmap._on_use import on_use
+
+if TYPE_CHECKING:
+    from dustmap.runs._dispatch import execute_run as execute_run
+    from dustmap.runs._dispatch import open_run as open_run
+    from dustmap.runs._dispatch import open_star_map as open_star_map
+    from dustmap.runs._dispatch import prepare as prepare
+    from dustmap.runs._dispatch import regression_at as regression_at
+    from dustmap.runs._plans import export_plan as export_plan
+    from dustmap.runs._plans import sky_plan as sky_plan
+    from dustmap.runs._ranks import ranks_of as ranks_of
+    from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
+    from dustmap.runs._run import AbstractRun as AbstractRun
+    from dustmap.runs._run import Plan as Plan
+    from dustmap.runs.kept import RunDirectory as RunDirectory
+    from dustmap.runs.kept import RunStatus as RunStatus
+    from dustmap.runs.kept import UnusableState as UnusableState
+    from dustmap.runs.kept import check_free as check_free
+    from dustmap.runs.kept import check_resumable as check_resumable
+    from dustmap.runs.kept import report_of as report_of
+    from dustmap.runs.kept import status_of as status_of
+    from dustmap.runs.memory import Component as Component
+    from dustmap.runs.memory import During as During
+    from dustmap.runs.memory import MemoryPlan as MemoryPlan
+    from dustmap.runs.regression import RegressionResult as RegressionResult
+    from dustmap.runs.reports import Check as Check
+    from dustmap.runs.reports import LogProgress as LogProgress
+    from dustmap.runs.reports import Progress as Progress
+    from dustmap.runs.reports import Report as Report
+    from dustmap.runs.reports import Stage as Stage
+    from dustmap.runs.reports import WatchedField as WatchedField
+    from dustmap.runs.stars import StarMap as StarMap
+    from dustmap.runs.stars import places_of as places_of
+    from dustmap.runs.stars import prior_sky as prior_sky
+    from dustmap.runs.stars import sky_of_tiles as sky_of_tiles
+    from dustmap.runs.stars import write_in_slabs as write_in_slabs
+else:
+    __getattr__, __dir__ = on_use(__name__)

@@ -18,7 +18,7 @@ ALONE = Alone()
 
 @contextmanager
 def ranks_of(config: Config) -> Iterator[AbstractWorld]:
-    """The ranks that torchrun has started, which all have this configuration; or one process."""
+    """The ranks that were started, which all have this configuration; or one process."""
     gpu = config.compute.device != "cpu"
     with world_from_environment(config.compute.timeout_seconds, gpu) as world:
         facts = {"the configuration": configuration.sha256(config), "dustmap": __version__}

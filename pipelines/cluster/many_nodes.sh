@@ -29,8 +29,7 @@ command=(dustmap run "$config" --output "$run" --resume
 "${command[@]}" --dry-run
 
 # What torchrun would set. srun starts the ranks instead, for torchrun turns every exit code into
-# 1, and 75 would be lost. It is for a machine without Slurm:
-#   torchrun --nproc-per-node 4 -m dustmap run CONFIG.toml --output RUN
+# 1, and 75 would be lost. On one machine `dustmap run --ranks 4` starts them, and keeps it.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"

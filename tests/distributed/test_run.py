@@ -1,7 +1,8 @@
-"""A whole run on two ranks, started by torchrun, beside one in one process."""
+"""A whole run on several ranks, started by torchrun and by --ranks, beside one in one process."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from dustmap.cli import main
+from dustmap.cli import CHECK_FAILED, DONE, FAILED, PREEMPTED, main
 
 CONFIG = """
 [data]
@@ -57,7 +58,15 @@ def torchrun(ranks: int, *arguments: str) -> "subprocess.Popen[str]":
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command = [*start, "--master-port", str(port), "-m", "dustmap", *arguments]
+    return _started([*start, "--master-port", str(port), "-m", "dustmap", *arguments])
+
+
+def ranks_of_run(ranks: int, *arguments: str) -> "subprocess.Popen[str]":
+    """As `dustmap run --ranks` does."""
+    return _started([sys.executable, "-m", "dustmap", *arguments, "--ranks", str(ranks)])
+
+
+def _started(command: list[str]) -> "subprocess.Popen[str]":
     one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
@@ -113,15 +122,17 @@ def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path:
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     fit = ("run", f"{sky}/lognormal.toml", "--until", "fit", "--output")
     torchrun(2, *fit, str(through)).communicate(timeout=500)
-    ranks = torchrun(2, *fit, str(stopped))
+    ranks = ranks_of_run(2, *fit, str(stopped))
     kept = stopped / "checkpoint" / "kept"
     while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
         time.sleep(0.05)
     ranks.send_signal(signal.SIGTERM)
-    ranks.communicate(timeout=100)
+    _, errors = ranks.communicate(timeout=100)
+    assert ranks.returncode == PREEMPTED, errors[-3000:]
     assert not (stopped / "report.json").exists()
-    goes_on = torchrun(2, *fit, str(stopped), "--resume")
+    goes_on = ranks_of_run(2, *fit, str(stopped), "--resume")
     _, errors = goes_on.communicate(timeout=500)
+    assert goes_on.returncode in (DONE, CHECK_FAILED), errors[-3000:]
     assert (stopped / "report.json").is_file(), errors[-3000:]
     with (
         np.load(through / "checkpoint" / "posterior.npz") as one,
@@ -133,15 +144,25 @@ def test_ranks_that_are_asked_to_end_go_on_to_the_same_bits(sky: Path, tmp_path:
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_job(sky: Path, tmp_path: Path) -> None:
-    ranks = torchrun(3, "run", f"{sky}/lognormal.toml", "--output", str(tmp_path / "run"))
+    ranks = ranks_of_run(3, "run", f"{sky}/lognormal.toml", "--output", str(tmp_path / "run"))
     kept = tmp_path / "run" / "checkpoint" / "kept"
     while not (kept.is_dir() and any(kept.iterdir())) and ranks.poll() is None:
         time.sleep(0.05)
     workers = _children(ranks.pid)
     os.kill(workers[1], signal.SIGKILL)
     _, errors = ranks.communicate(timeout=100)
-    assert ranks.returncode == 1
-    assert "exitcode  : -9" in errors
+    assert ranks.returncode == FAILED
+    assert "Traceback" not in errors
+    assert re.search(r"^dustmap: error: .*rank 1", errors, re.MULTILINE), errors
+
+
+@pytest.mark.slow
+def test_a_failed_check_has_its_exit_code(sky: Path, tmp_path: Path) -> None:
+    run = ("run", f"{sky}/gaussian.toml", "--output", str(tmp_path / "run"), "--until", "fit")
+    ranks = ranks_of_run(2, *run, "--set", "fit.max_steps=1")
+    out, errors = ranks.communicate(timeout=500)
+    assert ranks.returncode == CHECK_FAILED, errors[-3000:]
+    assert out.count("status: checks failed") == 1
 
 
 def _children(parent: int) -> list[int]:

@@ -261,7 +261,7 @@ class Fit:
         self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
         state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
         if state.strayed and self.settings.curved is None and not state.curved:
-            _log.info("straight deviations leave the data: the samples are curved")
+            _log.info("samples on straight lines miss the data: they are drawn along curves")
             state.curved, state.centre, state.z = True, mode, z
 
     def _draw(self) -> None:

@@ -38,7 +38,8 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
         memory=prior.memory,
         world=prior.world,
     )
-    _log.info("torus %s -> %s for the present length", prior.torus_shape, other.torus_shape)
+    now, before = (" × ".join(map(str, each.torus_shape)) for each in (other, prior))
+    _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
     return problem.on(other)
 
 

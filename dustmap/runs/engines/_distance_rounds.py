@@ -168,7 +168,11 @@ class _Rounds:
         at = with_level(self.config, fit, self.observed, added, self.train)
         fresh = self.observed.added(fit.for_many_rays(), dust_of(self.config, at))
         line = _line(number, at, fit, self.observed, added, fresh, self.train)
-        log.info("round %d: %s", number, line)
+        log.info(
+            "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "
+            "(median)",
+            line["median_change_of_the_noise"],
+        )
         part.finish(Kept(line, arrays_of_added(fresh)))
         return line, fresh
 

@@ -1,6 +1,7 @@
 """The global engine: sparse weights on the map's own grid, one solve for all stars."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -162,9 +163,11 @@ def _telling(names: tuple[str, ...], tell: Tell) -> Callable[[LearnStep], None]:
 
     def told(step: LearnStep) -> None:
         log.info(
-            "learning: log-parameters %s, gradient %s, %d solver steps",
-            ", ".join(f"{value:.3f}" for value in step.parameters),
-            ", ".join(f"{value:.3g}" for value in step.gradient),
+            "learning hyperparameters: %s, %d solver steps",
+            ", ".join(
+                f"{name} {math.exp(value):.4g}"
+                for name, value in zip(names, step.parameters, strict=True)
+            ),
             step.solver_steps,
         )
         tell(_line(step, names))

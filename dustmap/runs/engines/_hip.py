@@ -183,7 +183,7 @@ def _telling(n: int, tell: Tell) -> Callable[[SVIState], None]:
         if state.epoch > seen[0]:
             seen[0] = state.epoch
             elbo = state.taken.elbo / n
-            log.info("epoch %d: ELBO per star %.4g", state.epoch, elbo)
+            log.info("epoch %d: log-evidence per star at least %.4g", state.epoch, elbo)
             tell({"part": "epochs", "epoch": state.epoch, "elbo_per_star": elbo})
 
     return told

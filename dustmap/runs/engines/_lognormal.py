@@ -223,6 +223,15 @@ def _arrays(posterior: LogNormalPosterior) -> Arrays:
     }
 
 
+#: The parts of a fit, in words.
+_DOING = {
+    "weights": "weighing outliers",
+    "mode": "most probable density",
+    "evidence": "learning hyperparameters",
+    "mean": "mean density",
+}
+
+
 def _telling(model: LogNormalModel, tell: Tell) -> Callable[[MGVIRound], None]:
     """Logs a round, and tells its numbers."""
     assert isinstance(model.prior.kernel, StationaryKernel)
@@ -230,9 +239,8 @@ def _telling(model: LogNormalModel, tell: Tell) -> Callable[[MGVIRound], None]:
 
     def told(line: MGVIRound) -> None:
         log.info(
-            "%s: energy %.5g, misfit %.3g of the noise, %d steps of CG",
-            line.stage,
-            line.energy,
+            "%s: residuals are %.3g of the errors (rms), %d solver steps",
+            _DOING.get(line.stage, line.stage),
             line.misfit,
             line.cg_steps,
         )

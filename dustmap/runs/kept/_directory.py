@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -19,16 +18,8 @@ from dustmap.config import Config
 from dustmap.inference import AbstractJournal, NoJournal
 from dustmap.runs.kept._file import durable
 from dustmap.runs.kept._journal import GivesJournals
+from dustmap.runs.kept._written import CONFIG, LOG, METRICS, append, check_run, read_json
 from dustmap.runs.reports import peak_memory
-from dustmap.sky import check_enclosed
-
-CONFIG = "config.toml"
-METRICS = "metrics.jsonl"
-LOG = "log.jsonl"
-REPORT = "report.json"
-#: What a run goes on from, and the states of its computations.
-CHECKPOINT = "checkpoint"
-KEPT = "checkpoint/kept"
 
 
 @final
@@ -46,9 +37,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        if not (path / CONFIG).is_file():
-            raise FileNotFoundError(f"{path}: expected a run directory with a {CONFIG}")
-        check_enclosed(path)
+        check_run(path)
         return cls(path)
 
     def config(self) -> Config:
@@ -75,16 +64,7 @@ class RunDirectory:
         self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path} is missing: the run did not get there; go on with dustmap run --resume"
-            )
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}); run it again") from error
-        return content
+        return read_json(self.path / name)
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Writes an npz file whole or not at all; none where there are no arrays."""
@@ -109,31 +89,6 @@ class RunDirectory:
             return
         with durable(self.path / name) as file:
             file.write(content.encode())
-
-
-def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds one line of JSON to a file in one step, so that a kill leaves no half of it."""
-    written = (json.dumps(line) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, written)
-    finally:
-        os.close(descriptor)
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that `append` has made; one that a full disk has cut is left out."""
-    if not path.is_file():
-        return []
-    found = []
-    for written in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(written)
-        except ValueError:
-            continue
-        if isinstance(line, dict):
-            found.append(line)
-    return found
 
 
 @final

@@ -8,27 +8,26 @@ finished     report.json, written last, which names the stage that the run ended
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.runs.kept._directory import (
+from dustmap.runs.kept._directory import LogFile, RunDirectory
+from dustmap.runs.kept._file import UnusableState, durable, sync_directory
+from dustmap.runs.kept._identity import IDENTITY, Identity
+from dustmap.runs.kept._journal import Keeper, Notice, kept_at
+from dustmap.runs.kept._lock import holding, refuse_held
+from dustmap.runs.kept._written import (
     CHECKPOINT,
     CONFIG,
     KEPT,
     LOG,
     METRICS,
     REPORT,
-    LogFile,
-    RunDirectory,
+    report_of,
 )
-from dustmap.runs.kept._file import UnusableState, durable, sync_directory
-from dustmap.runs.kept._identity import IDENTITY, Identity
-from dustmap.runs.kept._journal import Keeper, Notice, kept_at
-from dustmap.runs.kept._lock import holding, refuse_held
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
 from dustmap.sky._atomic import beside, clear_leftovers, remove
@@ -88,11 +87,6 @@ def ended_with(path: Path) -> Stage | None:
         return None
     stages = report_of(path).get("stages", {})
     return Stage(stages.get("until", Stage.EXPORT.value))
-
-
-def report_of(path: Path) -> Mapping[str, Any]:
-    """What report.json of a finished run holds."""
-    return RunDirectory(path).read_json(REPORT)
 
 
 def refuse_unfinished(path: Path) -> None:

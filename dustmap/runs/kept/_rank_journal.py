@@ -9,9 +9,10 @@ from typing import final
 from dustmap.config import Config
 from dustmap.inference import AbstractJournal, Kept
 from dustmap.linalg import AbstractWorld
-from dustmap.runs.kept._directory import KEPT, RunDirectory
+from dustmap.runs.kept._directory import RunDirectory
 from dustmap.runs.kept._file import read_kept
 from dustmap.runs.kept._journal import Keeper, Notice
+from dustmap.runs.kept._written import KEPT
 
 _READY, _FOUND, _END = "ready", "found", "end"
 

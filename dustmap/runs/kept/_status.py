@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dustmap.runs.kept._directory import METRICS, REPORT, RunDirectory, lines_of
-from dustmap.runs.kept._life import ended_with, report_of
 from dustmap.runs.kept._lock import holder
+from dustmap.runs.kept._written import METRICS, REPORT, check_run, lines_of, report_of
 
 #: Of a line of metrics: what is no number of a step.
 _NOT_NUMBERS = ("time", "rank", "stage", "event")
@@ -64,10 +63,9 @@ class RunStatus:
 
 def status_of(path: Path) -> RunStatus:
     """Of the run at a path; what is no run directory is a FileNotFoundError."""
-    directory = RunDirectory.open(path)
+    check_run(path)
     at_work = holder(path)
-    lines = lines_of(directory.path / METRICS)
-    ended = ended_with(path)
+    lines = lines_of(path / METRICS)
     state = "running" if at_work is not None else _state(path, lines)
     begun = [line["stage"] for line in lines if line.get("event") == "begins"]
     seconds = _seconds(lines, time.time() if at_work is not None else None)
@@ -84,7 +82,7 @@ def status_of(path: Path) -> RunStatus:
         last={name: value for name, value in last.items() if name not in _NOT_NUMBERS},
         error=str(lines[-1].get("error", "")) if state in _ENDINGS and lines else "",
         holder=at_work,
-        report=str(report_of(path)["status"]) if ended is not None else "",
+        report=str(report_of(path)["status"]) if (path / REPORT).is_file() else "",
     )
 
 

@@ -1,6 +1,6 @@
 """A finished regression: its posterior answers for any rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -74,14 +74,14 @@ class RegressionResult(AbstractFinishedRun):
         WRITERS[kind](output, field, self.made, overwrite)
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
-    def plot(self, slice_: str, output: Path, overwrite: bool) -> None:
+    def plot(self, slice_: str, output: Path, overwrite: bool, history: Sequence[str]) -> None:
         """Draws the picture of the run; slice_: `NAME=VALUE` of the third input."""
         name, equals, value = slice_.partition("=")
         inputs = self.config.data.inputs
         height = None
         if len(inputs) == 3 and equals and name == inputs[2]:
             height = float(value)
-        save_figure(plot_field(self.field(), self.rows, height), output, overwrite)
+        save_figure(plot_field(self.field(), self.rows, height), output, overwrite, history)
 
     def field(self) -> GriddedField:
         """The posterior on the grid of the run's maps."""

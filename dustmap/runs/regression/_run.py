@@ -152,7 +152,8 @@ class RegressionRun(AbstractRun):
                 WRITERS[kind](path, field, provenance(self.config), False)
         outputs["picture"] = PICTURE
         if not (directory.path / PICTURE).exists():
-            save_figure(plot_field(field, self.train), directory.path / PICTURE)
+            history = provenance(self.config).history()
+            save_figure(plot_field(field, self.train), directory.path / PICTURE, history=history)
         return outputs
 
 
@@ -166,8 +167,7 @@ def prepare_regression(
     del earlier
     if world.size > 1:
         raise ValueError(
-            f'data.kind = "regression" runs in one process, not on {world.size} ranks: start it '
-            "without torchrun"
+            f'data.kind = "regression" runs in one process, not on {world.size} ranks: start one'
         )
     if config.compute.device == "cuda":
         raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')

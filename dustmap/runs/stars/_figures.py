@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from dustmap.config import Config
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.reports import Picture, Predictions, Progress, comparison_of
+from dustmap.sky import Provenance
 from dustmap.sky.figures import (
     Axis,
     Comparison,
@@ -36,13 +37,14 @@ from dustmap.sky.stars import StarTable
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What there is to draw. held_out: None where no stars were held out."""
+    """What there is to draw. held_out: None where no stars were held out; made: of the run."""
 
     config: Config
     density: DustMap
     truth: DustMap | None
     stars: StarTable
     held_out: Predictions | None
+    made: Provenance
 
 
 Draw: TypeAlias = Callable[[Material], Figure | None]
@@ -131,7 +133,7 @@ def draw_figures(
             figure = FIGURES[name].draw(material)
             if figure is None:
                 continue
-            save_figure(figure, directory.path / path)
+            save_figure(figure, directory.path / path, history=material.made.history())
         pictures.append(Picture(path, FIGURES[name].caption))
     if names:
         progress("drawing figures", len(names), len(names))

@@ -159,6 +159,7 @@ class StarRun(AbstractRun):
         account.watch.add("ingest", self.seconds_to_read)
         account.sections["data"] = _data(self.given)
         account.sections["counts"] = self.counts()
+        account.sections["grid"] = _grid(self.grid)
 
     def _keep_stars(self, path: Path) -> None:
         if self.share.whole:
@@ -240,7 +241,7 @@ class StarRun(AbstractRun):
                 if not self.share.whole:
                     stars = open_star_store(directory.path / ARCHIVE).read()
                 density = drawn_map(directory, self.config, field, self.grid)
-                material = Material(self.config, density, self.truth, stars, held_out)
+                material = Material(self.config, density, self.truth, stars, held_out, told)
                 account.pictures += draw_figures(material, directory, progress)
 
 
@@ -329,6 +330,16 @@ def assemble(
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
     split = (train, holdout)
     return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds, whole)
+
+
+def _grid(grid: RegularGrid) -> dict[str, str]:
+    """The box and its voxels, for readers of the report."""
+    faces = zip("XYZ", grid.lower, grid.upper, strict=True)
+    return {
+        "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
+        "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
+        "nodes": " × ".join(map(str, grid.shape)),
+    }
 
 
 def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Predictions:

@@ -1,18 +1,16 @@
-"""Density and extinction along one line of sight, as curves with bands."""
+"""Density and extinction along one line of sight of a map, as curves with bands."""
 
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
-import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures._cells import Cells
-from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
+from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -62,7 +60,7 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     extinction are the percentiles of the stored samples, if there are any.
     """
     step = 0.5 * min(density.grid.spacing)
-    distance = _distances(density.grid.lower, density.grid.upper, step, l, b)
+    distance = distances_within(density.grid.lower, density.grid.upper, step, l, b)
     places = SkyCoord(
         l=np.full(len(distance), l) * u.deg,
         b=np.full(len(distance), b) * u.deg,
@@ -79,39 +77,6 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
         density.coverage(places) if Quantity.COVERAGE in density.available else None,
         None if truth is None else truth.query(places),
         None if truth is None else truth.query(places, integrated=True),
-    )
-
-
-def profile_of_field(
-    field: AbstractDensityField,
-    step: float,
-    l: float,
-    b: float,
-    truth: DustMap | None = None,
-    device: torch.device | None = None,
-) -> Profile:
-    """The same of a posterior: every number is its own and none is read off voxels.
-
-    step: between places, at most, in pc; device: of the posterior.
-    """
-    distance = _distances(field.lower, field.upper, step, l, b)
-    points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
-    # Rounding must not carry the last place out of the box.
-    places = torch.from_numpy(np.clip(points, field.lower, field.upper)).to(device)
-    band = (Quantity.MEAN, Quantity.P16, Quantity.P84)
-    rho = field.evaluate(PointValues(places), MapRequest((*band, Quantity.COVERAGE)))
-    column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(band))
-    true = None if truth is None else _true_columns(truth, points)
-    return Profile(
-        l,
-        b,
-        field.system,
-        distance,
-        _band(rho),
-        _band(column),
-        rho["coverage"].astype(np.float64),
-        None if truth is None else truth.mean_at(points),
-        true,
     )
 
 
@@ -135,7 +100,7 @@ def busiest_direction(stars: StarTable) -> tuple[float, float]:
     return round(float(l), 1), round(float(b), 1)
 
 
-def _distances(
+def distances_within(
     lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
 ) -> Array:
     """Places from the Sun to where the line leaves the box, at most `step` apart."""
@@ -173,14 +138,3 @@ def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
         return Band(mean)
     low, high = density.query(places, mode="percentile", pct=[_LOW, _HIGH], integrated=True).T
     return Band(mean, low, high)
-
-
-def _band(found: dict[str, NDArray[np.float32]]) -> Band:
-    mean, low, high = (found[name].astype(np.float64) for name in ("mean", "p16", "p84"))
-    return Band(mean, low, high)
-
-
-def _true_columns(truth: DustMap, points: Array) -> Array:
-    x, y, z = points.T * u.pc
-    places = SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
-    return truth.query(places, integrated=True)

@@ -32,6 +32,8 @@ from dustmap.sky.systems import ExtinctionSystem
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
 _COARSE = 1.5
 _LONGITUDES = (120, 60, 0, -60, -120)
+#: The same meridian on both edges: where their labels end that lie inside, in degrees.
+_EDGES = ((176.0, "left"), (-176.0, "right"))
 
 
 @styled()
@@ -111,12 +113,12 @@ def graticule(axis: Axes) -> None:
     axis.set_yticklabels([f"{plain(b)}°" for b in (-60, -30, 0, 30, 60)])
     axis.grid(color="white", linewidth=0.3, alpha=0.5)
     settle(axis)
-    for l in _LONGITUDES:
+    for l, side in (*((l, "center") for l in _LONGITUDES), *_EDGES):
         axis.text(
             -np.radians(l),
             np.radians(-4.0),
-            f"{l % 360}°",
-            ha="center",
+            "180°" if abs(l) > 170 else f"{l % 360}°",
+            ha=side,
             va="top",
             color="white",
             fontsize=SMALL - 1.0,

@@ -142,7 +142,8 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
 
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:
-    """An arrow to the Galactic centre, which is to the right wherever X is; else at the viewer."""
+    """An arrow to the Galactic centre, which is to the right wherever X is; else in words: X grows
+    towards the viewer."""
     towards_viewer = plane.axis is Axis.X
     arrow = {
         "arrowstyle": "-|>",
@@ -154,9 +155,9 @@ def _mark_centre(axis: Axes, plane: Plane) -> None:
         "path_effects": outlined(),
     }
     axis.annotate(
-        "GC \N{CIRCLED DOT OPERATOR}" if towards_viewer else "GC",
+        "Galactic centre: towards you" if towards_viewer else "Galactic centre",
         (0.97, 0.06),
-        xytext=(0, 0) if towards_viewer else (-20, 0),
+        xytext=(0, 0) if towards_viewer else (-16, 0),
         xycoords="axes fraction",
         textcoords="offset points",
         arrowprops=None if towards_viewer else arrow,

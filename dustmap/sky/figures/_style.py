@@ -1,6 +1,6 @@
 """How pictures look: sizes for print, fonts, colours; and how they are written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 
+from dustmap import __version__
 from dustmap.sky._atomic import replacing
 
 #: Widths of the columns of journals, in inches. Text has the size in which it is printed.
@@ -82,12 +83,20 @@ def rasterize(artist: Artist) -> None:
     artist.set_rasterized(True)
 
 
-def save_figure(figure: Figure, path: str | Path, overwrite: bool = False) -> None:
-    """Writes a PNG or PDF, by the name's ending, whole or not at all."""
+def save_figure(
+    figure: Figure, path: str | Path, overwrite: bool = False, history: Sequence[str] = ()
+) -> None:
+    """Writes a PNG or PDF, by the name's ending, whole or not at all.
+
+    history: lines on where it comes from, kept in the file beside the version of this package.
+    """
     path = Path(path)
     check_picture(path)
+    kind, creator = path.suffix[1:].lower(), f"dustmap {__version__}"
+    names = ("Software", "Description") if kind == "png" else ("Creator", "Subject")
+    metadata = dict(zip(names, (creator, "\n".join(history)), strict=True))
     with replacing(path, overwrite) as partial, styled():
-        figure.savefig(partial, dpi=_DPI, format=path.suffix[1:].lower())
+        figure.savefig(partial, dpi=_DPI, format=kind, metadata=metadata)
 
 
 def check_picture(path: str | Path) -> None:

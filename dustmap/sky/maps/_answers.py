@@ -4,16 +4,14 @@ import logging
 from typing import final
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from dustmap.gp.features import chunks
+from dustmap.gp._grid import EDGE_SLACK
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._modes import Mode, Outside
 from dustmap.sky.maps._rays import Rays, integrate, within
 from dustmap.sky.maps._request import PERCENTILES, Quantity
 from dustmap.sky.maps._statistics import deviation, percentiles
-from dustmap.sky.maps._trilinear import Cells, CubeReader
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +35,8 @@ class Answers:
         return self.reader.cubes.layout
 
     def densities(
-        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
-    ) -> Tensor:
+        self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Floats:
         """(1, S or Q, N) float64."""
         stored = self._stored(mode, levels)
         cubes = stored or self._sample_cubes(mode)
@@ -68,43 +66,50 @@ class Answers:
             return (Cube(Quantity.SAMPLES, int(self._random.integers(self.layout.samples))),)
         return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.layout.samples))
 
-    def interpolated(self, cubes: tuple[Cube, ...], positions: Tensor, outside: Outside) -> Tensor:
+    def inside(self, positions: Floats) -> Flags:
+        """Which places lie in the box of voxel centres, (N,)."""
+        slack = EDGE_SLACK * np.array(self.layout.grid.spacing)
+        lower, upper = np.array(self.layout.grid.lower), np.array(self.layout.grid.upper)
+        inside: Flags = (positions >= lower - slack) & (positions <= upper + slack)
+        return np.asarray(inside.all(-1))
+
+    def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
         """(C, N) float64."""
-        inside = self.layout.grid.contains(positions)
+        inside = self.inside(positions)
         self._report(~inside, outside, "places lie")
-        fill = 0.0 if outside is Outside.TRUNCATE else torch.nan
-        found = torch.full((len(cubes), len(positions)), fill, dtype=torch.float64)
-        for part in chunks(len(positions), _PLACES):
+        fill = 0.0 if outside is Outside.TRUNCATE else np.nan
+        found = np.full((len(cubes), len(positions)), fill)
+        for start in range(0, len(positions), _PLACES):
+            part = slice(start, start + _PLACES)
             here = inside[part]
             cells = Cells.of(self.layout.grid, positions[part][here])
             for row, cube in zip(found, cubes, strict=True):
-                row[part][here] = self.reader.at(cube, cells).double()
+                row[part][here] = self.reader.at(cube, cells)
         return _unknown_where_not_finite(found, positions)
 
     def integrals(
-        self, positions: Tensor, mode: Mode, levels: tuple[float, ...], outside: Outside
-    ) -> Tensor:
+        self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
+    ) -> Floats:
         """(1, S or Q, N) float64."""
         mean = mode is Mode.MEAN and Quantity.MEAN in self.layout.quantities
         cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
-        finite = positions.isfinite().all(-1)
-        distance = torch.where(finite, positions.norm(dim=-1), 0.0)
-        along_x = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
-        ahead = torch.where(
-            (distance > 0)[:, None], positions / distance.clamp_min(1e-300)[:, None], along_x
-        )
+        finite = _finite(positions)
+        distance = np.linalg.norm(np.where(finite[:, None], positions, 0.0), axis=-1)
+        away = distance > 0
+        ahead = np.tile([1.0, 0.0, 0.0], (len(positions), 1))
+        ahead[away] = positions[away] / distance[away, None]
         rays, complete = within(self.layout.grid, ahead, distance)
         self._report(~(complete & finite), outside, "rays run")
         values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
         return _unknown_where_not_finite(values, positions)
 
-    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Tensor) -> Tensor:
-        found = torch.full((len(cubes), len(rays)), torch.nan, dtype=torch.float64)
+    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Flags) -> Floats:
+        found = np.full((len(cubes), len(rays)), np.nan)
         found[:, known] = integrate(self.reader, cubes, rays.part(known))
         return found
 
-    def _report(self, beyond: Tensor, outside: Outside, what: str) -> None:
+    def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())
         if count == 0:
             return
@@ -112,7 +117,7 @@ class Answers:
         box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
         told = f"{count} of {len(beyond)} {what} outside the map ({box})"
         if outside is Outside.ERROR:
-            first = int(beyond.nonzero()[0])
+            first = int(beyond.argmax())
             raise ValueError(f"{told}, the first is number {first}; or choose outside='nan'")
         log.info("%s: %s", told, outside.value)
 
@@ -122,18 +127,22 @@ class Answers:
             raise ValueError(f"this map has no {quantity.value}, only {held}: export it with that")
 
 
-def _summary(values: Tensor, mode: Mode, levels: tuple[float, ...], positive: bool) -> Tensor:
+def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:
     """From samples (S, N) to what is asked, (1, S or Q, N)."""
     if mode is Mode.MEAN:
-        return values.mean(0, keepdim=True)
+        return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
-        return deviation(values, values.mean(0), len(values) - 1)[None]
+        return np.asarray(deviation(values, values.mean(0), len(values) - 1)[None])
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
         return percentiles(values, levels, positive)
     return values
 
 
-def _unknown_where_not_finite(values: Tensor, positions: Tensor) -> Tensor:
+def _unknown_where_not_finite(values: Floats, positions: Floats) -> Floats:
     """A place that is NaN is unknown under every policy."""
-    finite = positions.isfinite().all(-1)
-    return values if bool(finite.all()) else torch.where(finite, values, torch.nan)
+    return np.where(_finite(positions), values, np.nan)
+
+
+def _finite(positions: Floats) -> Flags:
+    """Which places (N,) are places at all."""
+    return np.asarray(np.isfinite(positions).all(-1))

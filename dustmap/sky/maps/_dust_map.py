@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
-import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._answers import Answers
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes
-from dustmap.sky.maps._field import AbstractDensityField
 from dustmap.sky.maps._modes import Mode, Outside
 from dustmap.sky.maps._open import cubes_at
 from dustmap.sky.maps._places import (
@@ -26,6 +24,9 @@ from dustmap.sky.maps._places import (
 from dustmap.sky.maps._reliable import reliable_range
 from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
+
+if TYPE_CHECKING:
+    from dustmap.sky.maps._field import AbstractDensityField
 
 _MEMORY = 4 * 2**30
 #: Coverage beyond which the data, and not the prior, say what the density is.
@@ -79,7 +80,7 @@ class DustMap:
 
     @classmethod
     def from_field(
-        cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest
+        cls, field: "AbstractDensityField", grid: RegularGrid, request: MapRequest
     ) -> Self:
         """What is requested of a field, on the nodes of `grid`, in memory."""
         slabs = [slab.arrays for slab in field.planes(grid, request)]
@@ -161,7 +162,7 @@ class DustMap:
     def cube(self, quantity: Quantity, sample: int = 0) -> NDArray[np.float32]:
         """A whole cube (z, y, x)."""
         self._answers.require(quantity)
-        return self._answers.reader.whole(Cube(quantity, sample)).numpy()
+        return self._answers.reader.whole(Cube(quantity, sample))
 
     def quantities(self) -> dict[str, NDArray[np.float32]]:
         """Whole cubes (z, y, x) by name, all but the samples."""
@@ -169,7 +170,8 @@ class DustMap:
 
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Voxel centres x, y, z in pc."""
-        x, y, z = (axis.numpy() for axis in self.grid.axes())
+        corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
+        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
         return x, y, z
 
     def nearest_slice(self, z: float) -> int:
@@ -236,18 +238,18 @@ class DustMap:
         answer = self._answers.integrals if integrated else self._answers.densities
         values = answer(positions, asked, levels, policy)
         several = asked is Mode.SAMPLES or (pct is not None and np.ndim(pct) > 0)
-        values = values.mT if several else values[0]
-        shaped: NDArray[np.float64] = values.numpy().reshape((*coords.shape, *values.shape[1:]))
+        values = values.T if several else values[0]
+        shaped: NDArray[np.float64] = values.reshape((*coords.shape, *values.shape[1:]))
         return shaped[()]  # a number, not an array, of scalar coordinates
 
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
-        positions = torch.from_numpy(np.ascontiguousarray(points, np.float64))
-        return self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0].numpy()
+        positions = np.asarray(points, np.float64)
+        return np.asarray(self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0])
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
         """Which coordinates lie in the box of voxel centres."""
-        return self.grid.contains(positions_of(coords)).numpy().reshape(coords.shape)
+        return self._answers.inside(positions_of(coords)).reshape(coords.shape)
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
         """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside.
@@ -257,7 +259,7 @@ class DustMap:
         self._answers.require(Quantity.COVERAGE)
         positions = positions_of(coords)
         found = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
-        covered: NDArray[np.float64] = found.numpy().reshape(coords.shape)
+        covered: NDArray[np.float64] = found.reshape(coords.shape)
         return covered[()]
 
     def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
@@ -275,7 +277,7 @@ class DustMap:
         """
         self._answers.require(Quantity.COVERAGE)
         found = reliable_range(self._answers.reader, directions_of(coords), least)
-        return found.reshape(*coords.shape, 2).numpy() * u.pc
+        return found.reshape(*coords.shape, 2) * u.pc
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:

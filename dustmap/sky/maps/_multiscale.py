@@ -11,7 +11,7 @@ from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky._ranks import together
 
-Array: TypeAlias = zarr.Array[ArrayV3Metadata]
+Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 
 GROUP = "multiscale"
 #: Levels end where no axis has more voxels.

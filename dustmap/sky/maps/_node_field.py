@@ -25,10 +25,11 @@ from dustmap.sky.maps._field import (
     refuse_coverage_of_rays,
     slabs,
 )
+from dustmap.sky.maps._node_table import NodeTable
 from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.maps._separable import Resampler
 from dustmap.sky.maps._statistics import coverage, statistics
-from dustmap.sky.maps._trilinear import Cells, NodeTable
+from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Functionals answered at once.
@@ -123,7 +124,7 @@ class NodeField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         if isinstance(functional, PointValues):
-            cells = Cells.of(self.nodes, functional.x.cpu())
+            cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
             found = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
             if Quantity.COVERAGE in request:
                 found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]

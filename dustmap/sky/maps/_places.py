@@ -1,14 +1,12 @@
 """From the coordinates that users have to X, Y, Z in pc."""
 
 import numpy as np
-import torch
 from astropy import units as u
 from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 
-def positions_of(coords: SkyCoord) -> Tensor:
+def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
     """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
     xyz = _galactic(coords).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
@@ -19,7 +17,7 @@ def positions_of(coords: SkyCoord) -> Tensor:
     return _stacked(xyz.to_value(u.pc))
 
 
-def directions_of(coords: SkyCoord) -> Tensor:
+def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
     """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
     sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
     return _stacked(sphere.to_cartesian().xyz.value)
@@ -58,6 +56,5 @@ def _galactic(coords: SkyCoord) -> SkyCoord:
     return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
 
 
-def _stacked(xyz: NDArray[np.float64]) -> Tensor:
-    flat = np.asarray(xyz, np.float64).reshape(3, -1)
-    return torch.from_numpy(np.ascontiguousarray(flat.T))
+def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)

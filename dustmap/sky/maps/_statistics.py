@@ -12,72 +12,87 @@ pairs, as other programs draw them, would need S − 1: of them τ is too small 
 Where a sample is 0 (a ray without length) so are all its percentiles.
 """
 
+import sys
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+#: A field has tensors, a file of a map arrays, which are read without torch.
+Draws = TypeVar("Draws", "Tensor", "NDArray[np.float64]")
 
 
 def normal_quantile(q: float) -> float:
     """Φ⁻¹(q)."""
-    return float(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)))
+    return NormalDist().inv_cdf(q)
 
 
-def statistics(draws: Tensor, request: MapRequest, positive: bool) -> dict[str, Tensor]:
+def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[str, Tensor]":
     """All that is requested but coverage, of draws (S, ...), each (...); samples are not copied."""
     found: dict[str, Tensor] = {}
-    moments = request.any_of((Quantity.MEAN, Quantity.STD))
-    percentiles = request.any_of(PERCENTILES)
-    mean, std = None, None
-    if moments or (percentiles and not positive):
+    if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
-        std = deviation(draws, mean, len(draws) - 1)
-        found |= {Quantity.MEAN.value: mean, Quantity.STD.value: std}
-    if percentiles:
-        centre, width = log_moments(draws) if positive else (mean, std)
-        assert centre is not None
-        assert width is not None
-        for quantity, q in PERCENTILES.items():
-            if quantity in request:
-                value = centre + normal_quantile(q) * width
-                found[quantity.value] = value.exp_() if positive else value
+        found |= {
+            Quantity.MEAN.value: mean,
+            Quantity.STD.value: deviation(draws, mean, len(draws) - 1),
+        }
+    asked = [quantity for quantity in PERCENTILES if quantity in request]
+    if asked:
+        levels = [PERCENTILES[quantity] for quantity in asked]
+        values = percentiles(draws, levels, positive)
+        found |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
     if request.samples:
         found[Quantity.SAMPLES.value] = draws[: request.samples]
     return {name: found[name] for name in (q.value for q in request.quantities) if name in found}
 
 
-def percentiles(draws: Tensor, levels: Sequence[float], positive: bool) -> Tensor:
+def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
     """p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
-    mean = draws.mean(0)
-    centre, width = (
-        log_moments(draws) if positive else (mean, deviation(draws, mean, len(draws) - 1))
-    )
-    values = torch.stack([centre + normal_quantile(q) * width for q in levels])
-    return values.exp_() if positive else values
+    if positive:
+        centre, width = log_moments(draws)
+    else:
+        centre = draws.mean(0)
+        width = deviation(draws, centre, len(draws) - 1)
+    of = _namespace(draws)
+    values: Draws = of.stack([centre + normal_quantile(q) * width for q in levels])
+    if positive:
+        of.exp(values, out=values)
+    return values
 
 
-def deviation(draws: Tensor, mean: Tensor, divisor: float) -> Tensor:
+def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
     """√(Σ_s (f_s − m)² / divisor)."""
-    total = torch.zeros_like(mean)
+    total: Draws = _namespace(draws).zeros_like(mean)
     for draw in draws:
         difference = draw - mean
-        total.addcmul_(difference, difference)
-    return total.div_(divisor).sqrt_()
+        difference *= difference
+        total += difference
+    total /= divisor
+    total **= 0.5
+    return total
 
 
-def log_moments(draws: Tensor) -> tuple[Tensor, Tensor]:
+def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     """μ and τ of ln f; −∞ and 0 where a sample is not positive."""
+    of = _namespace(draws)
     positive = (draws > 0).all(0)
-    if bool(positive.all()):
-        logs = draws.log()
-        mean = logs.mean(0)
-        return mean, deviation(logs, mean, _paired(len(draws)))
-    logs = torch.where(positive, draws, 1.0).log()
+    logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
     mean = logs.mean(0)
-    spread = torch.where(positive, deviation(logs, mean, _paired(len(draws))), 0.0)
-    return torch.where(positive, mean, -torch.inf), spread
+    spread = deviation(logs, mean, _paired(len(draws)))
+    if bool(positive.all()):
+        return mean, spread
+    return of.where(positive, mean, -of.inf), of.where(positive, spread, 0.0)
+
+
+def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
+    """torch or numpy, which name alike what is taken of them here."""
+    return sys.modules[type(draws).__module__]
 
 
 def _paired(count: int) -> float:
@@ -85,6 +100,6 @@ def _paired(count: int) -> float:
     return count - 1.0 / count if count % 2 and count > 1 else float(count)
 
 
-def coverage(std: Tensor, prior_std: float) -> Tensor:
+def coverage(std: "Tensor", prior_std: float) -> "Tensor":
     """1 − (posterior variance / prior variance), within [0, 1]."""
     return (1.0 - (std / prior_std).square()).clamp_(0.0, 1.0)

@@ -2,14 +2,18 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Self, TypeAlias, final
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube
+
+Floats: TypeAlias = NDArray[np.float64]
+Values: TypeAlias = NDArray[np.float32]
+Indices: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 #: Places interpolated at once: index and weights of more would leave the cache.
 _CHUNK = 65_536
@@ -27,56 +31,23 @@ class Cells:
     cell (N, 3) int64: lower corners in x, y, z; offset (N, 3): from there, in [0, 1].
     """
 
-    cell: Tensor
-    offset: Tensor
+    cell: Indices
+    offset: Values
 
     @classmethod
-    def of(cls, grid: RegularGrid, positions: Tensor) -> Self:
+    def of(cls, grid: RegularGrid, positions: Floats) -> Self:
         """Of places X, Y, Z (N, 3) in pc; what is beyond a face counts as on it."""
-        lower, spacing, shape = (
-            torch.tensor(values, dtype=torch.float64)
-            for values in (grid.lower, grid.spacing, grid.shape)
-        )
-        where = torch.minimum(((positions - lower) / spacing).clamp_min_(0.0), shape - 1.0)
-        cell = torch.minimum(where.floor(), shape - 2.0)
-        return cls(cell.to(torch.int64), (where - cell).to(torch.float32))
+        last = np.array(grid.shape, np.float64) - 1.0
+        where = np.clip((positions - np.array(grid.lower)) / np.array(grid.spacing), 0.0, last)
+        cell = np.minimum(np.floor(where), last - 1.0)
+        return cls(cell.astype(np.int64), (where - cell).astype(np.float32))
 
     def __len__(self) -> int:
         return len(self.cell)
 
-    def part(self, index: slice | Tensor) -> "Cells":
+    def part(self, index: slice | Indices) -> "Cells":
         """Some of the places."""
         return Cells(self.cell[index], self.offset[index])
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class NodeTable:
-    """Many fields on one grid, together at every node: values (M, S), nodes in the C order of
-    (x, y, z)."""
-
-    grid: RegularGrid
-    values: Tensor
-
-    @classmethod
-    def of(cls, grid: RegularGrid, fields: Tensor) -> Self:
-        """From fields (S, M)."""
-        return cls(grid, fields.mT.contiguous())
-
-    def at(self, cells: Cells) -> Tensor:
-        """All fields (N, S) at places."""
-        _, y, z = self.grid.shape
-        corner = (cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2]
-        x_share, y_share, z_share = cells.offset.to(self.values.dtype)[..., None].unbind(1)
-
-        def along_z(shift: int) -> Tensor:
-            low = self.values.index_select(0, corner + shift)
-            return low.lerp_(self.values.index_select(0, corner + shift + 1), z_share)
-
-        def along_y(shift: int) -> Tensor:
-            return along_z(shift).lerp_(along_z(shift + z), y_share)
-
-        return along_y(0).lerp_(along_y(y * z), x_share)
 
 
 @final
@@ -87,74 +58,72 @@ class CubeReader:
     def __init__(self, cubes: AbstractCubes, memory: int) -> None:
         self.cubes = cubes
         self._memory = memory
-        self._kept: OrderedDict[Cube, Tensor] = OrderedDict()
+        self._kept: OrderedDict[Cube, Values] = OrderedDict()
 
-    def whole(self, cube: Cube) -> Tensor:
+    def whole(self, cube: Cube) -> Values:
         """All voxels (z, y, x)."""
         if cube in self._kept:
             self._kept.move_to_end(cube)
             return self._kept[cube]
         values = self._read(cube, (slice(None), slice(None), slice(None)))
-        size = 4 * values.numel()
-        while self._kept and (len(self._kept) + 1) * size > self._memory:
+        while self._kept and (len(self._kept) + 1) * values.nbytes > self._memory:
             self._kept.popitem(last=False)
         # Even one that is larger than `memory` is worth keeping: the next question is likely of it.
         self._kept[cube] = values
         return values
 
-    def at(self, cube: Cube, cells: Cells) -> Tensor:
-        """Values (N,) at places, float32."""
+    def at(self, cube: Cube, cells: Cells) -> Values:
+        """Values (N,) at places."""
         if cube in self._kept:
             return _in_chunks(self.whole(cube), cells)
         blocks, block_of = self._blocks(cells)
         needed = len(blocks) * (_BLOCK + 1) ** 3
         if needed > _PART * np.prod(self.cubes.layout.shape):
             return _in_chunks(self.whole(cube), cells)
-        values = torch.empty(len(cells), dtype=torch.float32)
+        values = np.empty(len(cells), np.float32)
         for i, block in enumerate(blocks):
-            mine = (block_of == i).nonzero()[:, 0]
+            mine = (block_of == i).nonzero()[0]
             start = block * _BLOCK
-            box = tuple(slice(int(k), int(k) + _BLOCK + 1) for k in start.flip(0))
+            z, y, x = (slice(int(k), int(k) + _BLOCK + 1) for k in start[::-1])
             here = Cells(cells.cell[mine] - start, cells.offset[mine])
-            values[mine] = _in_chunks(self._read(cube, (box[0], box[1], box[2])), here)
+            values[mine] = _in_chunks(self._read(cube, (z, y, x)), here)
         return values
 
-    def _blocks(self, cells: Cells) -> tuple[Tensor, Tensor]:
+    def _blocks(self, cells: Cells) -> tuple[Indices, Indices]:
         """Blocks (B, 3) in x, y, z that hold the places, and of which each place is (N,)."""
-        of_place = torch.div(cells.cell, _BLOCK, rounding_mode="floor")
         counts = [n // _BLOCK + 1 for n in self.cubes.layout.grid.shape]
-        flat = (of_place[:, 0] * counts[1] + of_place[:, 1]) * counts[2] + of_place[:, 2]
-        unique, inverse = torch.unique(flat, return_inverse=True)
-        yz = counts[1] * counts[2]
-        blocks = [unique // yz, unique % yz // counts[2], unique % counts[2]]
-        return torch.stack(blocks, dim=-1), inverse
+        flat = np.ravel_multi_index(tuple((cells.cell // _BLOCK).T), counts)
+        unique, inverse = np.unique(flat, return_inverse=True)
+        return np.stack(np.unravel_index(unique, counts), axis=-1), inverse
 
-    def _read(self, cube: Cube, box: Box) -> Tensor:
-        values = np.ascontiguousarray(self.cubes.read(cube, box), np.float32)
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
+    def _read(self, cube: Cube, box: Box) -> Values:
+        return np.ascontiguousarray(self.cubes.read(cube, box), np.float32)
 
 
-def _in_chunks(values: Tensor, cells: Cells) -> Tensor:
+def _in_chunks(values: Values, cells: Cells) -> Values:
     if len(cells) <= _CHUNK:
         return trilinear(values, cells)
     starts = range(0, len(cells), _CHUNK)
-    return torch.cat([trilinear(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
+    return np.concatenate([trilinear(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
 
 
-def trilinear(values: Tensor, cells: Cells) -> Tensor:
-    """Σ over the 8 corners of a cell, values (z, y, x) contiguous: (N,).
-
-    Neighbours in x are neighbours in memory: four gathers of pairs instead of eight of numbers.
-    """
+def trilinear(values: Values, cells: Cells) -> Values:
+    """Σ over the 8 corners of a cell, values (z, y, x) contiguous: (N,)."""
     _, y, x = values.shape
     corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
-    pairs = values.as_strided((values.numel() - 1, 2), (1, 1))
-    along_x = torch.stack([1.0 - cells.offset[:, 0], cells.offset[:, 0]], dim=-1)
+    flat = values.reshape(-1)
+    along_x, along_y, along_z = cells.offset.T
 
-    def row(shift: int) -> Tensor:
-        return pairs.index_select(0, corner + shift).mul_(along_x).sum(-1)
+    def row(shift: int) -> Values:
+        return _between(flat.take(corner + shift), flat.take(corner + (shift + 1)), along_x)
 
-    along_y, along_z = cells.offset[:, 1], cells.offset[:, 2]
-    below = row(0).lerp_(row(x), along_y)
-    above = row(x * y).lerp_(row(x * y + x), along_y)
-    return below.lerp_(above, along_z)
+    below = _between(row(0), row(x), along_y)
+    above = _between(row(x * y), row(x * y + x), along_y)
+    return _between(below, above, along_z)
+
+
+def _between(low: Values, high: Values, share: Values) -> Values:
+    """(1 − share) · low + share · high, in place of `high`: exact at both ends."""
+    high *= share
+    high += (1.0 - share) * low
+    return high

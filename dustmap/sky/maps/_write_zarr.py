@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.errors import ZarrUserWarning
 
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
@@ -212,5 +211,5 @@ def _consolidate(group: zarr.Group) -> None:
     """All metadata in one place, where xarray looks first."""
     with warnings.catch_warnings():
         # The specification of version 3 has no consolidated metadata yet; readers do.
-        warnings.simplefilter("ignore", ZarrUserWarning)
+        warnings.filterwarnings("ignore", "Consolidated metadata", UserWarning)
         zarr.consolidate_metadata(group.store)

@@ -104,7 +104,8 @@ def test_titles_and_bars_tell_what_where_and_in_which_system() -> None:
 def test_longitudes_are_labelled_from_left_to_right() -> None:
     axis = titled(shell_figure(posterior(), 9.0, COARSE))["posterior mean"]
     labels = sorted(axis.texts, key=lambda text: float(text.get_position()[0]))
-    assert [text.get_text() for text in labels] == ["120°", "60°", "0°", "300°", "240°"]
+    inner = ["120°", "60°", "0°", "300°", "240°"]
+    assert [text.get_text() for text in labels] == ["180°", *inner, "180°"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.colors import AsinhNorm, LogNorm
+from PIL import Image
 
+from dustmap import __version__
 from dustmap.sky import figures
 from dustmap.sky.figures import check_picture, projection_figure, save_figure, slice_figure
 from dustmap.sky.figures._scales import _asinh_ticks, density_scale, signed_scale, spread_scale
@@ -24,6 +26,18 @@ def test_pictures_are_written_by_their_ending(tmp_path: Path, name: str, magic: 
     with pytest.raises(FileExistsError, match="exists already"):
         save_figure(figure, tmp_path / "plots" / name)
     save_figure(figure, tmp_path / "plots" / name, overwrite=True)
+
+
+def test_pictures_say_where_they_come_from(tmp_path: Path) -> None:
+    figure, history = slice_figure(posterior()), ("dustmap plot run1", "catalog: stars.fits")
+    save_figure(figure, tmp_path / "a.png", history=history)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.info["Software"] == f"dustmap {__version__}"
+        assert picture.info["Description"] == "\n".join(history)
+    save_figure(figure, tmp_path / "a.pdf", history=history)
+    written = (tmp_path / "a.pdf").read_bytes()
+    assert f"dustmap {__version__}".encode() in written
+    assert b"catalog: stars.fits" in written
 
 
 def test_text_of_a_pdf_stays_text(tmp_path: Path) -> None:
