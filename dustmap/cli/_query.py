@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    columns_of,
+    new,
+)
 from dustmap.cli._tell import tell
 from dustmap.config import DataConfig, parsecs
 
@@ -44,6 +52,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
     )
+    add_columns(command)
     add_compute(command, title=OF_A_RUN)
     add_json(command)
 
@@ -83,12 +92,14 @@ def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
     from dustmap.runs import places_of
+    from dustmap.sky import card_named
 
     with checking_input():
         where = Path(options.map)
         own = where / "config.toml"  # what a run says of distances holds for these, too
         data = configuration.load(own).data if own.is_file() else DataConfig()
-        places = places_of(data, Path(options.file), options.schema)
+        card = card_named(options.schema, columns_of(options))
+        places = places_of(data, Path(options.file), card)
         found = _answers(options, places.l, places.b, places.distances)
     outside = int(np.isnan(found["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places.l))

@@ -1,6 +1,7 @@
 """dustmap run: a map from a configuration."""
 
 import argparse
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
-from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
+from dustmap.cli._parser import (
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    add_set,
+    columns_of,
+    compute_overrides,
+    new,
+)
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.cli._terminated import Notice, preempting
 
@@ -55,6 +65,7 @@ def add(commands: Commands) -> None:
         default="export",
         help="the last stage [export]",
     )
+    add_columns(command)
     add_set(command)
     add_compute(command)
     add_json(command)
@@ -71,7 +82,8 @@ def _execute(options: argparse.Namespace, notice: Notice) -> int:
     from dustmap.runs import ranks_of
 
     with checking_input():
-        config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
+        overrides = [*options.set, *_columns(options), *compute_overrides(options)]
+        config = configuration.load(options.config, overrides)
         if config.compute.threads:
             torch.set_num_threads(config.compute.threads)
     with ExitStack() as left:
@@ -80,6 +92,11 @@ def _execute(options: argparse.Namespace, notice: Notice) -> int:
         if world.rank > 0:
             logging.getLogger("dustmap").setLevel(logging.WARNING)
         return _on_ranks(options, config, notice, world)
+
+
+def _columns(options: argparse.Namespace) -> list[str]:
+    named = columns_of(options).items()
+    return [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
 
 
 def _on_ranks(

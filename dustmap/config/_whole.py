@@ -67,6 +67,11 @@ def _check_data(data: DataConfig) -> None:
             f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
             'which data.kind = "regression" predicts from'
         )
+    if data.columns:
+        raise ConfigError(
+            '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '
+            "are names of columns themselves"
+        )
     if not data.target:
         raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
 

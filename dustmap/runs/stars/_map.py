@@ -38,7 +38,7 @@ from dustmap.runs.stars._run import (
     predictions,
 )
 from dustmap.sky import Provenance, cartesian, galactic, table_format, write_table
-from dustmap.sky.catalogs import card_named
+from dustmap.sky.catalogs import SchemaCard, card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
 from dustmap.sky.observations import (
@@ -90,7 +90,11 @@ class StarMap(AbstractFinishedRun):
         return comparison_of(self.run.stars, found)
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        card: SchemaCard | str = "generic",
+        truth_column: str = "",
+        system: str = "",
     ) -> Mapping[str, Any]:
         """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
 
@@ -98,7 +102,8 @@ class StarMap(AbstractFinishedRun):
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
-        data, card = self.run.config.data, card_named(schema)
+        data = self.run.config.data
+        card = card if isinstance(card, SchemaCard) else card_named(card)
         named = system_named(system) if system else None
         read = read_stars(data, (catalog,), card, named, CUTS)
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
@@ -133,10 +138,10 @@ class StarMap(AbstractFinishedRun):
         return scores(y, predicted.mean, variance).as_dict()
 
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
-        places = places_of(self.run.config.data, catalog, schema)
+        places = places_of(self.run.config.data, catalog, card)
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances)
         for name, values in columns.items():
