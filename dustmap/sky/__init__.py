@@ -8,11 +8,15 @@ layouts of published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
+from dustmap.sky._answer_columns import add_answers as add_answers
+from dustmap.sky._answer_columns import labels as labels
+from dustmap.sky._answer_columns import unit_of as unit_of
 from dustmap.sky._atomic import refuse_existing as refuse_existing
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._enclosed import check_enclosed as check_enclosed
 from dustmap.sky._provenance import Provenance as Provenance
+from dustmap.sky._tables import BARE as BARE
 from dustmap.sky._tables import table_format as table_format
 from dustmap.sky._tables import write_table as write_table
 from dustmap.sky.catalogs import Catalog as Catalog
@@ -21,6 +25,7 @@ from dustmap.sky.catalogs import Counts as Counts
 from dustmap.sky.catalogs import Places as Places
 from dustmap.sky.catalogs import SchemaCard as SchemaCard
 from dustmap.sky.catalogs import card_named as card_named
+from dustmap.sky.catalogs import galactic_from_icrs as galactic_from_icrs
 from dustmap.sky.catalogs import ingest as ingest
 from dustmap.sky.catalogs import known_cards as known_cards
 from dustmap.sky.catalogs import read_catalog as read_catalog

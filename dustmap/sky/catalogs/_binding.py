@@ -196,6 +196,12 @@ def bind(
     return binding
 
 
+def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
+    """Whether a file has any of the columns of extinctions of a card."""
+    matcher = _Matcher(path, card, columns)
+    return any(matcher.source(name) for way in card.extinctions for name in way.columns)
+
+
 def _first(matcher: _Matcher, alternatives: tuple[Alternative, ...], purpose: str) -> Alternative:
     """The first that the file has, of those with most of the columns that the user has named."""
     found = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]

@@ -89,6 +89,19 @@ class DustMap:
         }
         return cls.from_arrays(grid, arrays, field.system, field.positive)
 
+    def __repr__(self) -> str:
+        """Box, spacing, system, quantities and samples."""
+        grid = self.grid
+        faces = zip("XYZ", grid.lower, grid.upper, strict=True)
+        box = ", ".join(f"{axis} {low:g} to {high:g}" for axis, low, high in faces)
+        spacing = " x ".join(f"{step:g}" for step in dict.fromkeys(grid.spacing))
+        held = ", ".join(q.value for q in self.available if q is not Quantity.SAMPLES)
+        voxels = " x ".join(map(str, grid.shape))
+        return (
+            f"DustMap({self.system.name}; {box} pc; {voxels} voxels of {spacing} pc; "
+            f"{', '.join(filter(None, (held, f'{self.n_samples} samples')))})"
+        )
+
     @property
     def cubes(self) -> AbstractCubes:
         """The arrays, wherever they are."""
