@@ -191,6 +191,12 @@ def test_set_refuses_what_is_no_assignment(override: str) -> None:
     assert refusal(override) == f"--set {override}: expected section.key=value"
 
 
+def test_the_nearest_sizes_are_named_once() -> None:
+    assert "such as 15" in refusal(grid={"size": [5, 30, 30], "spacing": 15})
+    assert " or " not in refusal(grid={"size": [5, 30, 30], "spacing": 15})
+    assert "such as 30 or 45" in refusal(grid={"size": [31, 30, 30], "spacing": 15})
+
+
 def test_names_of_columns_add_to_those_of_the_file() -> None:
     named: dict[str, object] = {"catalog": "s.fits", "columns": {"l": "GLON", "b": "GLAT"}}
     found = read("data.columns.l=LON", "data.columns.distance=D [kpc]", data=named)

@@ -129,8 +129,9 @@ def _check_box(grid: GridConfig) -> None:
     for axis, size in zip("XYZ", grid.size, strict=True):
         cells = size / grid.spacing
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            down, up = max(1, int(cells)) * grid.spacing, (int(cells) + 1) * grid.spacing
+            near = sorted({max(1, int(cells)), int(cells) + 1})
+            sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
             raise ConfigError(
                 f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {down:g} or {up:g}"
+                f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
             )

@@ -57,6 +57,7 @@ from dustmap.sky.layouts import LayoutCounts as LayoutCounts
 from dustmap.sky.layouts import LayoutRequest as LayoutRequest
 from dustmap.sky.layouts import LeikeOptions as LeikeOptions
 from dustmap.sky.layouts import RadialBins as RadialBins
+from dustmap.sky.layouts import Shells as Shells
 from dustmap.sky.layouts import read_gtomo as read_gtomo
 from dustmap.sky.layouts import write_bayestar as write_bayestar
 from dustmap.sky.layouts import write_edenhofer2023 as write_edenhofer2023

@@ -94,12 +94,13 @@ class DustMap:
         grid = self.grid
         faces = zip("XYZ", grid.lower, grid.upper, strict=True)
         box = ", ".join(f"{axis} {low:g} to {high:g}" for axis, low, high in faces)
-        spacing = " x ".join(f"{step:g}" for step in dict.fromkeys(grid.spacing))
-        held = ", ".join(q.value for q in self.available if q is not Quantity.SAMPLES)
+        steps = grid.spacing if len(set(grid.spacing)) > 1 else grid.spacing[:1]
+        spacing = " x ".join(f"{step:g}" for step in steps)
+        held = [q.value for q in self.available if q is not Quantity.SAMPLES]
         voxels = " x ".join(map(str, grid.shape))
         return (
             f"DustMap({self.system.name}; {box} pc; {voxels} voxels of {spacing} pc; "
-            f"{', '.join(filter(None, (held, f'{self.n_samples} samples')))})"
+            f"{', '.join([*held, f'{self.n_samples} samples'])})"
         )
 
     @property

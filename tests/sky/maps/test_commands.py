@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import healpy as hp
 import numpy as np
 import pytest
 from astropy import units as u
@@ -201,9 +202,32 @@ def test_shells_take_their_own_options(
     assert len(data.names) == 7
 
 
+def test_shells_at_exact_distances(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A(<30 pc) stands on the shell at 30 pc."""
+    shells = ["--nside", "2", "--shells", "20", "0.03kpc"]
+    output = ["--output", str(tmp_path / "shells.fits")]
+    told(capsys, "export", str(run), "--format", "healpix", *shells, *output)
+    with fits.open(tmp_path / "shells.fits") as hdus:
+        assert hdus["RADIAL PIXEL CENTERS"].data.field(0).tolist() == [20.0, 30.0]
+        pixel = hdus["INTEGRATED_MEAN"].data["SHELL_001"][7]
+    l, b = hp.pix2ang(2, 7, nest=True, lonlat=True)
+    place = ["--l", str(l), "--b", str(b), "--distance", "30"]
+    there = told(capsys, "query", str(run), *place)
+    assert pixel == pytest.approx(there["extinction_mean"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--format", "healpix", "--shells", "30", "20"], "shells: expected ascending distances"),
+        (["--format", "healpix", "--shells", "-1"], "shells: expected ascending distances > 0"),
+        (["--format", "bayestar", "--shells", "20"], "--shells: --format bayestar has none"),
+        (
+            ["--format", "healpix", "--shells", "20", "--distances", "5", "50", "7"],
+            "--distances, --shells: expected one of them",
+        ),
         (["--format", "zarr", "--nside", "8"], "--nside: --format zarr has none"),
         (["--format", "healpix", "--step", "5"], "--step: --format healpix has none"),
         (["--format", "leike2020", "--samples", "2"], "--format leike2020 is always mean"),
