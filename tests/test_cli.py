@@ -117,6 +117,8 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
         (["--memory", "1KiB"], "compute.memory allows 1,024 bytes; the largest part is"),
         (["--threads", "-1"], "compute.threads = -1: expected a whole number >= 0"),
         (["--set", "data.catalog=none.fits"], "none.fits: there is no such catalog"),
+        (["--column", "l=GLON"], "sky.fits: missing l (card generic) for directions; or ra, dec"),
+        (["--column", "lon=GLON"], "column lon=GLON: the card generic has no lon"),
         (["--set", "data.truth=none.zarr"], "none.zarr: expected a run directory"),
         (["--set", "grid.outside=error"], "rays leave the box"),
         (["--set", "data.holdout=0.999"], "leaves none of 40 stars to fit"),

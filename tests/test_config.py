@@ -35,7 +35,8 @@ def test_the_example_explains_every_key_and_its_unit() -> None:
     lines = config.example().splitlines()
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(getattr(read(), section.name)):
-            at = next(i for i, line in enumerate(lines) if line.startswith(f"{field.name} = "))
+            starts = (f"{field.name} = ", f"[{section.name}.{field.name}]")
+            at = next(i for i, line in enumerate(lines) if line.startswith(starts))
             assert lines[at - 1].startswith("#")
     assert lines[lines.index("spacing = 20.0") - 1].endswith("[pc]")
     assert lines[lines.index("mean_density = 0.001") - 1].endswith("[mag/pc]")
@@ -43,7 +44,8 @@ def test_the_example_explains_every_key_and_its_unit() -> None:
 
 
 def test_the_echo_reads_back_as_the_same_configuration() -> None:
-    resolved = read("grid.size=[0.3kpc, 200pc, 100]", "fit.seed=7", 'data.system=A "G"\u00b5')
+    written = ("grid.size=[0.3kpc, 200pc, 100]", "fit.seed=7", 'data.system=A "G"\u00b5')
+    resolved = read(*written, "data.columns.l=GLON", 'data.columns.a b="x = [0]"')
     assert config.from_mapping(tomllib.loads(config.echo(resolved))) == resolved
     assert config.sha256(resolved) in config.echo(resolved).splitlines()[0]
 
@@ -187,6 +189,25 @@ def test_set_wins_over_the_file_and_needs_no_quotes() -> None:
 @pytest.mark.parametrize("override", ["grid.spacing", "spacing=3", ".a=3", "grid.=3"])
 def test_set_refuses_what_is_no_assignment(override: str) -> None:
     assert refusal(override) == f"--set {override}: expected section.key=value"
+
+
+def test_the_nearest_sizes_are_named_once() -> None:
+    assert "such as 15" in refusal(grid={"size": [5, 30, 30], "spacing": 15})
+    assert " or " not in refusal(grid={"size": [5, 30, 30], "spacing": 15})
+    assert "such as 30 or 45" in refusal(grid={"size": [31, 30, 30], "spacing": 15})
+
+
+def test_names_of_columns_add_to_those_of_the_file() -> None:
+    named: dict[str, object] = {"catalog": "s.fits", "columns": {"l": "GLON", "b": "GLAT"}}
+    found = read("data.columns.l=LON", "data.columns.distance=D [kpc]", data=named)
+    assert dict(found.data.columns) == {"l": "LON", "b": "GLAT", "distance": "D [kpc]"}
+    assert config.sha256(found) != config.sha256(read())
+    assert "data.columns = {'l': 3}: expected a text" in refusal("data.columns.l=3")
+    assert "data.columns = 3: expected a table such as" in refusal("data.columns=3")
+    regression: dict[str, object] = {"catalog": "s.fits", "kind": "regression", "inputs": ["x"]}
+    assert '[data.columns] is for data.kind = "stars"' in refusal(
+        "data.columns.l=GLON", "data.target=y", data=regression
+    )
 
 
 def test_set_refuses_unknown_keys() -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from dustmap import __version__
 from dustmap.cli import (
+    _catalogs,
     _config,
     _evaluate,
     _export,
@@ -67,6 +68,7 @@ COMMANDS: dict[str, Command] = {
     "run": _run,
     "status": _status,
     "config": _config,
+    "catalogs": _catalogs,
     "simulate": _simulate,
     "ingest": _ingest,
     "evaluate": _evaluate,

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_catalog, add_compute, add_json, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_catalog,
+    add_compute,
+    add_json,
+    columns_of,
+    new,
+)
 from dustmap.cli._tell import tell
 
 
@@ -37,12 +45,12 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
+    from dustmap.sky import card_named
 
     with checking_input():
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
-        told = finished.evaluate(
-            Path(options.catalog), options.schema, options.truth_column, options.system
-        )
+        card = card_named(options.schema, columns_of(options))
+        told = finished.evaluate(Path(options.catalog), card, options.truth_column, options.system)
     tell(told, options.json)
     return DONE

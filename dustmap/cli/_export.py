@@ -40,6 +40,7 @@ def add(commands: Commands) -> None:
         "export run1 --format zarr --output part.zarr --box -100 100 -100 100 -50 50 --step 5pc",
         "export run1 --format zarr --output draws.zarr --quantity mean,std,samples --samples 12",
         "export run1 --format healpix --output map_hp.fits --nside 64 --distances 20 300 100",
+        "export run1 --format healpix --output shells.fits --nside 64 --shells 50 100 0.2kpc",
     )
     command.add_argument("run", metavar="RUN")
     command.add_argument("--format", choices=(*CUBES, *LAYOUTS), required=True)
@@ -54,6 +55,12 @@ def add(commands: Commands) -> None:
         nargs=3,
         metavar=("D0", "D1", "N"),
         help="N bins of distance, equal in the logarithm [516, to the farthest face of the box]",
+    )
+    command.add_argument(
+        "--shells",
+        nargs="+",
+        metavar="PC",
+        help="healpix: shells at exactly these distances, such as 50 100 0.2kpc",
     )
     command.add_argument(
         "--quantity",
@@ -96,9 +103,12 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         (options.step, "--step", BOXED),
         (options.nside, "--nside", PIXELS),
         (options.distances, "--distances", BINNED),
+        (options.shells, "--shells", ("healpix",)),
     ):
         if given is not None and options.format not in takers:
             raise BadInput(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
+    if options.distances is not None and options.shells is not None:
+        raise BadInput("--distances, --shells: expected one of them")
     other = {"zarr": ".fits", "fits": ".zarr"}.get(options.format)
     if other is not None and Path(options.output).suffix.lower() == other:
         raise BadInput(f"--output {options.output}: --format {options.format} is no {other}")
@@ -181,8 +191,11 @@ def _request(
 def _layout(
     request: "MapRequest", grid: "RegularGrid", options: argparse.Namespace
 ) -> "LayoutRequest":
-    from dustmap.sky.layouts import LayoutRequest, RadialBins
+    from dustmap.sky.layouts import LayoutRequest, RadialBins, Shells
 
+    if options.shells is not None:
+        shells = Shells(tuple(map(parsecs, options.shells)))
+        return LayoutRequest(request, grid, options.nside, shells=shells)
     if options.distances is None:
         return LayoutRequest(request, grid, options.nside)
     nearest, farthest, count = options.distances

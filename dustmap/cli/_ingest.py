@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dustmap.cli._compute import compute_alone, use_threads
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_compute, add_json, add_output, new
+from dustmap.cli._parser import (
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    add_output,
+    columns_of,
+    new,
+)
 from dustmap.cli._tell import tell
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ def add(commands: Commands) -> None:
         "check, cut and convert the stars of catalogs of any size, into one star store",
         "ingest sky.fits --output stars.zarr",
         "ingest stellar_params_catalog_0*.h5 --schema zgr23 --cuts edenhofer24 --output stars.zarr",
+        "ingest mine.csv --column l=GLON --column b=GLAT --system A_V --output stars.zarr",
         "ingest mine.csv --schema mine.toml --system A_V --invalid drop --output stars.zarr",
     )
     command.add_argument(
@@ -43,6 +52,7 @@ def add(commands: Commands) -> None:
         metavar="NAME|CARD.toml",
         help="which columns they have: a survey's card or your own [generic]",
     )
+    add_columns(command)
     command.add_argument(
         "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
     )
@@ -87,7 +97,7 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    from dustmap.sky.catalogs import ingest
+    from dustmap.sky.catalogs import card_named, ingest
     from dustmap.sky.systems import system_named
 
     output = Path(options.output)
@@ -97,7 +107,7 @@ def execute(options: argparse.Namespace) -> int:
         use_threads(compute_alone(options).threads)
         counts = ingest(
             options.catalogs,
-            options.schema,
+            card_named(options.schema, columns_of(options)),
             output,
             cuts=options.cuts,
             system=None if options.system is None else system_named(options.system),

@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from dustmap.cli._exit import BadInput
+
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -71,6 +73,26 @@ def add_catalog(command: argparse.ArgumentParser) -> None:
         metavar="NAME|CARD.toml",
         help="which columns it has: a survey's card or your own [generic]",
     )
+    add_columns(command)
+
+
+def add_columns(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN",
+        help='what the catalog calls a column of the card, such as l=GLON or "distance=D [kpc]"',
+    )
+
+
+def columns_of(options: argparse.Namespace) -> dict[str, str]:
+    """What `add_columns` has read."""
+    pairs = [written.partition("=") for written in options.column]
+    for name, _, column in pairs:
+        if not (name and column):
+            raise BadInput(f"--column {name}: expected NAME=COLUMN, such as l=GLON")
+    return {name.strip(): column.strip() for name, _, column in pairs}
 
 
 def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "FILE") -> None:

@@ -12,6 +12,7 @@ from dustmap.cli._parser import (
     add_compute,
     add_json,
     add_output,
+    columns_of,
     new,
 )
 from dustmap.cli._tell import tell
@@ -34,13 +35,14 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import card_named, refuse_existing
 
     output = Path(options.output)
     with checking_input():
         refuse_existing(output, options.overwrite)
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
-        told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)
+        card = card_named(options.schema, columns_of(options))
+        told = finished.predict(Path(options.catalog), card, output, options.overwrite)
     tell(told, options.json)
     return DONE

@@ -3,26 +3,43 @@
 import argparse
 import logging
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, new
+from dustmap.cli._parser import (
+    OF_A_RUN,
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    columns_of,
+    new,
+)
 from dustmap.cli._tell import tell
 from dustmap.config import DataConfig, parsecs
 
 if TYPE_CHECKING:
     import numpy as np
+    from astropy.table import Table
     from numpy.typing import NDArray
 
+    from dustmap.runs import StarMap
     from dustmap.sky.maps import DustMap
     from dustmap.sky.stars import AbstractDistances
+    from dustmap.sky.systems import ExtinctionSystem
 
-    Columns = dict[str, NDArray[np.float64]]
+    Columns: TypeAlias = dict[str, NDArray[np.float64]]
 
 log = logging.getLogger(__name__)
+
+#: Of the bands of a profile.
+BAND = (16.0, 84.0)
+#: Rows of a profile.
+MOST = 100_000
 
 
 def add(commands: Commands) -> None:
@@ -31,49 +48,82 @@ def add(commands: Commands) -> None:
         "query",
         "density at a place and extinction to it, mean and standard deviation",
         "query run1 --l 30 --b 5 --distance 150pc",
-        "query map.zarr --l 30 --b 5 --distance 0.15kpc --json",
+        "query map.zarr --ra 280 --dec -10 --distance 0.15kpc --percentiles 5 50 95 --json",
+        "query run1 --l 30 --b 5 --profile > profile.csv",
         "query map.fits --file coords.csv > answers.csv",
     )
     command.add_argument("map", metavar="MAP", help="a run, a map.zarr or a map.fits")
     command.add_argument("--l", type=float, metavar="DEG", dest="l", help="Galactic longitude")
     command.add_argument("--b", type=float, metavar="DEG", dest="b", help="Galactic latitude")
+    command.add_argument("--ra", type=float, metavar="DEG", help="or right ascension (ICRS)")
+    command.add_argument("--dec", type=float, metavar="DEG", help="and declination")
     command.add_argument("--distance", metavar="PC", help="from the Sun, such as 120 or 0.3kpc")
+    command.add_argument(
+        "--profile",
+        action="store_true",
+        help="a row for each distance up to the face of the box, with percentiles 16 and 84",
+    )
+    command.add_argument("--step", metavar="PC", help="between its distances [a voxel]")
     command.add_argument(
         "--file", metavar="COORDS.csv", help="many places: l, b (or ra, dec) and distance_pc"
     )
     command.add_argument(
         "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
     )
+    add_columns(command)
+    command.add_argument(
+        "--percentiles", nargs="+", type=float, metavar="P", help="these, too, such as 5 50 95"
+    )
     add_compute(command, title=OF_A_RUN)
     add_json(command)
 
 
 def execute(options: argparse.Namespace) -> int:
-    place = (options.l, options.b, options.distance)
-    missing = sum(value is None for value in place)
-    if missing != (0 if options.file is None else len(place)):
-        raise BadInput("query: expected either --l, --b and --distance, or --file")
-    return _one(options) if options.file is None else _many(options)
+    _refuse_half_a_place(options)
+    if options.file is not None:
+        return _many(options)
+    return _profile(options) if options.profile else _one(options)
+
+
+def _refuse_half_a_place(options: argparse.Namespace) -> None:
+    given = [value is not None for value in (options.l, options.b, options.ra, options.dec)]
+    direction = given in ([True, True, False, False], [False, False, True, True])
+    ways = (options.distance is not None) + options.profile
+    many = options.file is not None
+    if (any(given) or ways) if many else not (direction and ways == 1):
+        raise BadInput(
+            "query: expected either --l, --b and --distance, or --file; --ra and --dec may stand "
+            "for --l and --b, and --profile for --distance"
+        )
+    if options.step is not None and not options.profile:
+        raise BadInput("query: --step goes with --profile")
+    if not all(0.0 < p < 100.0 for p in options.percentiles or ()):
+        raise BadInput("query: --percentiles: expected percents between 0 and 100")
 
 
 def _one(options: argparse.Namespace) -> int:
     import numpy as np
 
+    from dustmap.sky import labels, unit_of
+    from dustmap.sky.stars import ExactDistances
+
     with checking_input():
-        distance = parsecs(options.distance)
-        if not abs(options.b) <= 90.0:
-            raise ValueError(f"--b {options.b:g}: expected -90 to 90 degrees")
-        if not distance > 0.0:
-            raise ValueError(f"--distance {options.distance}: expected more than 0 pc")
-        l, b, d = (np.array([value], np.float64) for value in (options.l, options.b, distance))
-        found = _answers(options, l, b, d)
+        l, b = _direction(options)
+        distance = _positive(options.distance, "--distance")
+        source = _opened(options)
+        lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
+        found = _answers(source, lon, lat, ExactDistances(far), options.percentiles or ())
         if np.isnan(found["density_mean"][0]):
             raise ValueError(
-                f"l = {options.l:g}, b = {options.b:g}, distance = {distance:g} pc is outside "
-                f"the box of {options.map}"
+                f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
+                f"{options.map}"
             )
-    told = {name: _json(values)[0] for name, values in found.items()}
-    tell(told if options.json else {name: float(v[0]) for name, v in found.items()}, options.json)
+    if options.json:
+        first = {name: values[0] for name, values in _json(found).items()}
+        tell(first | labels(source.system), True)
+        return DONE
+    told = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in found.items()}
+    tell(told | {"extinction_system": source.system.name}, False)
     return DONE
 
 
@@ -81,64 +131,152 @@ def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
     from dustmap.runs import places_of
+    from dustmap.sky import card_named
 
     with checking_input():
-        where = Path(options.map)
-        own = where / "config.toml"  # what a run says of distances holds for these, too
+        own = Path(options.map) / "config.toml"  # what a run says of distances holds for these, too
         data = configuration.load(own).data if own.is_file() else DataConfig()
-        places = places_of(data, Path(options.file), options.schema)
-        found = _answers(options, places.l, places.b, places.distances)
+        card = card_named(options.schema, columns_of(options))
+        places = places_of(data, Path(options.file), card)
+        source = _opened(options)
+        levels = options.percentiles or ()
+        found = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(found["density_mean"]).sum())
-    log.info("%d of %d places are outside the box", outside, len(places.l))
-    if options.json:
-        columns = {name: _json(values) for name, values in found.items()}
-        tell({"rows": len(places.l), "rows_outside_the_box": outside, **columns}, True)
-        return DONE
-    table = places.table
-    for name, values in found.items():
-        table[name] = values
-    table.write(sys.stdout, format="ascii.csv")
+    log.info("%d of %d places are outside the box", outside, len(places))
+    counts = {"rows": len(places), "rows_outside_the_box": outside}
+    _tell_table(places.table, found, source.system, counts if options.json else None)
     return DONE
 
 
-def _json(values: "NDArray[np.float64]") -> list[float | None]:
+def _profile(options: argparse.Namespace) -> int:
+    """At every step of distance in the box."""
+    import numpy as np
+    from astropy.table import Table
+
+    from dustmap.sky.stars import ExactDistances
+
+    with checking_input():
+        l, b = _direction(options)
+        source = _opened(options)
+        step = None if options.step is None else _positive(options.step, "--step")
+        distance = _distances(source, l, b, step)
+        direction = np.full_like(distance, l), np.full_like(distance, b)
+        levels = sorted({*BAND, *(options.percentiles or ())})
+        found = _answers(source, *direction, ExactDistances(distance), levels)
+    table = Table({"distance_pc": distance})
+    _tell_table(table, found, source.system, {"rows": len(table)} if options.json else None)
+    return DONE
+
+
+def _distances(
+    source: "StarMap | DustMap", l: float, b: float, step: float | None
+) -> "NDArray[np.float64]":
+    """Multiples of a step, of the box's spacing by default, as far as they are in the box."""
+    import numpy as np
+
+    from dustmap.sky import cartesian
+    from dustmap.sky.maps import DustMap
+
+    grid = source.grid if isinstance(source, DustMap) else source.run.grid
+    step = min(grid.spacing) if step is None else step
+    far = float(np.linalg.norm(np.maximum(np.abs(grid.lower), np.abs(grid.upper))))
+    if far > MOST * step:
+        raise ValueError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
+    distance = step * np.arange(1.0, far // step + 1.0)
+    ahead = cartesian(l, b, 1.0)
+    places = distance[:, None] * ahead
+    slack = 1e-6 * (np.array(grid.upper) - grid.lower)
+    inside = (places >= grid.lower - slack) & (places <= grid.upper + slack)
+    found: NDArray[np.float64] = distance[inside.all(axis=1)]
+    if len(found) == 0:
+        raise ValueError(
+            f"l = {l:g}, b = {b:g}: none of the places every {step:g} pc is inside the box"
+        )
+    return found
+
+
+def _direction(options: argparse.Namespace) -> tuple[float, float]:
+    """Galactic l, b in degrees."""
+    name = "b" if options.ra is None else "dec"
+    latitude = getattr(options, name)
+    if not abs(latitude) <= 90.0:
+        raise ValueError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
+    if options.ra is None:
+        return options.l, options.b
+    import numpy as np
+
+    from dustmap.sky import galactic_from_icrs
+
+    l, b = galactic_from_icrs(np.array([options.ra]), np.array([options.dec]))
+    return float(l[0]), float(b[0])
+
+
+def _positive(written: str, option: str) -> float:
+    length = parsecs(written)
+    if not length > 0.0:
+        raise ValueError(f"{option} {written}: expected more than 0 pc")
+    return length
+
+
+def _tell_table(
+    table: "Table",
+    found: "Columns",
+    system: "ExtinctionSystem",
+    counts: Mapping[str, int] | None,
+) -> None:
+    """The rows with their answers: CSV, or JSON with these counts."""
+    from dustmap.sky import add_answers, labels
+
+    if counts is not None:
+        own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
+        tell({**_json(own), **counts, **_json(found), **labels(system)}, True)
+        return
+    add_answers(table, found, system, labelled=True)
+    table.write(sys.stdout, format="ascii.csv")
+
+
+def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
     """JSON has no NaN."""
-    return [None if value != value else value for value in values.tolist()]
+    lists = {name: values.tolist() for name, values in columns.items()}
+    return {name: [None if v != v else v for v in values] for name, values in lists.items()}
+
+
+def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
+    """A run's posterior, which knows what uncertain distances mean, or a map."""
+    path = Path(options.map)
+    if (path / "config.toml").is_file():
+        from dustmap.runs import open_star_map
+
+        return open_star_map(path, computing(options, path))
+    from dustmap.sky.maps import DustMap
+
+    return DustMap.open(path, memory=computing_on_map(options, path).memory_bytes // 2)
 
 
 def _answers(
-    options: argparse.Namespace,
+    source: "StarMap | DustMap",
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
-    distances: "AbstractDistances | NDArray[np.float64]",
+    distances: "AbstractDistances",
+    levels: Sequence[float],
 ) -> "Columns":
-    """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
-    knows what uncertain distances mean, or of a map at the median distance."""
+    """density_mean, extinction_mean, their std and percentiles (N,), NaN outside; of a map at the
+    median distance."""
     from dustmap.sky.maps import DustMap, quietly
 
-    path = Path(options.map)
-    if (path / "config.toml").is_file():
-        return _of_run(options, l, b, distances)
-    compute = computing_on_map(options, path)
-    median = distances.median if hasattr(distances, "median") else distances
+    if not isinstance(source, DustMap):
+        found = dict(source.at_stars(l, b, distances))
+        if levels:
+            extinction, density = source.percentiles(l, b, distances, [p / 100 for p in levels])
+            found |= _named("extinction", levels, extinction) | _named("density", levels, density)
+        return found
     # Four questions about the same places would count those outside four times.
     with quietly():
-        return _of_map(DustMap.open(path, memory=compute.memory_bytes // 2), l, b, median)
+        return _of_map(source, l, b, distances.median, levels)
 
 
-def _of_run(
-    options: argparse.Namespace,
-    l: "NDArray[np.float64]",
-    b: "NDArray[np.float64]",
-    distances: "AbstractDistances | NDArray[np.float64]",
-) -> "Columns":
-    from dustmap.runs import open_star_map
-    from dustmap.sky.stars import AbstractDistances, ExactDistances
-
-    path = Path(options.map)
-    if not isinstance(distances, AbstractDistances):
-        distances = ExactDistances(distances)
-    return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
+def _named(quantity: str, levels: Sequence[float], values: "NDArray[np.float64]") -> "Columns":
+    return {f"{quantity}_p{level:g}": row for level, row in zip(levels, values, strict=True)}
 
 
 def _of_map(
@@ -146,8 +284,9 @@ def _of_map(
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
     distance: "NDArray[np.float64]",
+    levels: Sequence[float],
 ) -> "Columns":
-    """What the file can answer: the std of extinctions needs samples."""
+    """What the file can answer: the std and percentiles of extinctions need samples."""
     import astropy.units as u
     import numpy as np
     from astropy.coordinates import SkyCoord
@@ -167,4 +306,7 @@ def _of_map(
         raise ValueError("the map has no density at places inside its box: a part of it is missing")
     if sampled or Quantity.STD in density.available:
         found["density_std"] = density.query_gal(*place, mode="std")
+    for quantity, integrated in (("extinction", True), ("density", False)) if levels else ():
+        asked: dict[str, Any] = {"mode": "percentile", "pct": levels, "integrated": integrated}
+        found |= _named(quantity, levels, density.query_gal(*place, **asked).T)
     return found

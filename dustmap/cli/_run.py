@@ -1,6 +1,7 @@
 """dustmap run: a map from a configuration."""
 
 import argparse
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from dustmap import config as configuration
 from dustmap.cli._compute import use_threads
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
-from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
+from dustmap.cli._parser import (
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    add_set,
+    columns_of,
+    compute_overrides,
+    new,
+)
 from dustmap.cli._ranks import run_ranks, starts_ranks
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.cli._terminated import Notice, preempting
@@ -59,6 +69,7 @@ def add(commands: Commands) -> None:
         help="the last stage [export]",
     )
     command.add_argument("--ranks", type=int, metavar="K", help="processes that share the work")
+    add_columns(command)
     add_set(command)
     add_compute(command)
     add_json(command)
@@ -67,7 +78,8 @@ def add(commands: Commands) -> None:
 def execute(options: argparse.Namespace) -> int:
     with preempting() as notice:
         with checking_input():
-            config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
+            overrides = [*options.set, *_columns(options), *compute_overrides(options)]
+            config = configuration.load(options.config, overrides)
         if starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
@@ -83,6 +95,11 @@ def _execute(options: argparse.Namespace, config: configuration.Config, notice: 
         if world.rank > 0:
             logging.getLogger("dustmap").setLevel(logging.WARNING)
         return _on_ranks(options, config, notice, world)
+
+
+def _columns(options: argparse.Namespace) -> list[str]:
+    named = columns_of(options).items()
+    return [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
 
 
 def _on_ranks(

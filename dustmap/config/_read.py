@@ -36,7 +36,7 @@ def from_mapping(
     """Checks the tables of a configuration; relative paths in `content` start at `directory`."""
     tables = _anchored(_tables(content), directory or Path())
     for section, values in _anchored(_overrides(overrides), Path()).items():
-        tables.setdefault(section, {}).update(values)
+        _update(tables.setdefault(section, {}), values)
     found = Config(**{name: _section(name, tables.get(name, {})) for name in _sections()})
     return found.resolved()
 
@@ -46,8 +46,12 @@ def echo(config: Config) -> str:
     blocks = [f"# sha256 of the resolved configuration: {sha256(config)}"]
     for name in _sections():
         section = getattr(config, name)
-        keys = [f"{key} = {_toml(getattr(section, key))}" for key in _keys(name)]
+        plain = [key for key, known in _keys(name).items() if not known.table]
+        keys = [f"{key} = {_toml(getattr(section, key))}" for key in plain]
         blocks.append("\n".join([f"[{name}]", *keys]))
+        for key in [key for key, known in _keys(name).items() if known.table]:
+            pairs = [f"{_toml(entry)} = {_toml(held)}" for entry, held in getattr(section, key)]
+            blocks.append("\n".join([f"[{name}.{key}]", *pairs]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -56,11 +60,16 @@ def example() -> str:
     blocks = []
     for name, section in _sections().items():
         lines = [f"# {section.__doc__}", f"[{name}]"]
+        tables = []
         for field in dataclasses.fields(section):
             value = ["stars.fits"] if field.name == "catalog" else field.default
             key = _keys(name)[field.name]
-            lines += [*_comment(key), f"{field.name} = {_toml(value)}"]
-        blocks.append("\n".join(lines))
+            if key.table:
+                shown_lines = [f"# {line}" for line in key.table.splitlines()]
+                tables += [[*_comment(key), f"[{name}.{field.name}]", *shown_lines]]
+            else:
+                lines += [*_comment(key), f"{field.name} = {_toml(value)}"]
+        blocks += ["\n".join(block) for block in (lines, *tables)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -146,8 +155,18 @@ def _overrides(overrides: Sequence[str]) -> _Tables:
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
             raise ConfigError(f"--set {override}: expected section.key=value")
-        tables.setdefault(section, {})[key] = _value(value.strip())
+        parsed, (key, _, entry) = _value(value.strip()), key.partition(".")
+        _update(tables.setdefault(section, {}), {key: {entry: parsed} if entry else parsed})
     return _tables(tables)
+
+
+def _update(table: dict[str, object], values: Mapping[str, object]) -> None:
+    """With these values; a table of names keeps the names that these leave alone."""
+    for key, value in values.items():
+        before = table.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            value = {**before, **value}
+        table[key] = value
 
 
 def _value(written: str) -> object:

@@ -16,6 +16,7 @@ from dustmap.config._values import (
     duration,
     integer,
     memory_size,
+    names,
     number,
     parsecs,
     power_of_two,
@@ -52,6 +53,8 @@ class Key:
     unit: str = ""
     # Which of the key's texts are paths: relative ones are relative to the file they stand in.
     path: Callable[[str], bool] = _never
+    # Of a table of its own, [section.key]: a line that says what may stand there.
+    table: str = ""
 
 
 @final
@@ -81,6 +84,15 @@ class DataConfig:
             "catalog's own",
         ),
     ] = ""
+    columns: Annotated[
+        tuple[tuple[str, str], ...],
+        Key(
+            names(),
+            "stars: the catalog's own names of columns, before those of the card; with a unit "
+            "where the file has none",
+            table='l = "GLON"\ndistance = "DIST [kpc]"',
+        ),
+    ] = ()
     cuts: Annotated[
         str, Key(text(), "stars: which of the card's sets of quality cuts; none keeps all rows")
     ] = "default"

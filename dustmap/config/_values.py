@@ -7,7 +7,7 @@ itself.
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -186,6 +186,21 @@ def texts() -> Parser:
     def parse(raw: object) -> tuple[str, ...]:
         entries = raw if isinstance(raw, list | tuple) else [raw]
         return tuple(one(entry) for entry in entries)
+
+    return Parser(parse)
+
+
+def names() -> Parser:
+    """A table of texts; afterwards (key, text) pairs, in the order of the keys."""
+    one = text()
+
+    def parse(raw: object) -> tuple[tuple[str, str], ...]:
+        pairs = raw if isinstance(raw, tuple) else None
+        if isinstance(raw, Mapping):
+            pairs = tuple(sorted(raw.items()))
+        if pairs is None:
+            raise Rejected('a table such as {l = "GLON"}')
+        return tuple((key, one(name)) for key, name in pairs)
 
     return Parser(parse)
 

@@ -67,6 +67,11 @@ def _check_data(data: DataConfig) -> None:
             f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
             'which data.kind = "regression" predicts from'
         )
+    if data.columns:
+        raise ConfigError(
+            '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '
+            "are names of columns themselves"
+        )
     if not data.target:
         raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
 
@@ -124,8 +129,9 @@ def _check_box(grid: GridConfig) -> None:
     for axis, size in zip("XYZ", grid.size, strict=True):
         cells = size / grid.spacing
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-            down, up = max(1, int(cells)) * grid.spacing, (int(cells) + 1) * grid.spacing
+            near = sorted({max(1, int(cells)), int(cells) + 1})
+            sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
             raise ConfigError(
                 f"grid.size along {axis} = {size:g} pc: expected a multiple of "
-                f"grid.spacing = {grid.spacing:g} pc, such as {down:g} or {up:g}"
+                f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
             )

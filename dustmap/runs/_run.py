@@ -13,6 +13,7 @@ from dustmap.config import ComputeConfig
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
 from dustmap.runs.reports import Progress, Report, Stage
+from dustmap.sky import SchemaCard
 
 
 @final
@@ -98,15 +99,19 @@ class AbstractFinishedRun(ABC):
 
     @abstractmethod
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        card: SchemaCard | str = "generic",
+        truth_column: str = "",
+        system: str = "",
     ) -> Mapping[str, Any]:
-        """Scores of the measurements in another catalog, read by a card of that name; and of the
+        """Scores of the measurements in another catalog, by a card or its name; and of the
         noise-free values in `truth_column`, unless it is empty. system: that of the extinctions,
         empty for what the catalog says."""
 
     @abstractmethod
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
 

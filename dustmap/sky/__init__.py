@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.sky._answer_columns import add_answers as add_answers
+    from dustmap.sky._answer_columns import labels as labels
+    from dustmap.sky._answer_columns import unit_of as unit_of
     from dustmap.sky._atomic import refuse_existing as refuse_existing
     from dustmap.sky._coordinates import cartesian as cartesian
     from dustmap.sky._coordinates import galactic as galactic
     from dustmap.sky._enclosed import check_enclosed as check_enclosed
     from dustmap.sky._provenance import Provenance as Provenance
+    from dustmap.sky._tables import BARE as BARE
     from dustmap.sky._tables import table_format as table_format
     from dustmap.sky._tables import write_table as write_table
     from dustmap.sky.catalogs import Catalog as Catalog
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from dustmap.sky.catalogs import Places as Places
     from dustmap.sky.catalogs import SchemaCard as SchemaCard
     from dustmap.sky.catalogs import card_named as card_named
+    from dustmap.sky.catalogs import galactic_from_icrs as galactic_from_icrs
     from dustmap.sky.catalogs import ingest as ingest
     from dustmap.sky.catalogs import known_cards as known_cards
     from dustmap.sky.catalogs import read_catalog as read_catalog
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from dustmap.sky.layouts import LayoutRequest as LayoutRequest
     from dustmap.sky.layouts import LeikeOptions as LeikeOptions
     from dustmap.sky.layouts import RadialBins as RadialBins
+    from dustmap.sky.layouts import Shells as Shells
     from dustmap.sky.layouts import read_gtomo as read_gtomo
     from dustmap.sky.layouts import write_bayestar as write_bayestar
     from dustmap.sky.layouts import write_edenhofer2023 as write_edenhofer2023

@@ -10,7 +10,7 @@ import xarray as xr
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.io import fits
-from astropy.table import QTable
+from astropy.table import QTable, Table
 from astropy.wcs import WCS
 from numpy.typing import NDArray
 
@@ -18,6 +18,7 @@ from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.sky.catalogs import read_catalog
+from dustmap.sky.catalogs.readers import open_reader
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances
 from tests.skies import plain_sky, write_plain_sky
@@ -205,7 +206,9 @@ def test_evaluate_scores_another_catalog(
     assert told["chi2"] == pytest.approx(again["chi2"])
 
 
-def test_predict_adds_columns_and_keeps_rows(sky: Path, tmp_path: Path) -> None:
+def test_predict_adds_columns_and_keeps_rows(
+    sky: Path, finished: StarMap, tmp_path: Path
+) -> None:
     table = QTable(
         {"name": ["here", "away"], "l": [90.0, 90.0], "b": [0.0, 0.0], "distance_pc": [20.0, 500.0]}
     )
@@ -216,8 +219,36 @@ def test_predict_adds_columns_and_keeps_rows(sky: Path, tmp_path: Path) -> None:
     assert list(out["name"]) == ["here", "away"]
     assert out["density_std"].unit == u.mag / u.pc
     assert out["extinction_mean"].unit == u.mag
+    assert out.meta["EXTSYS"] == finished.system.name
+    assert out["extinction_mean"].info.description == f"mean of the extinction in {finished.system}"
     extinctions = fits.getdata(tmp_path / "out.fits")["extinction_mean"]
     np.testing.assert_array_equal(np.isnan(extinctions), [False, True])
+
+
+@pytest.mark.parametrize("ending", ["fits", "ecsv", "vot", "parquet", "csv"])
+def test_predicted_tables_say_which_extinction(
+    sky: Path, finished: StarMap, tmp_path: Path, ending: str
+) -> None:
+    """As files that are read name it, and in a column where there is no header."""
+    places, output = tmp_path / "places.csv", tmp_path / f"out.{ending}"
+    places.write_text("l,b,distance_pc\n90,0,20\n")
+    told = finished.predict(places, "generic", output, False)
+    assert told["extinction_system"] == finished.system.name
+    if ending == "csv":
+        table = Table.read(output)
+        assert (table["extinction_unit"][0], table["density_unit"][0]) == ("mag", "mag / pc")
+        assert table["extinction_system"][0] == finished.system.name
+    else:
+        assert open_reader(output).label == finished.system.name
+
+
+def test_a_catalog_keeps_the_system_of_its_own_extinctions(
+    sky: Path, finished: StarMap, tmp_path: Path
+) -> None:
+    places = "l,b,distance_pc,extinction\n90,0,20,0.1\n"
+    (tmp_path / "places.csv").write_text(places)
+    finished.predict(tmp_path / "places.csv", "generic", tmp_path / "out.fits", False)
+    assert open_reader(tmp_path / "out.fits").label == ""
 
 
 def test_query_is_predict_of_one_place(
@@ -227,7 +258,13 @@ def test_query_is_predict_of_one_place(
     assert main(["query", str(sky / "run"), *place]) == DONE
     told = json.loads(capsys.readouterr().out)
     columns = at(finished, 90.0, 0.0, np.array([20.0]))
-    assert told == pytest.approx({name: values[0] for name, values in columns.items()})
+    answers = {name: told[name] for name in columns}
+    assert answers == pytest.approx({name: values[0] for name, values in columns.items()})
+    assert told.keys() - answers.keys() == {
+        "extinction_system",
+        "extinction_unit",
+        "density_unit",
+    }
     with pytest.raises(ValueError, match=r"distance = 500 pc is outside the box"):
         finished.query(90.0, 0.0, 500.0)
 

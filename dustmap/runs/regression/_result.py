@@ -22,7 +22,7 @@ from dustmap.runs.regression._run import (
     stored_rows,
 )
 from dustmap.runs.reports import read_table, write_columns
-from dustmap.sky import Provenance, save_figure
+from dustmap.sky import Provenance, SchemaCard, save_figure
 
 
 @final
@@ -36,13 +36,17 @@ class RegressionResult(AbstractFinishedRun):
     made: Provenance
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        card: SchemaCard | str = "generic",
+        truth_column: str = "",
+        system: str = "",
     ) -> Mapping[str, Any]:
         """Scores of measured targets; rows outside the box by the run's policy, counted.
 
-        Columns are those of the configuration: schema, a card of stars, says nothing of them.
+        Columns are those of the configuration: the card of stars says nothing of them.
         """
-        del schema
+        del card
         if truth_column:
             raise ValueError(
                 f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
@@ -58,10 +62,10 @@ class RegressionResult(AbstractFinishedRun):
         return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
 
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
-        del schema
+        del card
         table = read_table(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)

@@ -58,13 +58,13 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
         store = open_star_store(paths[0])
         given = from_store(store, needed)
         return dataclasses.replace(given, stars=in_system(given.stars, system or store.system))
-    return read_stars(data, paths, card_named(data.schema), system, data.cuts)
+    return read_stars(data, paths, card_named(data.schema, dict(data.columns)), system, data.cuts)
 
 
 def refuse_late_wishes(data: DataConfig) -> None:
     """What happens to rows has happened when they were ingested."""
     usual = DataConfig()
-    for key in ("cuts", "invalid", "parallax_zero_point"):
+    for key in ("columns", "cuts", "invalid", "parallax_zero_point"):
         if getattr(data, key) != getattr(usual, key):
             raise ValueError(
                 f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
@@ -132,11 +132,11 @@ def read_truth(
     return found.extinction[rows]
 
 
-def places_of(data: DataConfig, path: Path, schema: str) -> Places:
+def places_of(data: DataConfig, path: Path, card: SchemaCard | str) -> Places:
     """Rows to predict at, extinctions or none, with distances as [data] takes them."""
     return read_places(
         path,
-        card_named(schema),
+        card,
         prior=distance_prior(data),
         parallax_zero_point=data.parallax_zero_point,
     )

@@ -7,13 +7,12 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, PointValues
+from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import scores
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.engines import engine_of, reopened
@@ -37,8 +36,16 @@ from dustmap.runs.stars._run import (
     assemble,
     predictions,
 )
-from dustmap.sky import Provenance, cartesian, galactic, table_format, write_table
-from dustmap.sky.catalogs import card_named
+from dustmap.sky import (
+    BARE,
+    Provenance,
+    add_answers,
+    cartesian,
+    galactic,
+    table_format,
+    write_table,
+)
+from dustmap.sky.catalogs import SchemaCard, card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
 from dustmap.sky.observations import (
@@ -49,15 +56,10 @@ from dustmap.sky.observations import (
     sight_lines,
 )
 from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
-from dustmap.sky.systems import conversion, system_named
+from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
-# Column -> unit of what `predict` adds.
-PREDICTED = {
-    "extinction_mean": u.mag,
-    "extinction_std": u.mag,
-    "density_mean": u.mag / u.pc,
-    "density_std": u.mag / u.pc,
-}
+#: What `predict` adds.
+PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
 
 
 #: Of the card's sets of cuts, the one for catalogs that a run is judged by.
@@ -78,6 +80,11 @@ class StarMap(AbstractFinishedRun):
     def device(self) -> torch.device:
         return self.run.device
 
+    @property
+    def system(self) -> ExtinctionSystem:
+        """What the extinctions are."""
+        return self.run.stars.system
+
     def field(self) -> AbstractDensityField:
         """The density, for exports and queries."""
         return self.run.field(self.fit)
@@ -90,7 +97,11 @@ class StarMap(AbstractFinishedRun):
         return comparison_of(self.run.stars, found)
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        card: SchemaCard | str = "generic",
+        truth_column: str = "",
+        system: str = "",
     ) -> Mapping[str, Any]:
         """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
 
@@ -98,7 +109,8 @@ class StarMap(AbstractFinishedRun):
         counted. system: of the catalog's extinctions where neither its header nor its card says;
         scores are in the run's.
         """
-        data, card = self.run.config.data, card_named(schema)
+        data = self.run.config.data
+        card = card if isinstance(card, SchemaCard) else card_named(card)
         named = system_named(system) if system else None
         read = read_stars(data, (catalog,), card, named, CUTS)
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
@@ -135,18 +147,20 @@ class StarMap(AbstractFinishedRun):
         return scores(y, mean, predicted.variance + added).as_dict()
 
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
-        places = places_of(self.run.config.data, catalog, schema)
+        places = places_of(self.run.config.data, catalog, card)
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances)
-        for name, values in columns.items():
-            table[name] = values * PREDICTED[name]
+        add_answers(table, columns, self.system, labelled=table_format(output) == BARE)
+        if not places.measured:  # else it is the system of these
+            table.meta.setdefault("EXTSYS", self.system.name)
         _tell_history(table, self.made)
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
-        return {"rows": len(table), "rows_outside_the_box": outside, "output": str(output)}
+        told = {"rows": len(table), "rows_outside_the_box": outside}
+        return told | {"extinction_system": self.system.name, "output": str(output)}
 
     def query(self, l: float, b: float, distance: float) -> Mapping[str, float]:
         """Predictions at one place, in degrees and pc."""
@@ -193,6 +207,31 @@ class StarMap(AbstractFinishedRun):
             columns[f"{name}_mean"][rows] = prediction.mean.cpu().double().numpy()
             columns[f"{name}_std"][rows] = prediction.std.cpu().double().numpy()
         return columns
+
+    def percentiles(
+        self,
+        l: NDArray[np.float64],
+        b: NDArray[np.float64],
+        distances: AbstractDistances,
+        levels: Sequence[float],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of extinctions and of densities at N stars of known distance, at the probabilities
+        `levels`: (Q, N) each, NaN outside the box and of rays that start outside."""
+        if not distances.exact:
+            raise ValueError(
+                "percentiles: expected exact distances, got uncertain ones; ask for mean and std "
+                "alone, or leave the errors of the distances out"
+            )
+        places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
+        inside = self.run.grid.contains(places)
+        at, field = inside.cpu().numpy(), self.field()
+        extinction, density = (np.full((len(levels), len(l)), np.nan) for _ in range(2))
+        if at.any():
+            density[:, at] = field.percentiles(PointValues(places[inside]), levels)
+        if at.any() and bool(self.run.grid.contains(torch.zeros_like(places[:1]))):
+            rays = LineIntegrals.from_observer(places[inside])
+            extinction[:, at] = field.percentiles(rays, levels)
+        return extinction, density
 
     def grid(self, box: Sequence[float] | None, step: float | None) -> RegularGrid:
         """Voxel centres from X0 to X1, Y0 to Y1, Z0 to Z1, `step` apart; the run's by default."""

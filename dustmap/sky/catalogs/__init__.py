@@ -29,5 +29,6 @@ from dustmap.sky.catalogs._roles import InvalidRows as InvalidRows
 from dustmap.sky.catalogs._roles import PositionKind as PositionKind
 from dustmap.sky.catalogs._selection import ROWS as ROWS
 from dustmap.sky.catalogs._shelf import card_named as card_named
+from dustmap.sky.catalogs._shelf import card_path as card_path
 from dustmap.sky.catalogs._shelf import known_cards as known_cards
 from dustmap.sky.catalogs.readers import CatalogError as CatalogError

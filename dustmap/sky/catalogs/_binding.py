@@ -1,5 +1,7 @@
 """Which columns of a file a card reads, and in which units they stand there."""
 
+import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ from dustmap.sky.catalogs.readers import (
 )
 
 Alternative = TypeVar("Alternative", PositionKind, DistanceKind, ExtinctionKind)
-_SHOWN = 40  # columns of a file that an error lists
+_SHOWN = 6  # columns of a file that an error lists
+_COMPARED = 1000  # columns of a file whose names are compared with those of the card
 
 
 @final
@@ -98,6 +101,26 @@ class _Matcher:
     def has(self, name: str) -> bool:
         return name in self.card.constants or self.source(name) is not None
 
+    def closest(self, names: Sequence[str]) -> list[str]:
+        """Columns of the file that the card has no other use for, those first that look most like
+        these of the card."""
+        words = [word for name in names for word in self._words(name)]
+        others = self.card.columns.keys() - set(names)
+        used = {word for name in others for word in self._words(name)}
+
+        def likeness(name: str) -> float:
+            matches = (difflib.SequenceMatcher(None, word, name.lower()) for word in words)
+            return max((match.ratio() for match in matches), default=0.0)
+
+        there = [column.name for column in self.columns[:_COMPARED]]
+        free = [name for name in there if name.lower() not in used]
+        return sorted(free, key=likeness, reverse=True)
+
+    def _words(self, name: str) -> list[str]:
+        """What the card calls a column of its own, in small letters."""
+        column = self.card.columns.get(name)
+        return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
+
     def _find(self, ref: ColumnRef) -> FileColumn | None:
         """By its exact name, else by the only one that differs from it in case alone."""
         same = [column for column in self.columns if column.name == ref.name]
@@ -166,20 +189,29 @@ def bind(
     found = {name: source for name in sorted(names) if (source := matcher.source(name))}
     _check_distinct(path, found)
     constants = {name: card.constants[name] for name in names if name not in found}
-    return Binding(
+    binding = Binding(
         MappingProxyType(found), MappingProxyType(constants), position, distance, extinction
     )
+    _check_named(binding, card)
+    return binding
+
+
+def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
+    """Whether a file has any of the columns of extinctions of a card."""
+    matcher = _Matcher(path, card, columns)
+    return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
 
 def _first(matcher: _Matcher, alternatives: tuple[Alternative, ...], purpose: str) -> Alternative:
-    for alternative in alternatives:
-        if all(matcher.has(name) for name in alternative.columns):
-            return alternative
-    ways = "; or ".join(
-        ", ".join(f"{name} ({_names(matcher, name)})" for name in alternative.columns)
-        for alternative in alternatives
-    )
-    raise _missing(matcher, f"{purpose} need {ways}")
+    """The first that the file has, of those with most of the columns that the user has named."""
+    found = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
+    if found:
+        return max(found, key=lambda way: len(matcher.card.named & set(way.columns)))
+    lacking = [[n for n in way.columns if not matcher.has(n)] for way in alternatives]
+    nearest = min(lacking, key=len)
+    others = [way.columns for way in alternatives if not set(nearest) <= set(way.columns)]
+    instead = "".join(f"; or {', '.join(columns)}" for columns in others)
+    raise _missing(matcher, purpose + instead, nearest)
 
 
 def _reads_identifiers(matcher: _Matcher) -> bool:
@@ -188,31 +220,40 @@ def _reads_identifiers(matcher: _Matcher) -> bool:
         return False
     found = matcher.has("source_id")
     if policy is IdentifierPolicy.COLUMN and not found:
-        raise _missing(matcher, f"identifiers need source_id ({_names(matcher, 'source_id')})")
+        raise _missing(matcher, "identifiers", ["source_id"])
     return found
 
 
 def _check_cut(matcher: _Matcher, cut: Cut) -> None:
-    for name in cut.quantity.columns:
-        if not matcher.has(name):
-            raise _missing(
-                matcher,
-                f'the cut "{cut}" needs {name} ({_names(matcher, name)}); or choose other cuts, '
-                f"such as none",
-            )
+    missing = [name for name in cut.quantity.columns if not matcher.has(name)]
+    if missing:
+        raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
 
 
-def _names(matcher: _Matcher, name: str) -> str:
-    column = matcher.card.columns.get(name)
-    return "a constant" if column is None else column.names()
+def _check_named(binding: Binding, card: SchemaCard) -> None:
+    """A name that the user gives for nothing would be passed over."""
+    kinds = (PositionKind, DistanceKind, *(() if binding.extinction is None else (ExtinctionKind,)))
+    roles = {name for kind in kinds for way in kind for name in way.columns}
+    idle = sorted((card.named & roles) - set(binding.sources))
+    if idle:
+        extinction = () if binding.extinction is None else binding.extinction.columns
+        used = (*binding.position.columns, *binding.distance.columns, *extinction)
+        raise CatalogError(
+            f"column {', '.join(idle)}: named, but stars are made of {', '.join(used)}; name all "
+            "columns that belong together, or leave it out"
+        )
 
 
-def _missing(matcher: _Matcher, words: str) -> CatalogError:
-    there = [column.name for column in matcher.columns]
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogError:
+    """What is missing, what might be meant, and how to say so."""
+    close = matcher.closest(names)
+    shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
+    guess = close[0] if close else "NAME"
     return CatalogError(
-        f"{matcher.path}: missing columns for the card {matcher.card.name}: {words}; the columns "
-        f"there are {', '.join(there[:_SHOWN]) or 'none'}{more}"
+        f"{matcher.path}: missing {', '.join(names)} (card {matcher.card.name}) for {purpose}; the "
+        f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
+        f"{names[0]}={guess} or [data.columns] {names[0]} = {json.dumps(guess)}; "
+        "catalogs/README.md says more"
     )
 
 

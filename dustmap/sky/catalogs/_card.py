@@ -1,12 +1,12 @@
 """Schema cards: what the columns of a survey's files are called, and which rows to trust."""
 
+import difflib
 import enum
-import tomllib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
@@ -61,9 +61,6 @@ class CardColumn:
     kind: ColumnType
     unit: u.UnitBase
 
-    def names(self) -> str:
-        return " or ".join(str(alias.ref) for alias in self.aliases)
-
 
 @final
 @dataclass(frozen=True)
@@ -72,6 +69,7 @@ class SchemaCard:
 
     positions, distances and extinctions are in order of preference: the first whose columns the
     file has is read. `constants` stand in for columns that no file has, in the unit of the role.
+    `named` are the columns that the user has named: the alternative with most of them is read.
     """
 
     name: str
@@ -87,6 +85,21 @@ class SchemaCard:
     constants: Mapping[str, float]
     flags: Mapping[str, FlagBits]
     presets: Mapping[str, tuple[Cut, ...]]
+    named: frozenset[str] = frozenset()
+
+    def with_columns(self, names: Mapping[str, str]) -> Self:
+        """With other names of columns, `GLON` or, with a unit where the file has none,
+        `DIST [kpc]`."""
+        columns = dict(self.columns)
+        for name, written in names.items():
+            if name not in columns:
+                close = difflib.get_close_matches(name, columns, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(columns)}"
+                raise CatalogError(
+                    f"column {name}={written}: the card {self.name} has no {name}; {hint}"
+                )
+            columns[name] = replace(columns[name], aliases=_written(columns[name], written))
+        return replace(self, columns=MappingProxyType(columns), named=frozenset(names))
 
     def cuts(self, preset: str) -> tuple[Cut, ...]:
         if preset not in self.presets:
@@ -96,26 +109,40 @@ class SchemaCard:
         return self.presets[preset]
 
 
-def read_card(path: Path, name: str) -> SchemaCard:
-    """A card from its TOML file."""
-    place = f"card {name}"
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CatalogError(f"{path}: no schema card ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{place}: not a TOML file ({error})") from None
-    return _parsed(CardTable(content, place), name)
+def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
+    """A column that a file calls `written`, or what stands before the unit in brackets."""
+    place = CardTable({}, f"column {column.name}={written}")
+    parts = re.fullmatch(r"(.+?)\s+\[([^\[\]]*)\]", written)
+    if parts is None:
+        return (Alias(ColumnRef.parse(written), column.unit),)
+    unit = _unit(place, parts[2])
+    if not unit.is_equivalent(column.unit):
+        raise place.error(f"unit {unit}: expected one like {column.unit}")
+    return (Alias(ColumnRef.parse(written), unit), Alias(ColumnRef.parse(parts[1]), unit))
 
 
-def _parsed(table: CardTable, name: str) -> SchemaCard:
+def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
+    """A card with all that it does not say from another: single columns, constants, flags and
+    cuts of the same name replace those of the parent."""
+    tables = ("columns", "constants", "flags", "cuts")
+    both = {
+        key: {**parent[key], **content[key]}
+        for key in tables
+        if isinstance(parent.get(key), Mapping) and isinstance(content.get(key), Mapping)
+    }
+    return {**parent, **content, **both}
+
+
+def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
+    """A card from the content of its TOML file."""
+    table = CardTable(content, f"card {name}")
     table.only(_KEYS)
     columns = _columns(table)
     flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
     card = SchemaCard(
         name=name,
         title=table.text("title"),
-        reference=table.text("reference"),
+        reference=table.text_or("reference", ""),
         system=_system(table),
         invalid=_one(table, "invalid", InvalidRows),
         identifiers=_one(table, "identifiers", IdentifierPolicy),
@@ -221,9 +248,7 @@ def _presets(
         found[name] = tuple(parse_cut(cut, flags) for cut in tables)
         for cut, place in zip(found[name], tables, strict=True):
             _check_cut(cut, place, columns)
-    if "default" not in found:
-        raise presets.error("a card has the cuts default, which may be an empty list")
-    return found | {NO_CUTS: ()}
+    return {"default": (), **found, NO_CUTS: ()}
 
 
 def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:

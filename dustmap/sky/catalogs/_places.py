@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dustmap.sky._open_hdf5 import open_hdf5
 from dustmap.sky.catalogs import _rows
-from dustmap.sky.catalogs._binding import bind
+from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR, milliarcseconds
 from dustmap.sky.catalogs._selection import ROWS, invalid_row, problems_of_places
@@ -38,12 +38,16 @@ _FORMATS = {
 @final
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows."""
+    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
+
+    measured: whether the card finds extinctions in the table, too.
+    """
 
     table: Table
     l: NDArray[np.float64]
     b: NDArray[np.float64]
     distances: AbstractDistances
+    measured: bool
 
     def __len__(self) -> int:
         return len(self.l)
@@ -76,7 +80,7 @@ def read_places(
         table = _whole_table(path)
     if len(table) != len(l):
         raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
-    return Places(table, l, b, distances)
+    return Places(table, l, b, distances, has_extinctions(path, found, reader.columns))
 
 
 def _whole_table(path: Path) -> Table:

@@ -1,5 +1,7 @@
 """Labels with units, as print has them."""
 
+import re
+
 from dustmap.sky.systems import ExtinctionSystem
 
 GALACTIC_L, GALACTIC_B = "Galactic longitude $l$ [deg]", "Galactic latitude $b$ [deg]"
@@ -11,7 +13,9 @@ def symbol_of(system: ExtinctionSystem) -> str:
     head, _, index = name.partition("_")
     if len(head) == 1 and index.isalnum():
         return f"${head}_\\mathrm{{{index}}}$" if len(index) > 1 else f"${head}_{index}$"
-    return name.replace("_", " ").replace("$", "")
+    words = name.replace("_", " ").replace("$", "")
+    # The minus of a colour, B - V; other hyphens are hyphens.
+    return re.sub(r"\((\w+)-(\w+)\)", "(\\1\N{MINUS SIGN}\\2)", words)
 
 
 def unit_of(system: ExtinctionSystem) -> str:

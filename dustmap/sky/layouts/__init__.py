@@ -20,3 +20,4 @@ from dustmap.sky.layouts._healpix import write_healpix as write_healpix
 from dustmap.sky.layouts._leike2020 import LeikeOptions as LeikeOptions
 from dustmap.sky.layouts._leike2020 import write_leike2020 as write_leike2020
 from dustmap.sky.layouts._radial import RadialBins as RadialBins
+from dustmap.sky.layouts._radial import Shells as Shells

@@ -14,7 +14,7 @@ from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer
 from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
 from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
 from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
-from dustmap.sky.layouts._radial import RadialBins
+from dustmap.sky.layouts._radial import RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 #: Bayestar files have five, where the density has as many.
@@ -27,13 +27,14 @@ class LayoutRequest:
     """What a layout is asked for; each takes what it has a place for.
 
     request: quantities and samples; grid: the voxels of a cube; nside, bins: of shells and pixels,
-    None for 64 and for 516 bins out to the farthest face of the box.
+    None for 64 and for 516 bins out to the farthest face of the box; shells: in place of bins.
     """
 
     request: MapRequest
     grid: RegularGrid
     nside: int | None = None
     bins: RadialBins | None = None
+    shells: Shells | None = None
 
     @property
     def pixels(self) -> int:
@@ -56,7 +57,7 @@ def _healpix(
 ) -> LayoutCounts:
     """With A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
-    options = HealpixOptions(asked.bins, asked.pixels, asked.request, integrated)
+    options = HealpixOptions(asked.shells or asked.bins, asked.pixels, asked.request, integrated)
     return write_healpix(path, field, options, provenance, overwrite)
 
 

@@ -27,7 +27,7 @@ from dustmap.sky.layouts._box import (
 )
 from dustmap.sky.layouts._cards import DENSITY_UNIT, column, density_cards, healpix_cards
 from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
-from dustmap.sky.layouts._radial import RadialBins
+from dustmap.sky.layouts._radial import RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 _MOST_COLUMNS = 999  # of a FITS table
@@ -37,12 +37,13 @@ _INTEGRATED = (Quantity.MEAN, Quantity.STD)
 @final
 @dataclass(frozen=True)
 class HealpixOptions:
-    """bins: None for 516 out to the farthest face of the box; nside: a power of two.
+    """bins: or shells; None for 516 bins out to the farthest face of the box; nside: a power of
+    two.
 
     density: what of the density; integrated: MEAN, STD or both of A(<d), or none.
     """
 
-    bins: RadialBins | None = None
+    bins: RadialBins | Shells | None = None
     nside: int = 64
     density: MapRequest = MapRequest((Quantity.MEAN, Quantity.STD))  # noqa: RUF009  frozen
     integrated: tuple[Quantity, ...] = ()
@@ -75,10 +76,9 @@ def write_healpix(
             "more (fit.samples), or ask for the mean"
         )
     bins = options.bins or RadialBins.of_box(field)
-    tables = [
-        column("RADIAL PIXEL CENTERS", bins.centres),
-        column("RADIAL PIXEL BOUNDARIES", bins.boundaries),
-    ]
+    tables = [column("RADIAL PIXEL CENTERS", bins.centres)]
+    if isinstance(bins, RadialBins):
+        tables.append(column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
     plans = _plans(field, options, bins, provenance)
     total = LayoutCounts()
     draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
@@ -97,7 +97,7 @@ def write_healpix(
 def _plans(
     field: AbstractDensityField,
     options: HealpixOptions,
-    bins: RadialBins,
+    bins: RadialBins | Shells,
     provenance: Provenance,
 ) -> list[TablePlan]:
     cards = healpix_cards(density_cards("", field.system, provenance), options.nside)
@@ -129,7 +129,7 @@ def _sample(s: int) -> str:
 def _block(
     field: AbstractDensityField,
     options: HealpixOptions,
-    bins: RadialBins,
+    bins: RadialBins | Shells,
     rays: NDArray[np.float64],
 ) -> dict[str, NDArray[np.float32]]:
     """All tables' rows (P, count) of the pixels along `rays` (P, 3)."""
@@ -146,7 +146,7 @@ def _block(
 def _integrated(
     field: AbstractDensityField,
     options: HealpixOptions,
-    bins: RadialBins,
+    bins: RadialBins | Shells,
     rays: NDArray[np.float64],
 ) -> dict[str, NDArray[np.float32]]:
     request = MapRequest((Quantity.MEAN,))

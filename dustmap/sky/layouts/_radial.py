@@ -1,4 +1,4 @@
-"""Bins of distance, equal in the logarithm."""
+"""Bins of distance, equal in the logarithm, and shells at distances of one's choice."""
 
 import math
 from dataclasses import dataclass
@@ -50,3 +50,27 @@ class RadialBins:
         """Geometric means of the boundaries (count,)."""
         edges = self.boundaries
         return np.sqrt(edges[1:] * edges[:-1])
+
+
+@final
+@dataclass(frozen=True)
+class Shells:
+    """Shells at these distances in pc, ascending; not bins, so that they have no boundaries."""
+
+    distances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        steps = zip((0.0, *self.distances), self.distances, strict=False)
+        if not self.distances or not all(near < far < math.inf for near, far in steps):
+            given = ", ".join(f"{distance:g}" for distance in self.distances) or "none"
+            raise ValueError(f"shells: expected ascending distances > 0 in pc, got {given}")
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.distances)
+
+    @property
+    def centres(self) -> NDArray[np.float64]:
+        """The distances (count,)."""
+        return np.array(self.distances)

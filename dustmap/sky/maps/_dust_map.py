@@ -90,6 +90,20 @@ class DustMap:
         }
         return cls.from_arrays(grid, arrays, field.system, field.positive)
 
+    def __repr__(self) -> str:
+        """Box, spacing, system, quantities and samples."""
+        grid = self.grid
+        faces = zip("XYZ", grid.lower, grid.upper, strict=True)
+        box = ", ".join(f"{axis} {low:g} to {high:g}" for axis, low, high in faces)
+        steps = grid.spacing if len(set(grid.spacing)) > 1 else grid.spacing[:1]
+        spacing = " x ".join(f"{step:g}" for step in steps)
+        held = [q.value for q in self.available if q is not Quantity.SAMPLES]
+        voxels = " x ".join(map(str, grid.shape))
+        return (
+            f"DustMap({self.system.name}; {box} pc; {voxels} voxels of {spacing} pc; "
+            f"{', '.join([*held, f'{self.n_samples} samples'])})"
+        )
+
     @property
     def cubes(self) -> AbstractCubes:
         """The arrays, wherever they are."""

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.maps._statistics import normal_quantile, percentiles
 from dustmap.sky.systems import ExtinctionSystem
 
 Point: TypeAlias = tuple[float, float, float]
@@ -83,6 +84,19 @@ class AbstractDensityField(ABC):
         part: which planes. In the order of z, the last slab may be thinner; values depend neither
         on `depth` nor on `part`.
         """
+
+    def percentiles(
+        self, functional: AbstractFunctional, levels: Sequence[float]
+    ) -> NDArray[np.float64]:
+        """At the probabilities `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
+        normal distribution where there are none."""
+        if self.n_samples > 1:
+            request = MapRequest((Quantity.SAMPLES,), self.n_samples)
+            draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
+            return percentiles(draws, levels, self.positive).numpy()
+        found = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
+        mean, std = (found[name].astype(np.float64) for name in ("mean", "std"))
+        return np.stack([mean + normal_quantile(q) * std for q in levels])
 
     def check(self, request: MapRequest) -> None:
         """Refuses more samples than there are."""

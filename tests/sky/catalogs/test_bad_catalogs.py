@@ -44,14 +44,23 @@ def test_missing_columns(tmp_path: Path, format_name: str) -> None:
     table.rename_column("extinction_error", "sigma")
     path = write(tmp_path, format_name, table)
     refused(
-        path, "missing columns for the card generic: extinctions need extinction (extinction or"
-    )
-    refused(
         path,
-        "the columns there are source_id, l, b, distance_pc, extinction, sigma"
-        if format_name != "hdf5"
-        else "the columns there are b, distance_pc",
+        "missing extinction_error (card generic) for extinctions; or extinction_p16, "
+        "extinction_p50, extinction_p84; the other columns, closest first, are sigma; name it, "
+        "such as --column extinction_error=sigma or [data.columns] extinction_error",
     )
+
+
+def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
+    """In few words."""
+    table = plain()
+    for i in range(100):
+        table[f"column{i}"] = 1.0
+    table.rename_columns(["l", "b"], ["lon_deg", "lat_deg"])
+    with pytest.raises(CatalogError, match=r"closest first, are l\w+_deg, l\w+_deg, col") as caught:
+        read_catalog(write(tmp_path, "csv", table), system=A_V)
+    assert ", ...; name it, such as --column l=l" in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
 def worse(name: str, value: float) -> Callable[[Table], None]:
@@ -203,7 +212,7 @@ def test_places_without_a_direction(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match=r"l is not finite in row 2"):
         read_places(write(tmp_path, "fits", table))
     table.remove_column("distance_pc")
-    with pytest.raises(CatalogError, match="distances need distance_p16"):
+    with pytest.raises(CatalogError, match=r"missing distance \(card generic\) for distances"):
         read_places(write(tmp_path, "csv", table))
 
 

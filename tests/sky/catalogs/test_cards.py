@@ -77,6 +77,42 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
     assert card.flags["flag"].bit("bad") == 2
 
 
+def test_a_card_that_inherits_says_what_differs(tmp_path: Path) -> None:
+    text = 'inherits = "generic"\nsystem = "A_G"\n[columns.l]\nnames = ["LON"]\n'
+    text += "[constants]\nextinction_error = 0.1\n"
+    text += "[cuts]\nnear = [{column = 'distance', below = 9}]\n"
+    card, generic = card_named(own(tmp_path, text)), card_named("generic")
+    assert card.title == generic.title
+    assert card.invalid == generic.invalid
+    assert card.system is not None
+    assert card.system.name == "A_G"
+    assert [str(alias.ref) for alias in card.columns["l"].aliases] == ["LON"]
+    assert card.columns["b"] == generic.columns["b"]
+    assert card.constants == {"extinction_error": 0.1}
+    assert [len(cuts) for cuts in card.presets.values()] == [0, 1, 0]
+
+
+def test_cuts_and_reference_may_be_left_out(tmp_path: Path) -> None:
+    text = SMALL.replace('reference = ""\n', "").partition("[cuts]")[0]
+    card = card_named(own(tmp_path, text))
+    assert (card.reference, dict(card.presets)) == ("", {"default": (), "none": ()})
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"lon": "GLON"}, "column lon=GLON: the card generic has no lon; it has source_id, l, b"),
+        ({"extincton": "A"}, "did you mean extinction?"),
+        ({"distance": "D [kg]"}, "column distance=D [kg]: unit kg: expected one like pc"),
+        ({"distance": "D [lightyeers]"}, "expected a unit such as pc, mas or mag"),
+    ],
+)
+def test_names_that_no_card_has(names: dict[str, str], words: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        card_named("generic", names)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -99,7 +135,7 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
         ("bad = 2", "bad = -2", "bad = -2: expected a bit"),
         ('"flag", bits_clear = ["bad"]', '"flags", above = 1', "'flags' is no column of this card"),
         ('bits_clear = ["bad"]', 'equals = "0"', "holds whole numbers"),
-        ("[cuts]\ndefault", "[cuts]\nothers", "a card has the cuts default"),
+        ('title = "Mine"', 'inherits = "genric"', "inherits = 'genric': expected one of"),
         ("[constants]", "[constants", "not a TOML file"),
     ],
 )

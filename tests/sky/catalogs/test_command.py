@@ -8,6 +8,7 @@ import pytest
 from astropy.table import Table
 
 from dustmap.cli import BAD_INPUT, DONE, main
+from dustmap.sky.catalogs import card_path, known_cards
 from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, read_star_store
 from tests.sky.catalogs.files import star_columns, write
 
@@ -48,7 +49,10 @@ def test_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "words"),
     [
         (["--schema", "zgr32"], "did you mean zgr23?"),
-        (["--schema", "zgr23"], "missing columns for the card zgr23"),
+        (["--schema", "zgr23"], "missing parallax, parallax_error (card zgr23) for distances"),
+        (["--column", "l"], "--column l: expected NAME=COLUMN"),
+        (["--column", "l=GLON"], "missing l (card generic)"),
+        (["--column", "ra=b"], "column ra: named, but stars are made of l, b, distance"),
         (["--system", "AV"], "choose A_V"),
         (["--distance-max", "10"], "nothing says which extinction"),
         (["--distance-max", "10mag"], "10mag: expected a length"),
@@ -65,3 +69,31 @@ def test_bad_input(
     assert len(lines) == 1
     assert words in lines[0]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_columns_by_the_names_they_have(tmp_path: Path) -> None:
+    """Those that are named count first, in the units that go with the names."""
+    table = Table(star_columns(), meta={})
+    for name in table.colnames:
+        table[name].unit = None
+    table["distance_pc"] /= 1000.0
+    table.rename_columns(["l", "distance_pc", "extinction"], ["L", "D", "my[A]"])
+    table["parallax"] = table["parallax_error"] = 1.0
+    path, store = write(tmp_path, "csv", table), tmp_path / "stars.zarr"
+    options = ["--column", "distance=D [kpc]", "--column", "extinction=my[A]", "--system", "A_V"]
+    assert main(["ingest", str(path), "--output", str(store), *options]) == DONE
+    stars = read_star_store(store)
+    assert stars.distances.exact
+    np.testing.assert_allclose(sorted(stars.distance), sorted(1000.0 * table["D"]))
+
+
+def test_the_cards_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["catalogs"]) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(known_cards())
+    assert main(["catalogs", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["zgr23"]["system"] == "E(ZGR23)"
+    assert main(["catalogs", "generic"]) == DONE
+    assert capsys.readouterr().out == card_path("generic").read_text()
+    assert main(["catalogs", "genric"]) == BAD_INPUT
+    assert "did you mean generic?" in capsys.readouterr().err

@@ -1,8 +1,12 @@
 """Every format gives back what the library that wrote it was given, in chunks of any size."""
 
 import gzip
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import h5py
 import numpy as np
@@ -312,3 +316,72 @@ def test_a_fits_file_without_a_table(tmp_path: Path) -> None:
     fits.HDUList([fits.PrimaryHDU(np.zeros(3)), fits.ImageHDU(np.zeros(2))]).writeto(path)
     with pytest.raises(CatalogError, match="no binary table in this FITS file"):
         open_reader(path)
+
+
+class _Recorded:
+    """A stream, and the threads that read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.threads: set[int] = set()
+
+    def __enter__(self) -> "_Recorded":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+
+    def readline(self, size: int) -> bytes:
+        return self._stream.readline(size)
+
+    def read(self, size: int) -> bytes:
+        self.threads.add(threading.get_ident())
+        return self._stream.read(size)
+
+
+def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that still did when the process ends would abort it."""
+    path = tmp_path / "stars.csv"
+    path.write_text("l,b\n" + "1,2\n" * 50 + "1,x\n" + "1,2\n" * 50)
+    monkeypatch.setattr("dustmap.sky.catalogs.readers._text._BLOCK", 64)
+    reader, stream = open_reader(path), _Recorded(path.open("rb"))
+    monkeypatch.setattr(reader, "_open", lambda: stream)
+    with pytest.raises(CatalogError, match="column b: expected numbers, got 'x'"):
+        read_all(reader, {"b": ColumnType.NUMBER})
+    assert stream.threads == {threading.get_ident()}
+
+
+@pytest.mark.slow
+def test_bad_text_never_aborts_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv.gz"
+    rows = "".join(f"{i / 7},{i / 9}\n" for i in range(2_000_000))
+    path.write_bytes(gzip.compress(f"l,b\n1,x\n{rows}".encode(), 1))
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from dustmap.sky.catalogs.readers import ColumnRef, ColumnType, open_reader\n"
+        "reader = open_reader(Path(sys.argv[1]))\n"
+        "try: list(reader.chunks(1000, {ColumnRef('b'): ColumnType.NUMBER}))\n"
+        "except ValueError: sys.exit(2)\n"
+    )
+    for _ in range(5):
+        assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == 2
+
+
+def test_rows_that_are_wrong_are_counted_over_all_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text("l,b\n" + "1,2\n" * 50 + "1,2,3\n")
+    monkeypatch.setattr("dustmap.sky.catalogs.readers._text._BLOCK", 64)
+    with pytest.raises(CatalogError, match="Row #51: Expected 2 columns, got 3"):
+        read_all(open_reader(path), {"b": ColumnType.NUMBER})
+
+
+def test_very_many_columns(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    names = [f"column{i}" for i in range(100_000)]
+    path.write_text(f"{','.join(names)}\n{','.join('1' * len(names))}\n")
+    start = time.process_time()
+    found = read_all(open_reader(path), {"column7": ColumnType.NUMBER})
+    assert found["column7"].tolist() == [1.0]
+    assert time.process_time() - start < 5.0

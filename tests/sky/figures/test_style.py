@@ -121,6 +121,8 @@ def test_densities_that_may_be_negative_are_linear_about_zero(low: float) -> Non
         ("A0", "A0", "mag"),
         ("E(ZGR23)", "E(ZGR23)", "mag"),
         ("custom:my_band", "my band", "mag"),
+        ("E(B-V)_SFD", "E(B−V) SFD", "mag"),
+        ("custom:E(BP-RP)", "E(BP−RP)", "mag"),
         ("e-folding_G", "e-folding G", "e-folds"),
     ],
 )

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import healpy as hp
 import numpy as np
 import pytest
 from astropy import units as u
+from astropy.coordinates import SkyCoord
 from astropy.io import fits
 from astropy.table import Table
 
@@ -54,8 +56,15 @@ def test_a_run_and_its_maps_answer_alike(run: Path, capsys: pytest.CaptureFixtur
     posterior = told(capsys, "query", str(run), *PLACE)
     for name in ("map.zarr", "map.fits"):
         stored = told(capsys, "query", str(run / name), *PLACE)
-        assert set(stored) == {
-            f"{of}_{what}" for of in ("extinction", "density") for what in ("mean", "std")
+        answers = {f"{of}_{what}" for of in ("extinction", "density") for what in ("mean", "std")}
+        labels = {
+            "extinction_system": "A_V",
+            "extinction_unit": "mag",
+            "density_unit": "mag / pc",
+        }
+        assert set(stored) == answers | set(labels)
+        assert {name: (stored[name], posterior[name]) for name in labels} == {
+            name: (value, value) for name, value in labels.items()
         }
         assert stored["density_mean"] == pytest.approx(posterior["density_mean"], rel=1e-5)
         assert stored["extinction_mean"] == pytest.approx(posterior["extinction_mean"], rel=1e-4)
@@ -75,6 +84,69 @@ def test_many_places_are_answered_in_their_order(
     found = told(capsys, "query", str(run), "--file", str(tmp_path / "coords.csv"))
     assert found["rows_outside_the_box"] == 1
     assert found["density_mean"] == [pytest.approx(one["density_mean"], rel=1e-5), None]
+    assert found["name"] == ["a", "b"]
+    assert (found["extinction_system"], out["extinction_system"][0]) == ("A_V", "A_V")
+    assert (out["extinction_unit"][0], out["density_unit"][0]) == ("mag", "mag / pc")
+
+
+def test_answers_for_people_have_units_and_a_system(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["query", str(run), *PLACE]) == DONE
+    lines = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
+    assert lines["extinction_system"] == "A_V"
+    assert lines["extinction_mean"].endswith(" mag")
+    assert lines["density_std"].endswith(" mag / pc")
+
+
+def test_equatorial_places_are_the_same_places(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = SkyCoord(l=30 * u.deg, b=5 * u.deg, frame="galactic").icrs
+    equatorial = ["--ra", str(place.ra.deg), "--dec", str(place.dec.deg), "--distance", "30"]
+    for name in ("", "map.zarr"):
+        one, other = (told(capsys, "query", str(run / name), *at) for at in (PLACE, equatorial))
+        assert one["extinction_mean"] == pytest.approx(other["extinction_mean"], rel=1e-6)
+
+
+def test_percentiles_of_a_run_and_of_its_map(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = ["--l", "0", "--b", "0", "--distance", "20", "--percentiles", "16", "50", "84", "97.5"]
+    posterior = told(capsys, "query", str(run), *node)
+    stored = told(capsys, "query", str(run / "map.zarr"), *node)
+    for of in ("extinction", "density"):
+        values = [posterior[f"{of}_p{p}"] for p in ("16", "50", "84", "97.5")]
+        assert values == sorted(values, key=float)  # type: ignore[arg-type]
+        assert values == pytest.approx([stored[f"{of}_p{p}"] for p in (16, 50, 84, 97.5)], rel=0.02)
+
+
+def test_percentiles_want_known_distances(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = tmp_path / "coords.csv"
+    places.write_text("l,b,parallax,parallax_error\n10,0,30,3\n")
+    arguments = ["query", str(run), "--file", str(places), "--percentiles", "16"]
+    assert main(arguments) == BAD_INPUT
+    assert "percentiles: expected exact distances" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "map.zarr"])
+def test_a_profile_is_the_answers_along_a_line(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["query", str(run / name), "--l", "30", "--b", "5"]
+    assert main([*line, "--profile", "--step", "0.01kpc"]) == DONE
+    table = Table.read(capsys.readouterr().out, format="ascii.csv")
+    assert list(table["distance_pc"]) == [10, 20, 30, 40, 50, 60]
+    for of in ("density", "extinction"):
+        assert {f"{of}_{what}" for what in ("mean", "std", "p16", "p84")} < set(table.colnames)
+    one = told(capsys, *line, "--distance", "30")
+    for quantity in ("extinction_mean", "density_std"):
+        assert table[quantity][2] == pytest.approx(one[quantity], rel=1e-5)
+    assert np.all(np.diff(table["extinction_mean"]) > 0.0)
+    assert np.all(table["density_p16"] < table["density_p84"])
+    rows = told(capsys, *line, "--profile")
+    assert rows["distance_pc"] == [20.0, 40.0, 60.0]
+    assert rows["extinction_system"] == "A_V"
 
 
 def test_parallaxes_are_taken_as_the_run_takes_them(
@@ -130,9 +202,32 @@ def test_shells_take_their_own_options(
     assert len(data.names) == 7
 
 
+def test_shells_at_exact_distances(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A(<30 pc) stands on the shell at 30 pc."""
+    shells = ["--nside", "2", "--shells", "20", "0.03kpc"]
+    output = ["--output", str(tmp_path / "shells.fits")]
+    told(capsys, "export", str(run), "--format", "healpix", *shells, *output)
+    with fits.open(tmp_path / "shells.fits") as hdus:
+        assert hdus["RADIAL PIXEL CENTERS"].data.field(0).tolist() == [20.0, 30.0]
+        pixel = hdus["INTEGRATED_MEAN"].data["SHELL_001"][7]
+    l, b = hp.pix2ang(2, 7, nest=True, lonlat=True)
+    place = ["--l", str(l), "--b", str(b), "--distance", "30"]
+    there = told(capsys, "query", str(run), *place)
+    assert pixel == pytest.approx(there["extinction_mean"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--format", "healpix", "--shells", "30", "20"], "shells: expected ascending distances"),
+        (["--format", "healpix", "--shells", "-1"], "shells: expected ascending distances > 0"),
+        (["--format", "bayestar", "--shells", "20"], "--shells: --format bayestar has none"),
+        (
+            ["--format", "healpix", "--shells", "20", "--distances", "5", "50", "7"],
+            "--distances, --shells: expected one of them",
+        ),
         (["--format", "zarr", "--nside", "8"], "--nside: --format zarr has none"),
         (["--format", "healpix", "--step", "5"], "--step: --format healpix has none"),
         (["--format", "leike2020", "--samples", "2"], "--format leike2020 is always mean"),
@@ -165,6 +260,12 @@ def test_impossible_exports_write_nothing(
         (["map.fits", "--l", "30", "--b", "5"], "either --l, --b and --distance, or --file"),
         (["map.fits", *PLACE, "--file", "x.csv"], "either --l, --b and --distance, or --file"),
         (["map.fits", "--l", "30", "--b", "5", "--distance", "400"], "is outside the box"),
+        (["map.fits", *PLACE, "--profile"], "and --profile for --distance"),
+        (["map.fits", *PLACE, "--ra", "3"], "--ra and --dec may stand for --l and --b"),
+        (["map.fits", *PLACE, "--step", "3"], "--step goes with --profile"),
+        (["map.fits", *PLACE, "--percentiles", "0.5", "100"], "expected percents between"),
+        (["map.fits", "--ra", "1", "--dec", "99", "--profile"], "--dec 99: expected -90 to 90"),
+        (["map.fits", "--l", "1", "--b", "9", "--profile", "--step", "1e-9"], "--step 1e-09: exp"),
         (["nosuch.fits", *PLACE], "expected a run directory, a map.zarr or a map.fits"),
     ],
 )

@@ -39,6 +39,14 @@ def test_the_map_is_found_at_the_top() -> None:
     assert dustmap.DustMap is DustMap
 
 
+def test_a_map_says_what_it_is() -> None:
+    grid = RegularGrid((-40.0, -20.0, 0.0), (20.0, 20.0, 10.0), (5, 3, 2))
+    assert repr(linear(grid)) == (
+        "DustMap(A_V; X -40 to 40, Y -20 to 20, Z 0 to 10 pc; 5 x 3 x 2 voxels of 20 x 20 x 10 pc; "
+        "mean, 2 samples)"
+    )
+
+
 def test_linear_densities_are_exact() -> None:
     xyz = positions(200)
     wanted = xyz @ [0.1, -0.02, 0.3] + 3.0

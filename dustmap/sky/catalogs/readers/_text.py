@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,30 +30,8 @@ _TYPES = {
     ColumnType.TEXT: pa.string(),
 }
 _NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
+_ROW = re.compile(r"Row #(\d+)")
 _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
-
-
-@final
-class _Squeezed(io.RawIOBase):
-    """A text file with its runs of blanks made one blank, and none at the ends of lines."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._left = stream, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """About `size` bytes, cut at the end of a line."""
-        block = self._stream.read(size)
-        if not block and not self._left:
-            return b""
-        lines, newline, rest = (self._left + block).rpartition(b"\n")
-        _check_length(rest)
-        whole, self._left = (lines + newline, rest) if block else (self._left, b"")
-        clean = re.sub(rb"[ \t\r]+", b" ", whole)
-        clean = re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
-        return clean or self.read(size)
 
 
 @final
@@ -110,45 +87,47 @@ class TextReader(AbstractReader):
                 raise CatalogError(f"{self._path}: two columns have the name {ref.name}")
         with translating(self._path, "text"), self._open() as stream:
             _header(stream)
-            source = _Squeezed(stream) if self._squeeze else stream
-            try:
-                for batch in self._batches(source, wanted):
-                    for first in range(0, batch.num_rows, rows):
-                        part = batch.slice(first, rows)
-                        yield {r: from_arrow(part.column(r.name), r, wanted[r]) for r in wanted}
-            except pa.ArrowException as error:
-                raise self._explained(error, wanted) from None
+            before = 0
+            for block in _blocks(stream):
+                try:
+                    table = self._parsed(_squeezed(block) if self._squeeze else block, wanted)
+                except pa.ArrowException as error:
+                    raise self._explained(error, wanted, before) from None
+                for batch in table.to_batches(max_chunksize=rows):
+                    yield {r: from_arrow(batch.column(r.name), r, wanted[r]) for r in wanted}
+                before += table.num_rows
 
     def _open(self) -> IO[bytes]:
         opener = gzip.open if self._path.suffix.lower() == ".gz" else open
         return cast(IO[bytes], opener(self._path, "rb"))
 
-    def _batches(self, source: IO[bytes] | _Squeezed, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-        # Columns nobody wants need names that differ, no more.
-        names = [n if n not in self._names[:i] else f"{n}#{i}" for i, n in enumerate(self._names)]
+    def _parsed(self, lines: bytes, wanted: Wanted) -> pa.Table:
+        """The wanted columns of whole lines."""
+        if not lines.strip():
+            return pa.table({ref.name: pa.array([], _TYPES[kind]) for ref, kind in wanted.items()})
         options = pcsv.ConvertOptions(
             column_types={ref.name: _TYPES[kind] for ref, kind in wanted.items()},
             include_columns=[ref.name for ref in wanted],
             null_values=_NULLS,
         )
-        file = pa.PythonFile(source, mode="r")
-        try:
-            batches = pcsv.open_csv(
-                file,
-                pcsv.ReadOptions(use_threads=False, block_size=_BLOCK, column_names=names),
-                pcsv.ParseOptions(delimiter=self._separator),
-                options,
-            )
-        except pa.ArrowInvalid as error:
-            if "Empty CSV" in str(error):
-                return
-            raise
-        yield from batches
+        # Arrow's own copy: a thread of Arrow that still held an object of Python when the process
+        # ends would abort it.
+        copy = pa.BufferOutputStream()
+        copy.write(lines)
+        names = _distinct(self._names)
+        return pcsv.read_csv(
+            pa.BufferReader(copy.getvalue()),
+            pcsv.ReadOptions(use_threads=False, block_size=len(lines), column_names=names),
+            pcsv.ParseOptions(delimiter=self._separator),
+            options,
+        )
 
-    def _explained(self, error: Exception, wanted: Wanted) -> CatalogError:
+    def _explained(self, error: Exception, wanted: Wanted, before: int) -> CatalogError:
+        """before: rows in front of the lines that the error counts."""
         words = " ".join(str(error).split())
         match = _CONVERSION.search(words)
         if match is None:
+            words = _ROW.sub(lambda row: f"Row #{int(row[1]) + before}", words)
             return CatalogError(
                 f"{self._path}: not a table of {len(self._names)} columns to its end "
                 f"({words[:160]}); is the file whole?"
@@ -158,6 +137,32 @@ class TextReader(AbstractReader):
         return CatalogError(
             f"{self._path}: column {name}: expected {kind.value}, got {match[3][:40]!r}"
         )
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines, some _BLOCK bytes of them at a time."""
+    left = b""
+    while block := stream.read(_BLOCK):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield left + block[:end]
+            left = b""
+        left += block[end:]
+        _check_length(left)
+    if left:
+        yield left
+
+
+def _squeezed(lines: bytes) -> bytes:
+    """With runs of blanks made one blank, and none at the ends of lines."""
+    clean = re.sub(rb"[ \t\r]+", b" ", lines)
+    return re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Columns that nobody may want, as two have their name, need names that differ, no more."""
+    first = {name: i for i, name in reversed(list(enumerate(names)))}
+    return [name if first[name] == i else f"{name}#{i}" for i, name in enumerate(names)]
 
 
 def _header(stream: IO[bytes]) -> tuple[list[str], str]:
