@@ -99,9 +99,10 @@ def _on_ranks(
         prepared = prepare(config, output if options.resume else None, world)
         prepared.check_until(until)
     if options.dry_run:
+        plan = prepared.plan()
         if world.rank == 0:
-            tell_plan(prepared.plan(), prepared.seconds(), options.json)
-        return DONE
+            tell_plan(plan, prepared.seconds(), options.json)
+        return DONE if plan.passed else CHECK_FAILED
     with checking_output(UnusableState), progress() as shown:
         report = execute_run(
             prepared,

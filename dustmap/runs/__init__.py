@@ -37,4 +37,5 @@ from dustmap.runs.stars import StarMap as StarMap
 from dustmap.runs.stars import places_of as places_of
 from dustmap.runs.stars import prior_sky as prior_sky
 from dustmap.runs.stars import sky_of_tiles as sky_of_tiles
+from dustmap.runs.stars import store_checks as store_checks
 from dustmap.runs.stars import write_in_slabs as write_in_slabs

@@ -12,7 +12,7 @@ import torch
 from dustmap.config import ComputeConfig
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
-from dustmap.runs.reports import Progress, Report, Stage
+from dustmap.runs.reports import Check, Progress, Report, Stage
 
 
 @final
@@ -20,14 +20,20 @@ from dustmap.runs.reports import Progress, Report, Stage
 class Plan:
     """What a run is about to do: counts and settings, what it holds in memory, and in which chunks.
 
-    remedies: settings of the configuration with which it would fit, for one that does not. The
-    program itself, some 0.5 GiB of libraries, is not counted.
+    remedies: settings of the configuration with which it would fit, for one that does not; checks:
+    those of the report that are known before anything is computed. The program itself, some 0.5 GiB
+    of libraries, is not counted.
     """
 
     counts: Mapping[str, Any]
     memory: MemoryPlan
     bytes_allowed: int
     remedies: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
 
     @property
     def bytes_needed(self) -> int:
@@ -54,6 +60,7 @@ class Plan:
             "chunks": dict(self.memory.chunks),
             "bytes_needed": self.bytes_needed,
             "bytes_allowed": self.bytes_allowed,
+            "checks": [check.as_dict() for check in self.checks],
         }
 
     def lines(self) -> list[str]:
@@ -66,6 +73,7 @@ class Plan:
             f"at most {shown(self.bytes_needed)} at a time, beside the program itself; "
             f"{shown(self.bytes_allowed)} are allowed",
             *(f"{name}: {size}" for name, size in self.memory.chunks.items()),
+            *(f"check {check}" for check in self.checks),
         ]
 
 

@@ -1,5 +1,6 @@
 """Runs of data.kind = "stars": from a catalog to a map of the dust, and the map reopened."""
 
+from dustmap.runs.stars._data_checks import store_checks as store_checks
 from dustmap.runs.stars._export import write_in_slabs as write_in_slabs
 from dustmap.runs.stars._input import places_of as places_of
 from dustmap.runs.stars._map import StarMap as StarMap

@@ -131,5 +131,6 @@ def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
 
 
 def _length(values: Values) -> Array:
-    """√(x² + y² + z²)."""
-    return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))
+    """√(x² + y² + z²), infinite where that is beyond the numbers."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

@@ -5,6 +5,7 @@ survival function sf(d) = P(distance > d). A star store is a zarr v3 group of su
 `SkySorter` brings stars into the order of the sky in bounded memory.
 """
 
+from dustmap.sky.stars._checks import LEAST_ERROR as LEAST_ERROR
 from dustmap.sky.stars._density_prior import ExponentialDensity as ExponentialDensity
 from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
 from dustmap.sky.stars._distances import ExactDistances as ExactDistances
@@ -24,3 +25,4 @@ from dustmap.sky.stars._store import read_star_store as read_star_store
 from dustmap.sky.stars._store import star_store as star_store
 from dustmap.sky.stars._table import StarTable as StarTable
 from dustmap.sky.stars._table import concatenate as concatenate
+from dustmap.sky.stars._table import thinned as thinned

@@ -86,3 +86,8 @@ def concatenate(parts: Sequence[StarTable]) -> StarTable:
     }
     distances = joined([part.distances for part in parts])
     return StarTable(distances=distances, system=parts[0].system, **columns)
+
+
+def thinned(stars: StarTable, most: int) -> StarTable:
+    """Every k-th star, at most `most` of them."""
+    return stars[:: -(-len(stars) // most)]
