@@ -222,5 +222,5 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
     raise ValueError(
         f"column extinction_error: the median error is {error:.3g} mag beside extinctions of "
         f"{spread:.3g} mag, and {config.compute.dtype} resolves errors of {least:.2g} mag or more; "
-        f"give the true errors, or set {finer}model.scatter = {least:.2g} (mag, added in squares)"
+        f"are both in mag? give the true errors, or set {finer}model.scatter = {least:.2g} (mag, added in squares)"
     )
