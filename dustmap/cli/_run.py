@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
+from dustmap.cli._compute import use_threads
 from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
 from dustmap.cli._parser import Commands, add_compute, add_json, add_set, compute_overrides, new
 from dustmap.cli._tell import tell, tell_plan
@@ -66,14 +67,11 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _execute(options: argparse.Namespace, notice: Notice) -> int:
-    import torch
-
     from dustmap.runs import ranks_of
 
     with checking_input():
         config = configuration.load(options.config, [*options.set, *compute_overrides(options)])
-        if config.compute.threads:
-            torch.set_num_threads(config.compute.threads)
+        use_threads(config.compute.threads)
     with ExitStack() as left:
         with checking_input():
             world = left.enter_context(ranks_of(config))

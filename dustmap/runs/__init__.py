@@ -10,6 +10,7 @@ from dustmap.runs._dispatch import open_run as open_run
 from dustmap.runs._dispatch import open_star_map as open_star_map
 from dustmap.runs._dispatch import prepare as prepare
 from dustmap.runs._dispatch import regression_at as regression_at
+from dustmap.runs._plans import check_export as check_export
 from dustmap.runs._plans import export_plan as export_plan
 from dustmap.runs._plans import sky_plan as sky_plan
 from dustmap.runs._ranks import ranks_of as ranks_of

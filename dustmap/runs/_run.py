@@ -1,6 +1,7 @@
 """What every kind of run offers to the command line."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,12 +46,16 @@ class Plan:
         if self.bytes_needed <= self.bytes_allowed:
             return
         largest = self.memory.largest
-        enough = f"--memory {math.ceil(self.bytes_needed / MIB)}MiB"
+        remedies, machine = self.remedies, machine_bytes()
+        if self.bytes_needed <= machine:
+            remedies = (*remedies, f"--memory {math.ceil(self.bytes_needed / MIB)}MiB")
+        told = f"it would fit with {' or '.join(remedies)}" if remedies else "take less at once"
+        if self.bytes_needed > machine:
+            told += f"; this machine has {shown(machine)} in all"
         raise ValueError(
             f"the run needs {shown(self.bytes_needed)} and compute.memory allows "
             f"{shown(self.bytes_allowed)}; the largest part is {largest.name} with "
-            f"{shown(largest.bytes)} ({largest.what}); it would fit with "
-            f"{' or '.join((*self.remedies, enough))}"
+            f"{shown(largest.bytes)} ({largest.what}); {told}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -117,6 +122,13 @@ class AbstractFinishedRun(ABC):
         self, catalog: Path, schema: str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
+
+
+def machine_bytes() -> int:
+    """Memory of this machine: the processors', or that of a GPU where it has more."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = range(torch.cuda.device_count())
+    return max(host, *(torch.cuda.get_device_properties(i).total_memory for i in gpus), 0)
 
 
 def device_of(compute: ComputeConfig) -> torch.device:

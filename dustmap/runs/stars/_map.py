@@ -20,6 +20,7 @@ from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.models import Hyperparameters, StarFit
 from dustmap.runs.reports import comparison_of
+from dustmap.runs.stars._data_checks import catalog_checks, warn_of
 from dustmap.runs.stars._input import (
     StarInput,
     from_store,
@@ -37,6 +38,7 @@ from dustmap.runs.stars._run import (
     assemble,
     predictions,
 )
+from dustmap.runs.stars._share import SAMPLE
 from dustmap.sky import Provenance, cartesian, galactic, table_format, write_table
 from dustmap.sky.catalogs import card_named
 from dustmap.sky.figures import Comparison
@@ -48,7 +50,7 @@ from dustmap.sky.observations import (
     predict_extinction,
     sight_lines,
 )
-from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
+from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store, thinned
 from dustmap.sky.systems import conversion, system_named
 
 # Column -> unit of what `predict` adds.
@@ -102,6 +104,7 @@ class StarMap(AbstractFinishedRun):
         named = system_named(system) if system else None
         read = read_stars(data, (catalog,), card, named, CUTS)
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
+        warn_of(catalog_checks(thinned(given.stars, SAMPLE)))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
         told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()

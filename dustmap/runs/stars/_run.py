@@ -39,7 +39,7 @@ from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
 from dustmap.runs.stars._input import StarInput, from_store, rows_by_fate, store_input
-from dustmap.runs.stars._plan import plan_stars
+from dustmap.runs.stars._plan import plan_stars, refuse_nodes
 from dustmap.runs.stars._share import StarShare, copy_store, share_of_store
 from dustmap.runs.stars._tiles import TilePart, described, part_of_sky, read_part
 from dustmap.runs.stars._truth import truth_scores
@@ -276,6 +276,8 @@ def prepare_stars(
     world: ranks that share the stars.
     """
     engine = engine_of(config)
+    if not config.data.tile:  # its own box is smaller, and comes with the stars
+        refuse_nodes(config)
     start = time.perf_counter()
     own = None if earlier is None else earlier / ARCHIVE
     share = share_of_store(config, own, world)
