@@ -38,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalog of 30 stars, a configuration, and a finished run."""
     path = tmp_path_factory.mktemp("bad")
     rng = np.random.default_rng(0)
-    distance = rng.uniform(5.0, 19.0, 30)
+    distance = rng.uniform(5.0, 39.0, 30)
     Table(
         {
             "source_id": np.arange(30),
             "l": rng.uniform(0.0, 360.0, 30),
-            "b": rng.uniform(-60.0, 60.0, 30),
+            "b": rng.uniform(-30.0, 30.0, 30),
             "distance_pc": distance,
             "extinction": 0.002 * distance,
             "extinction_error": np.full(30, 0.01),

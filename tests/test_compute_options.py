@@ -87,6 +87,8 @@ def test_a_finished_run_computes_as_it_is_asked(
         (["--dtype", "float16"], "compute.dtype"),
         (["--memory", "much"], "compute.memory"),
         (["--threads", "-1"], "compute.threads"),
+        (["--threads", "1000000"], "4 for each core of this machine"),
+        (["--threads", str(10**12)], "4 for each core of this machine"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -1,6 +1,7 @@
 """Configurations: what reads, what is refused and with which words, what the echo gives back."""
 
 import dataclasses
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -245,6 +246,29 @@ def test_files_that_do_not_read_are_named(tmp_path: Path) -> None:
         config.load(broken)
 
 
+def test_only_files_that_end_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="expected a file, got"):
+            config.load(path)
+    long = tmp_path / "long.toml"
+    long.write_text("#" * 300_000)
+    with pytest.raises(ConfigError, match="at most 262,144 bytes"):
+        config.load(long)
+
+
+@pytest.mark.parametrize(
+    "content", ["a" + ".a" * 50_000 + " = 1", "[a" + ' . "a.b"' * 20_000 + "]", "a" + ".'a'" * 60]
+)
+def test_keys_without_bottom(tmp_path: Path, content: str) -> None:
+    (tmp_path / "deep.toml").write_text(content)
+    with pytest.raises(ConfigError, match=r"deep\.toml: not a TOML file \(keys of more than 50"):
+        config.load(tmp_path / "deep.toml")
+    (tmp_path / "fine.toml").write_text(f'[data]\ncatalog = "{"a." * 49}fits"\n')
+    assert config.load(tmp_path / "fine.toml").data.catalog[0].endswith(".fits")
+    assert "grid.size" in refusal("grid.size={a" + ".a" * 60_000 + "=1}")
+
+
 def test_a_catalog_is_required() -> None:
     with pytest.raises(ConfigError, match=r"data\.catalog is missing"):
         config.from_mapping({})
@@ -258,5 +282,29 @@ def test_regression_names_its_columns() -> None:
     assert "data.target is missing" in refusal(data={**data, "inputs": "x"})
 
 
-def test_memory_is_a_number_of_bytes() -> None:
-    assert read("compute.memory=1.5MiB").compute.memory_bytes == 3 * 2**19
+@pytest.mark.parametrize(
+    ("written", "count"), [("1.5MiB", 3 * 2**19), ("10MB", 10**7), ("2 GB", 2 * 10**9)]
+)
+def test_memory_is_a_number_of_bytes(written: str, count: int) -> None:
+    assert read(f"compute.memory={written}").compute.memory_bytes == count
+
+
+def test_sizes_name_their_units() -> None:
+    assert "in B, KiB, MiB, GiB, TiB, kB, MB, GB, TB" in refusal("compute.memory=10mb")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["model.std=1e6", "model.mean_density=1e30", "model.mean_density=-1e4"],
+)
+def test_no_dust_is_as_dense_or_as_uneven(setting: str) -> None:
+    name = setting.partition("=")[0]
+    assert f"{name} = " in refusal(setting, "model.density=gaussian")
+    # The units of a regression are the user's.
+    data: dict[str, object] = {"kind": "regression", "inputs": "x", "target": "y"}
+    read(setting, data={"catalog": "stars.csv", **data})
+
+
+def test_the_spread_of_a_logarithm_is_no_density() -> None:
+    assert "of the logarithm" in refusal("model.std=11")
+    read("model.std=11", "model.density=gaussian")

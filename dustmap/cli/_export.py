@@ -139,13 +139,14 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.cli._progress import progress
-    from dustmap.runs import WatchedField, write_in_slabs
+    from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.made
     if options.format in CUBES:
         compute, kind = finished.run.config.compute, options.format
+        check_export(export_plan(finished, grid, request), grid, request, output)
         with progress() as shown:
             watched = WatchedField(field, f"writing {output.name}", shown)
             write_in_slabs(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from dustmap.cli._compute import compute_alone, use_threads
-from dustmap.cli._exit import DONE, BadInput, checking_input
+from dustmap.cli._exit import CHECK_FAILED, DONE, BadInput, checking_input
 from dustmap.cli._parser import (
     Commands,
     add_columns,
@@ -97,6 +97,7 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.runs import store_checks
     from dustmap.sky.catalogs import card_named, ingest
     from dustmap.sky.systems import system_named
 
@@ -117,9 +118,11 @@ def execute(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             progress=progress,
         )
+    checks = store_checks(output)
     told = counts.as_dict() if options.json else counts.summary()
-    tell({**told, "output": str(output)}, options.json)
-    return DONE
+    failed = {"failed": [str(check) for check in checks if not check.passed]}
+    tell({**told, **failed, "output": str(output)}, options.json)
+    return CHECK_FAILED if failed["failed"] else DONE
 
 
 @contextmanager

@@ -80,6 +80,7 @@ def execute(options: argparse.Namespace) -> int:
         with checking_input():
             overrides = [*options.set, *_columns(options), *compute_overrides(options)]
             config = configuration.load(options.config, overrides)
+            use_threads(config.compute.threads)
         if starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
@@ -88,7 +89,6 @@ def execute(options: argparse.Namespace) -> int:
 def _execute(options: argparse.Namespace, config: configuration.Config, notice: Notice) -> int:
     from dustmap.runs import ranks_of
 
-    use_threads(config.compute.threads)
     with ExitStack() as left:
         with checking_input():
             world = left.enter_context(ranks_of(config))
@@ -119,9 +119,10 @@ def _on_ranks(
         prepared = prepare(config, output if options.resume else None, world)
         prepared.check_until(until)
     if options.dry_run:
+        plan = prepared.plan()
         if world.rank == 0:
-            tell_plan(prepared.plan(), prepared.seconds(), options.json)
-        return DONE
+            tell_plan(plan, prepared.seconds(), options.json)
+        return DONE if plan.passed else CHECK_FAILED
     with checking_output(UnusableState), progress() as shown:
         report = execute_run(
             prepared,

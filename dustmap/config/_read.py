@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +17,42 @@ from dustmap.config._values import ConfigError, Rejected, shown
 from dustmap.config._whole import Config
 
 _Tables = dict[str, dict[str, object]]
+#: Of a configuration; and a key of so many levels that tomllib, whose time and memory grow with
+#: their square, takes minutes.
+_MOST_BYTES = 2**18
+_DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Reads a TOML file. Overrides are `section.key=value` and win over the file."""
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        read = _bytes(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        content = _toml_of(read.decode("utf-8").replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from None
     return from_mapping(content, overrides, directory=path.parent)
+
+
+def _bytes(path: Path) -> bytes:
+    """Of a file that ends."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: expected a file, got a directory, a pipe or a device")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
+    return content
+
+
+def _toml_of(text: str) -> dict[str, Any]:
+    """ValueError where it is none, or has keys so deep that tomllib would not come to an end."""
+    if _DEEP.search(text):
+        raise ValueError("keys of more than 50 levels, expected section.key")
+    return tomllib.loads(text)
 
 
 def from_mapping(
@@ -172,7 +197,7 @@ def _update(table: dict[str, object], values: Mapping[str, object]) -> None:
 def _value(written: str) -> object:
     """A TOML value where the text is one, else the text itself: 10pc and [10pc] need no quotes."""
     try:
-        value: object = tomllib.loads(f"value = {written}")["value"]
+        value: object = _toml_of(f"value = {written}")["value"]
     except (ValueError, RecursionError):
         if written.startswith("[") and written.endswith("]"):
             return [_value(entry.strip()) for entry in written[1:-1].split(",")]

@@ -14,7 +14,9 @@ from typing import Any, final
 _SHOWN = 200  # characters of a value in a message
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+BYTES = {"B": 1.0}
+BYTES |= {f"{prefix}iB": 2.0 ** (10 * i) for i, prefix in enumerate("KMGT", 1)}
+BYTES |= {f"{prefix}B": 10.0 ** (3 * i) for i, prefix in enumerate("kMGT", 1)}
 
 
 class ConfigError(ValueError):
@@ -240,10 +242,10 @@ def memory_size() -> Parser:
     """An amount of memory such as `8GiB`; kept as the text it came as."""
 
     def parse(raw: object) -> str:
-        expected = 'an amount of memory such as "8GiB" or "512MiB"'
+        expected = f'an amount of memory such as "8GiB" or "500MB", in {", ".join(BYTES)}'
         if not isinstance(raw, str):
             raise Rejected(expected)
-        if _with_unit(raw, {unit: float(size) for unit, size in BYTES.items()}, expected) < 1.0:
+        if _with_unit(raw, BYTES, expected) < 1.0:
             raise Rejected(expected)
         return raw
 
@@ -252,7 +254,7 @@ def memory_size() -> Parser:
 
 def bytes_of(amount: str) -> int:
     """`"8GiB"` -> 8589934592; for texts that `memory_size` has accepted."""
-    return int(_with_unit(amount, {unit: float(size) for unit, size in BYTES.items()}, "memory"))
+    return int(_with_unit(amount, BYTES, "memory"))
 
 
 def duration() -> Parser:

@@ -13,6 +13,9 @@ from dustmap.config._schema import (
 )
 from dustmap.config._values import ConfigError
 
+#: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
+_MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
+
 
 @final
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Config:
         _check_model(self, self._solves_for_all_stars)
         if self.data.kind == "stars":
             _check_box(self.grid)
+            _check_density(self)
         _check_tile(self)
 
 
@@ -107,6 +111,20 @@ def _check_model(config: Config, whole: bool) -> None:
     if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
         raise ConfigError(
             'model.std is neither given nor in model.learn: expected a number, or "std" there'
+        )
+
+
+def _check_density(config: Config) -> None:
+    """What no dust is, and no solver would finish with."""
+    model, log_normal = config.model, config.density == "lognormal"
+    most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
+    if model.std > most:
+        unit = "of the logarithm of the density" if log_normal else "mag/pc"
+        raise ConfigError(f"model.std = {model.std:g}: expected at most {most:g} ({unit})")
+    if abs(model.mean_density) > _MOST_DENSITY:
+        raise ConfigError(
+            f"model.mean_density = {model.mean_density:g}: expected at most {_MOST_DENSITY:g} "
+            "(mag/pc; 0.001 near the Sun)"
         )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dustmap.runs._dispatch import open_star_map as open_star_map
     from dustmap.runs._dispatch import prepare as prepare
     from dustmap.runs._dispatch import regression_at as regression_at
+    from dustmap.runs._plans import check_export as check_export
     from dustmap.runs._plans import export_plan as export_plan
     from dustmap.runs._plans import sky_plan as sky_plan
     from dustmap.runs._ranks import ranks_of as ranks_of
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from dustmap.runs.stars import places_of as places_of
     from dustmap.runs.stars import prior_sky as prior_sky
     from dustmap.runs.stars import sky_of_tiles as sky_of_tiles
+    from dustmap.runs.stars import store_checks as store_checks
     from dustmap.runs.stars import write_in_slabs as write_in_slabs
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import shutil
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from dustmap.runs.memory import (
     During,
     MemoryPlan,
     export_components,
+    shown,
     star_components,
 )
 from dustmap.runs.stars import StarMap
@@ -25,6 +28,8 @@ _ARRAYS = 12
 #: Bytes of a torus' tables and spectra, a point; of a star; and of what drawing stars takes.
 _SPECTRA, _STAR, _WORKING = 64, 200, 30 * MIB
 _PADDING = 4.0
+#: How much smaller than its numbers a smooth map may be on disk.
+_COMPRESSED = 10
 
 
 def export_plan(finished: StarMap, grid: RegularGrid, request: MapRequest) -> Plan:
@@ -48,7 +53,20 @@ def export_plan(finished: StarMap, grid: RegularGrid, request: MapRequest) -> Pl
         "GiB on disk, at most": round(4 * request.values_per_place * grid.size / 2**30, 3),
     }
     chunks = {"planes of the map written at once": f"{depth} of {grid.shape[2]}"}
-    return Plan(counts, MemoryPlan(parts, chunks), compute.memory_bytes)
+    remedies = ("a larger --step", "a smaller --box")
+    return Plan(counts, MemoryPlan(parts, chunks), compute.memory_bytes, remedies)
+
+
+def check_export(plan: Plan, grid: RegularGrid, request: MapRequest, output: Path) -> None:
+    """Refuses cubes that neither memory nor the disk of `output` holds."""
+    plan.check()
+    folder = next(path for path in output.absolute().parents if path.exists())
+    free, size = shutil.disk_usage(folder).free, 4 * request.values_per_place * grid.size
+    if size > _COMPRESSED * free:
+        raise ValueError(
+            f"{output}: {' x '.join(map(str, grid.shape))} voxels take up to {shown(size)} and "
+            f"{shown(free)} are free there; take a larger --step or a smaller --box"
+        )
 
 
 def sky_plan(model: SkyModel, stars: int, compute: ComputeConfig) -> Plan:
@@ -64,5 +82,5 @@ def sky_plan(model: SkyModel, stars: int, compute: ComputeConfig) -> Plan:
         what = f"of a torus of {torus:,} points"
         parts.append(Component("spectra", _SPECTRA * torus, During.WHOLE, what))
     counts = {"stars": stars, "nodes": list(grid.shape)}
-    remedies = ("a larger --step", "a smaller --size")
+    remedies = ("a larger --step", "a smaller --size", "fewer --stars")
     return Plan(counts, MemoryPlan(tuple(parts)), compute.memory_bytes, remedies)

@@ -1,6 +1,7 @@
 """What every kind of run offers to the command line."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from dustmap.config import ComputeConfig
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
-from dustmap.runs.reports import Progress, Report, Stage
+from dustmap.runs.reports import Check, Progress, Report, Stage
 from dustmap.sky import SchemaCard
 
 
@@ -21,14 +22,20 @@ from dustmap.sky import SchemaCard
 class Plan:
     """What a run is about to do: counts and settings, what it holds in memory, and in which chunks.
 
-    remedies: settings of the configuration with which it would fit, for one that does not. The
-    program itself, some 0.5 GiB of libraries, is not counted.
+    remedies: settings of the configuration with which it would fit, for one that does not; checks:
+    those of the report that are known before anything is computed. The program itself, some 0.5 GiB
+    of libraries, is not counted.
     """
 
     counts: Mapping[str, Any]
     memory: MemoryPlan
     bytes_allowed: int
     remedies: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
 
     @property
     def bytes_needed(self) -> int:
@@ -40,12 +47,16 @@ class Plan:
         if self.bytes_needed <= self.bytes_allowed:
             return
         largest = self.memory.largest
-        enough = f"--memory {math.ceil(self.bytes_needed / MIB)}MiB"
+        remedies, machine = self.remedies, machine_bytes()
+        if self.bytes_needed <= machine:
+            remedies = (*remedies, f"--memory {math.ceil(self.bytes_needed / MIB)}MiB")
+        told = f"it would fit with {' or '.join(remedies)}" if remedies else "take less at once"
+        if self.bytes_needed > machine:
+            told += f"; this machine has {shown(machine)} in all"
         raise ValueError(
             f"the run needs {shown(self.bytes_needed)} and compute.memory allows "
             f"{shown(self.bytes_allowed)}; the largest part is {largest.name} with "
-            f"{shown(largest.bytes)} ({largest.what}); it would fit with "
-            f"{' or '.join((*self.remedies, enough))}"
+            f"{shown(largest.bytes)} ({largest.what}); {told}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,6 +66,7 @@ class Plan:
             "chunks": dict(self.memory.chunks),
             "bytes_needed": self.bytes_needed,
             "bytes_allowed": self.bytes_allowed,
+            "checks": [check.as_dict() for check in self.checks],
         }
 
     def lines(self) -> list[str]:
@@ -67,6 +79,7 @@ class Plan:
             f"at most {shown(self.bytes_needed)} at a time, beside the program itself; "
             f"{shown(self.bytes_allowed)} are allowed",
             *(f"{name}: {size}" for name, size in self.memory.chunks.items()),
+            *(f"check {check}" for check in self.checks),
         ]
 
 
@@ -114,6 +127,13 @@ class AbstractFinishedRun(ABC):
         self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
+
+
+def machine_bytes() -> int:
+    """Memory of this machine: the processors', or that of a GPU where it has more."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = range(torch.cuda.device_count())
+    return max(host, *(torch.cuda.get_device_properties(i).total_memory for i in gpus), 0)
 
 
 def device_of(compute: ComputeConfig) -> torch.device:

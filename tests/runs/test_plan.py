@@ -104,6 +104,24 @@ def test_a_refusal_names_the_largest_part_and_what_would_fit(catalog: Path) -> N
             prepare(again)
 
 
+@pytest.mark.parametrize("spacing", [0.02, 1e-6])
+def test_a_grid_beyond_all_memory_is_refused_at_once(catalog: Path, spacing: float) -> None:
+    config = config_of(catalog, grid={"spacing": spacing})
+    with pytest.raises(ValueError, match=rf"grid\.spacing = {spacing:g} pc: one number") as found:
+        prepare(config)
+    coarser = re.search(r"take grid\.spacing = ([\d.]+) or more", str(found.value))
+    assert coarser, found.value
+    grid = dataclasses.replace(config.grid, spacing=float(coarser[1]))
+    assert prepare(dataclasses.replace(config, grid=grid)).plan().bytes_needed
+
+
+def test_no_memory_is_advised_that_the_machine_lacks() -> None:
+    parts = (Component("stars", 2**60, During.WHOLE, "w"),)
+    with pytest.raises(ValueError, match="with fewer; this machine has") as found:
+        Plan({}, MemoryPlan(parts), 9, ("fewer",)).check()
+    assert "--memory" not in str(found.value)
+
+
 def test_the_planner_gives_rows_what_is_left(catalog: Path) -> None:
     """Stored with room to spare, recomputed where the columns need it; never beyond the budget."""
     run = prepare(config_of(catalog, model={"density": "gaussian"}))
@@ -138,7 +156,7 @@ def test_regression_is_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(1024, "1,024 bytes"), (3 * MIB, "3 MiB"), (2**31, "2 GiB")]
+    ("count", "said"), [(1024, "1,024 bytes"), (3 * MIB, "3 MiB"), (2**31, "2 GiB"), (2**50, "1024 TiB")]
 )
 def test_bytes_for_people(count: int, said: str) -> None:
     assert shown(count) == said

@@ -88,7 +88,9 @@ def shown_gib(count: int) -> str:
 
 
 def shown(count: int) -> str:
-    """For a sentence: GiB, MiB or bytes."""
+    """For a sentence: TiB, GiB, MiB or bytes."""
+    if count >= 1000 * GIB:
+        return f"{count / 2**40:.4g} TiB"
     if count >= GIB:
         return f"{count / GIB:.4g} GiB"
     return f"{count / MIB:.4g} MiB" if count >= MIB else f"{count:,} bytes"

@@ -31,6 +31,13 @@ class Check:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"passed": self.passed}
 
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else f"failed: {self.advice}"
+        return (
+            f"{self.name} = {_shown(self.value)}, expected {_shown(self.low)} to "
+            f"{_shown(self.high)}: {verdict}"
+        )
+
 
 def coverage_check(of: str, held_out: Scores, advice: str) -> Check:
     """±1σ must hold the share of a normal distribution, within what chance and idealising allow."""
@@ -93,11 +100,7 @@ class Report:
 
 
 def _check_line(check: Check) -> str:
-    verdict = "passed" if check.passed else f"**failed**: {check.advice}"
-    return (
-        f"- {check.name} = {_shown(check.value)}, expected {_shown(check.low)} to "
-        f"{_shown(check.high)}: {verdict}"
-    )
+    return f"- {check}" if check.passed else f"- {str(check).replace('failed:', '**failed**:', 1)}"
 
 
 def _words(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.runs.stars._data_checks import store_checks as store_checks
     from dustmap.runs.stars._export import write_in_slabs as write_in_slabs
     from dustmap.runs.stars._input import places_of as places_of
     from dustmap.runs.stars._map import StarMap as StarMap

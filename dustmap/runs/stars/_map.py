@@ -19,6 +19,7 @@ from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.models import Hyperparameters, StarFit, dust_of
 from dustmap.runs.reports import comparison_of
+from dustmap.runs.stars._data_checks import catalog_checks, warn_of
 from dustmap.runs.stars._input import (
     StarInput,
     from_store,
@@ -36,6 +37,7 @@ from dustmap.runs.stars._run import (
     assemble,
     predictions,
 )
+from dustmap.runs.stars._share import SAMPLE
 from dustmap.sky import (
     BARE,
     Provenance,
@@ -55,7 +57,7 @@ from dustmap.sky.observations import (
     predict_extinction,
     sight_lines,
 )
-from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store
+from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
 #: What `predict` adds.
@@ -114,6 +116,7 @@ class StarMap(AbstractFinishedRun):
         named = system_named(system) if system else None
         read = read_stars(data, (catalog,), card, named, CUTS)
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
+        warn_of(catalog_checks(thinned(given.stars, SAMPLE)))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
         told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()

@@ -1,8 +1,9 @@
 """The plan of a run on stars: its memory, and with which settings it would fit."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,13 +12,15 @@ from dustmap.config import Config
 from dustmap.runs._ranks import own_rays
 from dustmap.runs._run import Plan
 from dustmap.runs.engines import engine_memory
-from dustmap.runs.memory import MemoryPlan, finish_components, star_components
-from dustmap.runs.models import grid_of
+from dustmap.runs.memory import MemoryPlan, finish_components, shown, star_components
+from dustmap.runs.models import dtype_of, grid_of
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
 
 #: Coarser grids that are tried when a plan does not fit.
 _TRIALS = 30
+#: Fields over the nodes that a small run holds.
+_FIELDS = 200
 
 
 def plan_stars(
@@ -63,20 +66,50 @@ def _fewer_samples(config: Config, memory_of: Any) -> str:
 
 def _coarser(config: Config, memory_of: Any) -> str:
     """The finest grid of the same box that fits, empty where none does."""
-    for spacing in _spacings(config):
-        grid = dataclasses.replace(config.grid, spacing=spacing)
-        if _fits(dataclasses.replace(config, grid=grid), memory_of):
-            return f"grid.spacing >= {spacing:g}"
-    return ""
+    spacing = _finest(config, lambda changed: _fits(changed, memory_of))
+    return f"grid.spacing >= {spacing:g}" if spacing else ""
 
 
-def _spacings(config: Config) -> Iterator[float]:
-    """Coarser ones that divide all sides of the box as they are printed, the finest first."""
+def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
+    """The finest coarser spacing that divides all sides of the box as it is printed, and fits."""
     cells = math.gcd(*(round(side / config.grid.spacing) for side in config.grid.size))
-    for parts in range(cells - 1, max(0, cells - 1 - _TRIALS), -1):
-        spacing = config.grid.spacing * cells / parts
-        if math.isclose(float(f"{spacing:g}"), spacing, rel_tol=1e-9):
-            yield spacing
+
+    def spacing(parts: int) -> float:
+        return config.grid.spacing * cells / parts
+
+    def fit(parts: int) -> bool:
+        grid = dataclasses.replace(config.grid, spacing=spacing(parts))
+        return fits(dataclasses.replace(config, grid=grid))
+
+    few, many = 0, cells
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if fit(middle) else (few, middle)
+    printed = (n for n in range(few, 0, -1) if _is_printed(spacing(n)))
+    return next((spacing(n) for n in itertools.islice(printed, _TRIALS) if fit(n)), None)
+
+
+def _is_printed(spacing: float) -> bool:
+    return math.isclose(float(f"{spacing:g}"), spacing, rel_tol=1e-9)
+
+
+def refuse_nodes(config: Config) -> None:
+    """Of a grid of which the memory holds not even one field, before anything is computed on it."""
+    allowed = config.compute.memory_bytes
+    if _field_bytes(config) <= allowed:
+        return
+    finest = _finest(config, lambda changed: _FIELDS * _field_bytes(changed) <= allowed)
+    remedy = "a smaller grid.size" if finest is None else f"grid.spacing = {finest:g} or more"
+    raise ValueError(
+        f"grid.spacing = {config.grid.spacing:g} pc: one number at each node of the box takes "
+        f"{shown(_field_bytes(config))} and compute.memory allows {shown(allowed)}; take "
+        f"{remedy}"
+    )
+
+
+def _field_bytes(config: Config) -> int:
+    nodes = math.prod(round(side / config.grid.spacing) + 1 for side in config.grid.size)
+    return nodes * dtype_of(config.compute).itemsize
 
 
 def _with_samples(config: Config, samples: int) -> Config:

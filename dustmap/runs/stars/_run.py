@@ -4,7 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -34,11 +34,12 @@ from dustmap.runs.reports import (
     quality_proxies,
 )
 from dustmap.runs.stars._checks import check_of_box, check_of_scores, checks_of_fit
+from dustmap.runs.stars._data_checks import data_checks, warn_of
 from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
 from dustmap.runs.stars._input import StarInput, from_store, rows_by_fate, store_input
-from dustmap.runs.stars._plan import plan_stars
+from dustmap.runs.stars._plan import plan_stars, refuse_nodes
 from dustmap.runs.stars._share import StarShare, copy_store, share_of_store
 from dustmap.runs.stars._tiles import TilePart, described, part_of_sky, read_part
 from dustmap.runs.stars._truth import truth_scores
@@ -75,7 +76,7 @@ class StarRun(AbstractRun):
     asked: the configuration as it was given; config: the same with the box of the tile that it
     names. train, holdout: indices into the observations; truth: the density they were simulated
     from; tile: what is left of a whole sky. share: the stars, or those of this rank; whole: all of
-    them, where a rank that writes has read them.
+    them, where a rank that writes has read them; checks: of the catalog as a whole.
     """
 
     asked: Config
@@ -89,6 +90,7 @@ class StarRun(AbstractRun):
     tile: TilePart | None = None
     seconds_to_read: float = 0.0
     whole: StarInput | None = None
+    checks: tuple[Check, ...] = ()
 
     @property
     def given(self) -> StarInput:
@@ -115,7 +117,8 @@ class StarRun(AbstractRun):
             "device": str(self.device),
             **self.counts(),
         }
-        return plan_stars(self.config, counts, self.stars, self.observed, self.train)
+        plan = plan_stars(self.config, counts, self.stars, self.observed, self.train)
+        return replace(plan, checks=self.checks)
 
     def check_until(self, until: Stage) -> None:
         """Any will do."""
@@ -140,7 +143,8 @@ class StarRun(AbstractRun):
         }
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
-        account = _Account(self.asked, Stopwatch(tell=directory.record, device=self.device))
+        watch = Stopwatch(tell=directory.record, device=self.device)
+        account = _Account(self.asked, watch, checks=list(self.checks))
         self._ingest(directory, account)
         if Stage.FIT.reached_by(until):
             found = self._fit(directory, account)
@@ -275,6 +279,8 @@ def prepare_stars(
     world: ranks that share the stars.
     """
     engine = engine_of(config)
+    if not config.data.tile:  # its own box is smaller, and comes with the stars
+        refuse_nodes(config)
     start = time.perf_counter()
     own = None if earlier is None else earlier / ARCHIVE
     share = share_of_store(config, own, world)
@@ -297,7 +303,10 @@ def prepare_stars(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
             f"{len(run.train):,} are left to fit; raise data.holdout or take a part of the catalog"
         )
-    return run
+    checks = data_checks(run.config, run.share, run.observed, run.grid)
+    if run.leads:
+        warn_of(checks)
+    return replace(run, checks=checks)
 
 
 def assemble(

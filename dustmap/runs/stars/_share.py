@@ -14,10 +14,13 @@ from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs.stars._input import StarInput, in_system, refuse_late_wishes
 from dustmap.sky.observations import Observations, observe, observe_share
-from dustmap.sky.stars import StarStore, open_star_store, star_store
+from dustmap.sky.stars import StarStore, StarTable, open_star_store, star_store, thinned
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 log = logging.getLogger(__name__)
+
+#: Stars that the checks of a catalog look at.
+SAMPLE = 20_000
 
 
 @final
@@ -25,23 +28,25 @@ log = logging.getLogger(__name__)
 class StarShare:
     """The stars of a run as this rank has read them.
 
-    given: those from row `first` on, of `total` that the ranks have together.
+    given: those from row `first` on, of `total` that the ranks have together; sample: some of all,
+    the same on every rank.
     """
 
     given: StarInput
     world: AbstractWorld
     first: int
     total: int
+    sample: StarTable
 
     @staticmethod
     def of_all(given: StarInput, world: AbstractWorld) -> "StarShare":
         """Of stars that every rank has read."""
-        total = len(given.stars)
+        total, sample = len(given.stars), thinned(given.stars, SAMPLE)
         if world.size == 1:
-            return StarShare(given, world, 0, total)
+            return StarShare(given, world, 0, total, sample)
         check_agreement(world, {"the number of stars": str(total)})
         mine = _share(total, world)
-        return StarShare(replace(given, stars=given.stars[mine]), world, mine.start, total)
+        return StarShare(replace(given, stars=given.stars[mine]), world, mine.start, total, sample)
 
     @staticmethod
     def of_store(
@@ -50,9 +55,11 @@ class StarShare:
         """Of a store, of which every rank reads its own rows alone."""
         check_agreement(world, {"the number of stars": str(len(store))})
         mine = _share(len(store), world)
-        stars = in_system(store.part(mine), system or store.system)
+        system = system or store.system
+        stars = in_system(store.part(mine), system)
         given = StarInput(stars, dict(store.attributes.get("catalog", {})))
-        return StarShare(given, world, mine.start, len(store))
+        sample = in_system(store.sample(SAMPLE), system)
+        return StarShare(given, world, mine.start, len(store), sample)
 
     @property
     def whole(self) -> bool:

@@ -16,11 +16,18 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     PercentileDistances,
 )
+from dustmap.sky.stars._checks import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 
 Array = NDArray[np.float64]
 Values = dict[str, NDArray[Any]]
 #: Reason -> rows that it makes invalid.
 Problems = dict[str, NDArray[np.bool_]]
+#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
+_TURNS = 720.0
+#: pc beyond which there is no star with a distance of its own.
+_FARTHEST = 1e7
+#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
+_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
 
 
 def identifier_problems(values: Values) -> Problems:
@@ -29,8 +36,10 @@ def identifier_problems(values: Values) -> Problems:
 
 def position_problems(kind: PositionKind, values: Values) -> Problems:
     found = _not_finite(values, kind.columns)
-    for name in {"b", "dec"} & set(kind.columns):
-        found[f"{name} is not between -90 and 90 degrees"] = np.abs(values[name]) > 90.0
+    for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
+        for name in set(names) & set(kind.columns):
+            reason = f"{name} is not between -{most:g} and {most:g} degrees"
+            found[reason] = np.abs(values[name]) > most
     return found
 
 
@@ -38,8 +47,14 @@ def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     """Parallaxes may be zero or negative, their errors and all distances may not."""
     found = _not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
-        found["the distance of x, y, z is not > 0"] = _length(values) <= 0.0
+        length = _length(values)
+        found["the distance of x, y, z is not > 0"] = length <= 0.0
+        found[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
         return found
+    if kind is DistanceKind.PARALLAX:
+        found |= _parallax_problems(values["parallax"], values["parallax_error"])
+    for name in {"distance", "distance_p50"} & set(kind.columns):
+        found[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
     positive = [name for name in kind.columns if name != "parallax"]
     found |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
     if kind is DistanceKind.PERCENTILES:
@@ -48,17 +63,31 @@ def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     return found
 
 
+def _parallax_problems(parallax: Array, error: Array) -> Problems:
+    """A parallax below zero is noise, one far below it stands for something else."""
+    spread = np.where(error > 0.0, error, np.inf)
+    return {
+        f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
+        f"parallax is above {_NEAREST:g} mas": parallax > _NEAREST + _MISSED * spread,
+    }
+
+
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     """An extinction may be negative: noise is."""
     found = _not_finite(values, kind.columns)
+    value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
-        found["extinction_error is not > 0"] = values["extinction_error"] <= 0.0
-        return found
-    low, middle, high = (values[name] for name in kind.columns)
-    found["percentiles of the extinction do not increase"] = (
-        (low > middle) | (middle > high) | (low >= high)
-    )
-    return found
+        found["extinction_error is not > 0"] = error <= 0.0
+    else:
+        low, middle, high = (values[name] for name in kind.columns)
+        found["percentiles of the extinction do not increase"] = (
+            (low > middle) | (middle > high) | (low >= high)
+        )
+    return found | {
+        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
+        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
+        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
+    }
 
 
 def _not_finite(values: Values, names: tuple[str, ...]) -> Problems:
@@ -102,5 +131,6 @@ def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
 
 
 def _length(values: Values) -> Array:
-    """√(x² + y² + z²)."""
-    return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))
+    """√(x² + y² + z²), infinite where that is beyond the numbers."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.sky.stars._checks import LEAST_ERROR as LEAST_ERROR
     from dustmap.sky.stars._density_prior import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
     from dustmap.sky.stars._distances import ExactDistances as ExactDistances
@@ -29,5 +30,6 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._store import star_store as star_store
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate
+    from dustmap.sky.stars._table import thinned as thinned
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from dustmap.sky._atomic import replacing
 from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
 from dustmap.sky.stars._kinds import KINDS, attributes_of, distances_from
-from dustmap.sky.stars._table import StarTable
+from dustmap.sky.stars._table import StarTable, concatenate, thinned
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 #: Stars of one compressed chunk of a column.
 CHUNK = 2**17
+#: Chunks that a sample is taken of.
+_PLACES = 64
 FORMAT = "dustmap star store"
 _UNITS = {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 _OWN = ("format", "extinction_system", "distances", "distance_prior")
@@ -155,6 +157,14 @@ class StarStore:
     def read(self) -> StarTable:
         """All stars."""
         return self._table(slice(0, len(self)))
+
+    def sample(self, most: int) -> StarTable:
+        """At most `most` stars from places all over the store."""
+        parts = min(_PLACES, -(-len(self) // CHUNK))
+        starts = [i * len(self) // parts for i in range(parts)]
+        rows = min(CHUNK, len(self) // parts)
+        share = max(1, most // parts)
+        return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
 
     def _table(self, rows: slice) -> StarTable:
         names = KINDS[str(self.attributes["distances"])]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.stars._checks import check_finite, check_lengths, check_positive, check_rows
+from dustmap.sky.stars._checks import check_finite, check_lengths, check_magnitudes, check_rows
 from dustmap.sky.stars._distances import AbstractDistances, Array
 from dustmap.sky.stars._kinds import joined
 from dustmap.sky.systems import ExtinctionSystem
@@ -20,8 +20,8 @@ class StarTable:
     """N ≥ 1 stars.
 
     source_id (N,); Galactic l, b (N,) in degrees; distances of N stars; extinction and
-    extinction_error (N,) in mag of `system`. Every value is finite, every error positive; an
-    extinction may be negative.
+    extinction_error (N,) in mag of `system`. Every value is finite and can be a measurement: errors
+    from 1e-9 to 1e6 mag, extinctions within ±1000 mag; an extinction may be negative.
     """
 
     source_id: NDArray[np.int64]
@@ -39,7 +39,7 @@ class StarTable:
             raise ValueError("the catalog has no rows: expected at least one star")
         check_finite(columns)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
-        check_positive({"extinction_error": self.extinction_error})
+        check_magnitudes(columns)
 
     def __len__(self) -> int:
         return len(self.source_id)
@@ -86,3 +86,8 @@ def concatenate(parts: Sequence[StarTable]) -> StarTable:
     }
     distances = joined([part.distances for part in parts])
     return StarTable(distances=distances, system=parts[0].system, **columns)
+
+
+def thinned(stars: StarTable, most: int) -> StarTable:
+    """Every k-th star, at most `most` of them."""
+    return stars[:: -(-len(stars) // most)]

@@ -1,0 +1,167 @@
+"""Units and sentinels that no single row gives away: refused, or a check that fails."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from astropy import units as u
+from astropy.coordinates import SkyCoord
+from astropy.table import Table
+from numpy.typing import NDArray
+
+from dustmap import config as configuration
+from dustmap.cli import CHECK_FAILED, DONE, main
+from dustmap.runs import prepare
+from dustmap.runs.stars._run import StarRun
+
+N = 800
+Columns = Mapping[str, NDArray[Any]]
+
+
+def sky(seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Stars all over a box of 400 x 400 x 240 pc behind 1e-3 mag/pc."""
+    rng = np.random.default_rng(seed)
+    xyz = rng.uniform(-1.0, 1.0, (N, 3)) * [199.0, 199.0, 119.0]
+    distance = np.linalg.norm(xyz, axis=1)
+    return {
+        "l": np.degrees(np.arctan2(xyz[:, 1], xyz[:, 0])) % 360.0,
+        "b": np.degrees(np.arcsin(xyz[:, 2] / distance)),
+        "distance_pc": distance,
+        "extinction": 1e-3 * distance + rng.normal(0.0, 0.03, N),
+        "extinction_error": np.full(N, 0.03),
+    }
+
+
+def with_parallaxes(stars: Columns, error: float = 0.1) -> dict[str, NDArray[Any]]:
+    rest = {name: column for name, column in stars.items() if name != "distance_pc"}
+    parallax = 1000.0 / stars["distance_pc"]
+    return rest | {"parallax": parallax, "parallax_error": np.full(N, error)}
+
+
+def in_radians(stars: Columns) -> Columns:
+    return {**stars, "l": np.radians(stars["l"]), "b": np.radians(stars["b"])}
+
+
+def around_zero_in_radians(stars: Columns) -> Columns:
+    signed = (stars["l"] + 180.0) % 360.0 - 180.0
+    return {**stars, "l": np.radians(signed), "b": np.radians(stars["b"])}
+
+
+def icrs_in_radians(stars: Columns) -> Columns:
+    places = SkyCoord(stars["l"] * u.deg, stars["b"] * u.deg, frame="galactic").icrs
+    rest = {name: column for name, column in stars.items() if name not in ("l", "b")}
+    return {**rest, "ra": places.ra.rad, "dec": places.dec.rad}
+
+
+def some_below_zero(stars: Columns) -> Columns:
+    found = with_parallaxes(stars)
+    found["parallax"][::10], found["parallax_error"][::10] = -99.0, 1.5
+    return found
+
+
+def times(name: str, factor: float) -> Any:
+    return lambda stars: {**stars, name: factor * stars[name]}
+
+
+def beam(width: float, center: float) -> Any:
+    """A field in degrees, as wide as its name says and half as high."""
+
+    def within(stars: Columns) -> Columns:
+        rng = np.random.default_rng(3)
+        l = (center + rng.uniform(-0.5, 0.5, N) * width) % 360.0
+        return {**stars, "l": l, "b": rng.uniform(-0.25, 0.25, N) * width}
+
+    return within
+
+
+def config(path: Path, stars: Columns, *settings: str) -> configuration.Config:
+    Table(dict(stars)).write(path / "stars.csv", overwrite=True)
+    tables: dict[str, dict[str, object]] = {
+        "data": {"catalog": str(path / "stars.csv"), "system": "A_V"},
+        "grid": {"size": [400, 400, 240], "spacing": 20, "outside": "truncate"},
+    }
+    return configuration.from_mapping(tables, settings)
+
+
+def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
+    run = prepare(config(path, stars, *settings))
+    assert isinstance(run, StarRun)
+    assert run.plan().checks == run.checks
+    return [check.name for check in run.checks if not check.passed]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "names"),
+    [
+        (dict, []),
+        (with_parallaxes, []),
+        (in_radians, ["directions look like radians"]),
+        (around_zero_in_radians, ["directions look like radians"]),
+        (icrs_in_radians, ["directions look like radians"]),
+        (beam(6.0, 0.0), []),
+        (beam(6.0, 3.0), []),
+        (beam(3.0, 70.0), []),
+        (some_below_zero, ["share of parallaxes 5 errors below 0"]),
+        (times("distance_pc", 1000.0), ["stars within the box"]),
+        (times("extinction_error", 1000.0), ["median error / extinctions"]),
+        (times("extinction", 1000.0), ["median A_V / distance in mag/pc"]),
+    ],
+)
+def test_a_catalog_in_other_units_fails_a_check(tmp_path: Path, spoil: Any, names: list[str]) -> None:
+    assert failed(tmp_path, spoil(sky()), "compute.dtype=float64") == names
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "words"),
+    [
+        (times("distance_pc", 1e-3), [], "column distance_kpc"),
+        (times("distance_pc", 1e3), ["grid.outside=drop"], "box"),
+        (dict, ["model.length=1"], "grid.spacing = 1"),
+        (times("extinction_error", 1e-5), [], 'compute.dtype = "float64"'),
+        (times("extinction_error", 1e-10), [], "extinction_error is below 1e-09 mag"),
+        (times("extinction_error", 5e-8), ["compute.dtype=float64"], "model.scatter"),
+        (times("extinction", 1000.0), [], "are both in mag"),
+    ],
+)
+def test_what_proves_the_input_wrong_is_refused(
+    tmp_path: Path, spoil: Any, settings: list[str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        prepare(config(tmp_path, spoil(sky()), *settings))
+
+
+def test_errors_that_scatter_covers_are_resolved(tmp_path: Path) -> None:
+    exact = times("extinction_error", 1e-5)(sky())
+    assert failed(tmp_path, exact, "model.scatter=0.01") == ["median error / extinctions"]
+
+
+def test_a_length_that_is_held_fits_the_grid(tmp_path: Path) -> None:
+    name = "model.length in spacings"
+    assert failed(tmp_path, sky(), "model.length=10", "model.learn=[]") == [name]
+    assert failed(tmp_path, sky(), "model.length=20", "model.learn=[]") == []
+    assert failed(tmp_path, sky(), "model.length=10") == []
+
+
+def test_a_survey_far_deeper_than_its_box_passes(tmp_path: Path) -> None:
+    deep = sky()
+    deep["distance_pc"][N // 20 :] *= 50.0
+    assert failed(tmp_path, deep) == []
+
+
+def test_ingest_and_dry_run_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stars = in_radians(sky())
+    (tmp_path / "run.toml").write_text(configuration.echo(config(tmp_path, stars)))
+    run = ["run", str(tmp_path / "run.toml"), "--output", str(tmp_path / "made"), "--dry-run"]
+    assert main(run) == CHECK_FAILED
+    told = capsys.readouterr()
+    assert "directions look like radians = 1" in told.out
+    assert "columns l, b" in told.err
+    assert not (tmp_path / "made").exists()
+    catalog, store = str(tmp_path / "stars.csv"), str(tmp_path / "stars.zarr")
+    assert main(["ingest", catalog, "--system", "A_V", "--output", store]) == CHECK_FAILED
+    assert "columns l, b" in capsys.readouterr().out
+    config(tmp_path, sky())
+    assert main(["ingest", catalog, "--system", "A_V", "--output", store, "--overwrite"]) == DONE
+    assert "failed: none" in capsys.readouterr().out
