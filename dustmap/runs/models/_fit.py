@@ -10,7 +10,12 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit, Prediction
-from dustmap.inference import StudentTNoise
+from dustmap.inference import (
+    DatumScores,
+    StudentTNoise,
+    scores_of_normal,
+    scores_of_student_t,
+)
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
@@ -48,22 +53,32 @@ class Hyperparameters:
     disc_length: float | None = None
     relative_scatter: float = 0.0
 
-    def noise_variance(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
-        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`.
+    def squared_width(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`:
+        the variance of normal noise, s² of Student-t noise s t_ν.
 
         predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
         nothing asks for it where there is no relative scatter.
-
-        For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
-        speaks of outliers, and is infinite for ν ≤ 2.
         """
-        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
         constant = self.noise**2 * given + self.scatter**2
         if self.relative_scatter == 0.0:
-            return width**2 * constant
+            return constant
         assert predicted is not None
         square = (predicted.mean.square() + predicted.variance).to(given)
-        return width**2 * (constant + self.relative_scatter**2 * square)
+        return constant + self.relative_scatter**2 * square
+
+    def noise_variance(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """The same of normal noise; of Student-t noise the variance of a normal distribution whose
+        ±1σ holds as much: its own speaks of outliers, and is infinite for ν ≤ 2."""
+        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        return width**2 * self.squared_width(given, predicted)
+
+    def scored(self, y: Tensor, given: Tensor, predicted: Prediction) -> DatumScores:
+        """Scores of measurements y (N,) under the predicted extinctions and this noise."""
+        width2 = self.squared_width(given, predicted)
+        if self.nu is None:
+            return scores_of_normal(y, predicted.mean, predicted.variance + width2)
+        return scores_of_student_t(y, predicted.mean, predicted.variance, width2, self.nu)
 
     def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
         """The same for Student-t noise whose scale multiplies errors and scatter."""

@@ -334,9 +334,10 @@ def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Pr
     data = observed.batch[index]
     found = predicted(fit.posterior, data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise_variance(data.noise_variance, found)
+    at, given = fit.hyperparameters, data.noise_variance
+    std = (found.variance + at.noise_variance(given, found)).sqrt()
     rows = observed.rows[index.cpu().numpy()]
-    return Predictions(data.y, found.mean, found.variance + noise, rows)
+    return Predictions(data.y, found.mean, std, at.scored(data.y, given, found), rows)
 
 
 def units_of(config: Config, fit: StarFit) -> dict[str, str]:
