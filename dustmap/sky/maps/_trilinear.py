@@ -1,8 +1,9 @@
 """Trilinear interpolation in a map's cubes, whether they are in memory or in a file."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, final
+from typing import Self, TypeAlias, final
 
 import numpy as np
 import torch
@@ -48,6 +49,12 @@ class Cells:
         """Some of the places."""
         return Cells(self.cell[index], self.offset[index])
 
+    @property
+    def weights(self) -> Tensor:
+        """Of the 8 corners (N, 8), x the fastest."""
+        x, y, z = (torch.stack([1.0 - t, t], dim=-1) for t in self.offset.unbind(-1))
+        return (z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :]).flatten(1)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -79,6 +86,10 @@ class NodeTable:
         return along_y(0).lerp_(along_y(y * z), x_share)
 
 
+#: What is made of a cube (z, y, x) at places.
+Take: TypeAlias = Callable[[Tensor, Cells], Tensor]
+
+
 @final
 class CubeReader:
     """Interpolates in the cubes of a map. Few places read the blocks they lie in; many read the
@@ -104,19 +115,26 @@ class CubeReader:
 
     def at(self, cube: Cube, cells: Cells) -> Tensor:
         """Values (N,) at places, float32."""
+        return self._read_at(cube, cells, trilinear, ())
+
+    def corners(self, cube: Cube, cells: Cells) -> Tensor:
+        """Values (N, 8) at the corners of the cells, of `Cells.weights`, float32."""
+        return self._read_at(cube, cells, corners, (8,))
+
+    def _read_at(self, cube: Cube, cells: Cells, take: Take, shape: tuple[int, ...]) -> Tensor:
         if cube in self._kept:
-            return _in_chunks(self.whole(cube), cells)
+            return _in_chunks(self.whole(cube), cells, take)
         blocks, block_of = self._blocks(cells)
         needed = len(blocks) * (_BLOCK + 1) ** 3
         if needed > _PART * np.prod(self.cubes.layout.shape):
-            return _in_chunks(self.whole(cube), cells)
-        values = torch.empty(len(cells), dtype=torch.float32)
+            return _in_chunks(self.whole(cube), cells, take)
+        values = torch.empty(len(cells), *shape, dtype=torch.float32)
         for i, block in enumerate(blocks):
             mine = (block_of == i).nonzero()[:, 0]
             start = block * _BLOCK
             box = tuple(slice(int(k), int(k) + _BLOCK + 1) for k in start.flip(0))
             here = Cells(cells.cell[mine] - start, cells.offset[mine])
-            values[mine] = _in_chunks(self._read(cube, (box[0], box[1], box[2])), here)
+            values[mine] = _in_chunks(self._read(cube, (box[0], box[1], box[2])), here, take)
         return values
 
     def _blocks(self, cells: Cells) -> tuple[Tensor, Tensor]:
@@ -134,11 +152,11 @@ class CubeReader:
         return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
-def _in_chunks(values: Tensor, cells: Cells) -> Tensor:
+def _in_chunks(values: Tensor, cells: Cells, take: Take) -> Tensor:
     if len(cells) <= _CHUNK:
-        return trilinear(values, cells)
+        return take(values, cells)
     starts = range(0, len(cells), _CHUNK)
-    return torch.cat([trilinear(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
+    return torch.cat([take(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
 
 
 def trilinear(values: Tensor, cells: Cells) -> Tensor:
@@ -158,3 +176,11 @@ def trilinear(values: Tensor, cells: Cells) -> Tensor:
     below = row(0).lerp_(row(x), along_y)
     above = row(x * y).lerp_(row(x * y + x), along_y)
     return below.lerp_(above, along_z)
+
+
+def corners(values: Tensor, cells: Cells) -> Tensor:
+    """Values (z, y, x) at the 8 corners of cells, (N, 8), x the fastest."""
+    _, y, x = values.shape
+    corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
+    shifts = torch.tensor([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
+    return values.flatten()[corner[:, None] + shifts]
