@@ -441,7 +441,7 @@ class ExportConfig:
     ] = ("mean", "std", "median", "p16", "p84", "coverage")
     samples: Annotated[
         int, Key(integer(0), "draws from the posterior in these files; 0 for none")
-    ] = 12
+    ] = 32
     figures: Annotated[
         tuple[str, ...],
         Key(

@@ -17,9 +17,11 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
+from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import Scores as Scores
-from dustmap.inference._diagnostics import pit as pit
 from dustmap.inference._diagnostics import scores as scores
+from dustmap.inference._diagnostics import scores_of_normal as scores_of_normal
+from dustmap.inference._diagnostics import scores_of_student_t as scores_of_student_t
 from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global

@@ -1,81 +1,35 @@
-"""Scores of predictions y_n ~ N(μ_n, v_n) against what was measured.
+"""Scores of predictions of y_n against what was measured.
 
-All functions take y (N,), mean (N,) and, where it matters, variance (N,): the variance of y
-itself, noise included, unless y is a noise-free truth.
+Predictions are normal, y_n ~ N(μ_n, v_n), or with Student-t noise a normal convolved with it. All
+columns are (N,); v_n is the variance of y itself, noise included, unless y is a noise-free truth.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import torch
+from scipy.special import ndtri_exp
 from torch import Tensor
+
+from dustmap.gp.likelihoods import NormalMixture
 
 #: Half-widths, in standard deviations, of the central 68.27 % (±1σ) and 95 % intervals.
 _ONE_SIGMA = 1.0
 _HALF_95 = 1.959963984540054
-
-
-def mae(y: Tensor, mean: Tensor) -> float:
-    """Mean absolute error."""
-    return float((y.double() - mean.double()).abs().mean())
-
-
-def mse(y: Tensor, mean: Tensor) -> float:
-    """Mean squared error."""
-    return float((y.double() - mean.double()).square().mean())
-
-
-def rmse(y: Tensor, mean: Tensor) -> float:
-    """Root mean squared error."""
-    return math.sqrt(mse(y, mean))
-
-
-def loglike(y: Tensor, mean: Tensor, variance: Tensor) -> float:
-    """Mean log-density of a datum, mean_n ln N(y_n; μ_n, v_n)."""
-    v = variance.double()
-    z = standardised(y, mean, variance)
-    return float(-0.5 * ((2.0 * math.pi * v).log() + z.square()).mean())
-
-
-def chi2(y: Tensor, mean: Tensor, variance: Tensor) -> float:
-    """Mean of (y_n − μ_n)² / v_n: 1 when calibrated, above when overconfident."""
-    return float(standardised(y, mean, variance).square().mean())
-
-
-def coverage(y: Tensor, mean: Tensor, variance: Tensor, half_width: float) -> float:
-    """Fraction of data within `half_width` standard deviations of their mean."""
-    inside = standardised(y, mean, variance).abs() <= half_width
-    return float(inside.double().mean())
-
-
-def pit(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Probability integral transform Φ((y_n − μ_n)/√v_n) (N,): uniform when calibrated."""
-    transform: Tensor = torch.special.ndtr(standardised(y, mean, variance))
-    return transform
-
-
-def crps(y: Tensor, mean: Tensor, variance: Tensor) -> float:
-    """Mean continuous ranked probability score of a Gaussian, in the units of y.
-
-    √v [z (2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − μ)/√v (Gneiting and Raftery 2007, eq. 21).
-    """
-    z = standardised(y, mean, variance)
-    density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)
-    per_sigma = z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi)
-    return float((variance.double().sqrt() * per_sigma).mean())
-
-
-def standardised(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """z_n = (y_n − μ_n)/√v_n (N,), float64."""
-    return (y.double() - mean.double()) / variance.double().sqrt()
+#: Data whose mixtures are held at once.
+_CHUNK = 4096
 
 
 @final
 @dataclass(frozen=True)
 class Scores:
-    """All scores of one set of predictions; see the functions of the same names."""
+    """Means over n data of their scores: errors mae, mse, rmse of the mean; log-density loglike;
+    chi2 of the normal scores, 1 when calibrated, above when overconfident; shares of the data in
+    the central 68.27 % and 95 % of their distributions; crps in the units of y.
+    """
 
     n: int
     mae: float
@@ -92,20 +46,101 @@ class Scores:
         return dataclasses.asdict(self)
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class DatumScores:
+    """Scores of every datum, float64 (N,).
+
+    residual: y − μ. normal: the normal score Φ⁻¹(P(Y < y)), standard normal when calibrated and
+    (y − μ)/√v of a normal prediction. log_density: ln p(y). crps: continuous ranked probability
+    score, in the units of y.
+    """
+
+    residual: Tensor
+    normal: Tensor
+    log_density: Tensor
+    crps: Tensor
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    def where(self, chosen: Tensor) -> "DatumScores":
+        """Those under a mask (N,)."""
+        return DatumScores(*(column[chosen] for column in self._columns()))
+
+    @property
+    def pit(self) -> Tensor:
+        """Probability integral transforms P(Y_n < y_n) (N,): uniform when calibrated."""
+        transform: Tensor = torch.special.ndtr(self.normal)
+        return transform
+
+    def scores(self) -> Scores:
+        """Their means."""
+        mse = float(self.residual.square().mean())
+        return Scores(
+            n=len(self),
+            mae=float(self.residual.abs().mean()),
+            mse=mse,
+            rmse=math.sqrt(mse),
+            loglike=float(self.log_density.mean()),
+            chi2=float(self.normal.square().mean()),
+            coverage68=self._coverage(_ONE_SIGMA),
+            coverage95=self._coverage(_HALF_95),
+            crps=float(self.crps.mean()),
+        )
+
+    def _coverage(self, half_width: float) -> float:
+        return float((self.normal.abs() <= half_width).double().mean())
+
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.residual, self.normal, self.log_density, self.crps
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Self:
+        """One after the other."""
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
+
+
 def scores(y: Tensor, mean: Tensor, variance: Tensor) -> Scores:
     """Every score of predictions N(mean (N,), variance (N,)) of y (N,)."""
+    return scores_of_normal(y, mean, variance).scores()
+
+
+def scores_of_normal(y: Tensor, mean: Tensor, variance: Tensor) -> DatumScores:
+    """Under N(mean (N,), variance (N,)).
+
+    crps: √v [z (2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y − μ)/√v (Gneiting and Raftery 2007, eq. 21).
+    """
     _check(y, mean, variance)
-    return Scores(
-        n=len(y),
-        mae=mae(y, mean),
-        mse=mse(y, mean),
-        rmse=rmse(y, mean),
-        loglike=loglike(y, mean, variance),
-        chi2=chi2(y, mean, variance),
-        coverage68=coverage(y, mean, variance, _ONE_SIGMA),
-        coverage95=coverage(y, mean, variance, _HALF_95),
-        crps=crps(y, mean, variance),
-    )
+    residual, v = y.double() - mean.double(), variance.double()
+    z = residual / v.sqrt()
+    density = (-0.5 * z.square()).exp() / math.sqrt(2.0 * math.pi)
+    per_sigma = z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi)
+    log_density = -0.5 * ((2.0 * math.pi * v).log() + z.square())
+    return DatumScores(residual, z, log_density, v.sqrt() * per_sigma)
+
+
+@torch.no_grad()
+def scores_of_student_t(
+    y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, nu: float
+) -> DatumScores:
+    """Under f + s t_ν for f ~ N(mean (N,), variance (N,)) and s² = width2 (N,)."""
+    _check(y, mean, variance + width2)
+    columns = (y.double(), mean, variance, width2)
+    parts = zip(*(column.split(_CHUNK) for column in columns), strict=True)
+    return DatumScores.joined(list(_of_mixtures(parts, nu)))
+
+
+def _of_mixtures(parts: Iterator[tuple[Tensor, ...]], nu: float) -> Iterator[DatumScores]:
+    dof = torch.tensor(nu, dtype=torch.float64)
+    for y, mean, variance, width2 in parts:
+        mixture = NormalMixture.student_t(y, mean, variance, width2, dof.to(y.device))
+        residual = y - mixture.mean
+        # Of the tail beyond y, lest the other one be 1 to rounding.
+        size = -torch.from_numpy(ndtri_exp(mixture.log_tail(y).cpu().numpy())).to(y.device)
+        normal = residual.sign() * size.clamp_min(0.0)
+        yield DatumScores(residual, normal, mixture.log_density(y), mixture.crps(y))
 
 
 def _check(y: Tensor, mean: Tensor, variance: Tensor) -> None:

@@ -34,7 +34,8 @@ def test_scores_against_their_definitions() -> None:
     assert got.coverage95 == sum(abs(v) < stats.norm.ppf(0.975) for v in z) / n
     assert got.loglike == pytest.approx(np.mean(stats.norm.logpdf(y, mean, std)))
     assert got.as_dict()["loglike"] == got.loglike
-    np.testing.assert_allclose(diagnostics.pit(y, mean, variance), stats.norm.cdf(y, mean, std))
+    pit = diagnostics.scores_of_normal(y, mean, variance).pit
+    np.testing.assert_allclose(pit, stats.norm.cdf(y, mean, std))
 
 
 def test_crps_against_its_integral() -> None:
@@ -54,7 +55,7 @@ def test_crps_against_its_integral() -> None:
 
     rows = zip(y.tolist(), mean.tolist(), variance.sqrt().tolist(), strict=True)
     expected = np.mean([definition(*row) for row in rows])
-    assert diagnostics.crps(y, mean, variance) == pytest.approx(expected, rel=1e-6)
+    assert diagnostics.scores(y, mean, variance).crps == pytest.approx(expected, rel=1e-6)
 
 
 def test_calibrated_data_score_as_calibrated() -> None:
@@ -67,7 +68,7 @@ def test_calibrated_data_score_as_calibrated() -> None:
     entropy = float(0.5 * (2 * math.pi * math.e * variance).log().mean())
     assert abs(got.loglike + entropy) < 5 * math.sqrt(0.5 / n)
     # Kolmogorov-Smirnov distance of the PIT from uniform.
-    pit = diagnostics.pit(y, mean, variance).sort().values
+    pit = diagnostics.scores_of_normal(y, mean, variance).pit.sort().values
     uniform = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     assert float((pit - uniform).abs().max()) < 2.5 / math.sqrt(n)
 
@@ -81,6 +82,58 @@ def test_every_proper_score_prefers_the_truth() -> None:
         assert truth.crps < wrong.crps
         assert (wrong.chi2 > 1.5) == (factor < 1)
         assert (wrong.coverage68 < 0.6) == (factor < 1)
+
+
+def student_t(n: int, nu: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y = f + s t_ν with f ~ N(mean, variance), as many means, variances and widths s²."""
+    rng = np.random.default_rng(seed)
+    mean, variance, width2 = (torch.from_numpy(rng.chisquare(3, n)) for _ in range(3))
+    noise = torch.from_numpy(rng.standard_t(nu, n)) * width2.sqrt()
+    white = torch.from_numpy(rng.standard_normal(n))
+    return mean + variance.sqrt() * white + noise, mean, variance, width2
+
+
+@pytest.mark.parametrize("nu", [1.0, 2.5, 30.0])
+def test_student_t_data_score_as_calibrated(nu: float) -> None:
+    n = 2000
+    y, mean, variance, width2 = student_t(n, nu)
+    found = diagnostics.scores_of_student_t(y, mean, variance, width2, nu)
+    got = found.scores()
+    assert abs(got.chi2 - 1) < 5 * math.sqrt(2 / n)
+    for fraction, level in ((got.coverage68, math.erf(math.sqrt(0.5))), (got.coverage95, 0.95)):
+        assert abs(fraction - level) < 5 * math.sqrt(level * (1 - level) / n)
+    assert float(stats.kstest(found.pit, "uniform").pvalue) > 1e-3
+    # A normal density of like width says that good predictions are bad.
+    like = stats.t.ppf(stats.norm.cdf(1), nu)
+    normal = diagnostics.scores(y, mean, variance + like**2 * width2)
+    assert nu > 10 or (got.loglike > normal.loglike and normal.chi2 > 1.5)
+
+
+@pytest.mark.parametrize("nu", [1.0, 4.0, 30.0])
+def test_student_t_scores_against_integrals_of_their_distribution(nu: float) -> None:
+    """The density of f + s t_ν tabulated on a fine grid, and summed."""
+    variance, width2 = 0.4, 0.25
+    t = np.linspace(-14.0, 14.0, 4001)
+    f, w = np.polynomial.hermite_e.hermegauss(180)
+    x = np.sinh(t)
+    noise = x[:, None] - math.sqrt(variance) * f
+    density = stats.t.pdf(noise, nu, scale=math.sqrt(width2)) @ w / math.sqrt(2 * math.pi)
+    cdf = integrate.cumulative_simpson(density * np.cosh(t), x=t, initial=0.0)
+    cdf += 0.5 - cdf[2000]
+    for i in (2000, 2100, 1400, 3200):
+        y = x[i]
+        columns = (torch.tensor([v], dtype=torch.float64) for v in (y, 0.0, variance, width2))
+        got = diagnostics.scores_of_student_t(*columns, nu)
+        assert float(got.log_density) == pytest.approx(math.log(density[i]), abs=1e-7)
+        assert float(got.pit) == pytest.approx(cdf[i], abs=2e-6)
+        below = integrate.simpson((cdf**2 * np.cosh(t))[: i + 1], x=t[: i + 1])
+        above = integrate.simpson(((1.0 - cdf) ** 2 * np.cosh(t))[i:], x=t[i:])
+        assert float(got.crps) == pytest.approx(below + above, rel=1e-3)
+    # The tail of a normal score is the tail of the distribution, beyond where 1 − P rounds to 0.
+    far = torch.tensor([1e8], dtype=torch.float64)
+    got = diagnostics.scores_of_student_t(far, 0 * far, 0 * far + variance, 0 * far + width2, 4.0)
+    tail = stats.t.logsf(1e8 / math.sqrt(width2), 4.0)
+    assert stats.norm.logsf(float(got.normal)) == pytest.approx(tail, rel=1e-6)
 
 
 def test_float32_is_scored_in_float64() -> None:

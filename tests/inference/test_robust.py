@@ -124,25 +124,6 @@ def test_degrees_of_freedom_and_scale_of_plain_residuals(nu: float, scale: float
     assert fixed.scale == 1.0
 
 
-@pytest.mark.parametrize("nu", [1.0, 4.0, 300.0])
-@pytest.mark.parametrize("variance", [1e-6, 0.3, 30.0])
-@pytest.mark.parametrize("y", [0.1, 3.0, 60.0])
-def test_predictive_density_is_the_convolution(nu: float, variance: float, y: float) -> None:
-    noise = StudentTNoise(nu, 1.3)
-    got = noise.log_predictive_density(*(torch.tensor([v]) for v in (y, 0.2, variance, 0.25)))
-    width, std = 1.3 * 0.5, math.sqrt(variance)
-
-    def integrand(f: float) -> float:
-        density: float = scipy.stats.t.pdf((y - f) / width, nu) / width
-        return density * math.exp(-0.5 * ((f - 0.2) / std) ** 2) / (math.sqrt(2 * math.pi) * std)
-
-    ends = (0.2 - 14 * std, 0.2 + 14 * std)
-    places = [v for v in (0.2, y) if ends[0] < v < ends[1]]
-    expected, _ = scipy.integrate.quad(integrand, *ends, points=places, limit=500, epsabs=0.0)
-    if expected > 1e-200:
-        assert float(got) == pytest.approx(math.log(expected), abs=2e-4)
-
-
 def test_values_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="nu must be positive"):
         StudentTNoise(-1.0)

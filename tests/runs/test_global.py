@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from astropy import units as u
 
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.sky import DustMap
 from dustmap.sky.simulation import SimulatedSky, write_sky
+from dustmap.sky.stars import ExactDistances
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
@@ -28,6 +30,7 @@ learn = []
 samples = 64
 [export]
 figures = []
+samples = 64
 [compute]
 dtype = "float64"
 """
@@ -102,6 +105,17 @@ def test_a_finished_run_answers_as_its_files_do(
     assert here["density_mean"][0] == pytest.approx(float(nodes.mean[1, 1, 1]), rel=1e-4)
     assert nodes.std is not None
     assert here["density_std"][0] == pytest.approx(float(nodes.std[1, 1, 1]), rel=1e-3)
+    if kind == "positive":  # between the nodes, too, and along rays
+        l, b, distance = np.array([30.0]), np.array([7.0]), np.array([33.0])
+        beside = found.at_stars(l, b, ExactDistances(distance))
+        place = (l * u.deg, b * u.deg, distance * u.pc)
+        for integrated, name in ((False, "density"), (True, "extinction")):
+            mean, std = (
+                nodes.query_gal(*place, mode=mode, integrated=integrated)
+                for mode in ("mean", "std")
+            )
+            assert mean[0] == pytest.approx(beside[f"{name}_mean"][0], rel=1e-3)
+            assert std[0] == pytest.approx(beside[f"{name}_std"][0], rel=1e-3)
     again = found.evaluate(sky / "sky.fits")
     assert again["n"] == 150
     assert 0.5 < again["chi2"] < 2.0
@@ -132,6 +146,14 @@ def test_student_t_noise_forgives_spoilt_stars(sky: Path, gaussian: Path) -> Non
     hyperparameters = told(robust)["hyperparameters"]
     assert 0.5 < float(str(hyperparameters["nu"])) < 10.0
     assert int(str(told(robust)["fit"]["outliers"])) >= 5
+    # Outliers are what heavy tails expect: scores do not call the map bad for them.
+    found, own = open_run(robust), told(robust)["held_out_stars"]
+    for scores in (found.evaluate(sky / "spoilt.fits"), own):
+        assert 0.5 < float(str(scores["chi2"])) < 2.0
+        assert float(str(scores["loglike"])) > 0.5
+    figures = found.held_out()  # type: ignore[attr-defined]
+    assert float(np.mean(figures.standardised**2)) == pytest.approx(own["chi2"])
+    assert np.mean(np.abs(figures.pit - 0.5) < 0.475) == pytest.approx(own["coverage95"])
 
 
 def test_the_same_seed_gives_the_same_map(sky: Path, gaussian: Path) -> None:

@@ -4,7 +4,8 @@ Inference needs two moments of q(f_n) = N(μ_n, v_n) only, and asks the likeliho
 log-probability and its derivatives g1 = ∂E/∂μ, g2 = ∂E/∂v.
 
 - `GaussianLikelihood`: given noise, learned noise, or both; closed forms.
-- `StudentTLikelihood`: noise with outliers, of learned width and tails.
+- `StudentTLikelihood`: noise with outliers, of learned width and tails; its predictions are a
+  `NormalMixture`.
 - `BernoulliLikelihood`: two classes, with the links of `BernoulliLink`.
 - `PoissonLikelihood`: counts of rate e^f; closed forms but for the predictive density.
 
@@ -17,6 +18,7 @@ from dustmap.gp.likelihoods._bernoulli import BernoulliLikelihood as BernoulliLi
 from dustmap.gp.likelihoods._bernoulli import BernoulliLink as BernoulliLink
 from dustmap.gp.likelihoods._gaussian import GaussianLikelihood as GaussianLikelihood
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood
+from dustmap.gp.likelihoods._mixture import NormalMixture as NormalMixture
 from dustmap.gp.likelihoods._poisson import PoissonLikelihood as PoissonLikelihood
 from dustmap.gp.likelihoods._quadrature import AbstractQuadrature as AbstractQuadrature
 from dustmap.gp.likelihoods._quadrature import GaussHermite as GaussHermite

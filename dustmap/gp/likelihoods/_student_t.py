@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from dustmap.gp._batch import Batch
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood
+from dustmap.gp.likelihoods._mixture import NormalMixture
 from dustmap.gp.likelihoods._quadrature import SinhTrapezoid
 
 #: Nodes of the quadrature: errors of E are below 1e-9 for √v ≤ 300 a, those of g1 and g2 below
-#: 1e-14 of their largest values. The predictive density may have bulks about both μ and y.
-_COUNT, _PREDICTIVE_COUNT = 96, 192
+#: 1e-14 of their largest values.
+_COUNT = 96
 #: ν stays above this, where the variance of the noise begins to exist.
 _LEAST = 2.0
 
@@ -27,7 +28,8 @@ class StudentTLikelihood(AbstractLikelihood):
 
     Noise variances in the sense of the methods are the squared widths s_n², not the variances of
     the noise. Expectations by the trapezoidal rule in t, f = y + a sinh t, which is as good for a
-    wide q as for a narrow one; Gauss-Hermite rules miss the bend of width a where √v > a.
+    wide q as for a narrow one; Gauss-Hermite rules miss the bend of width a where √v > a. The
+    predictive density is that of a `NormalMixture`.
 
     ln p is not concave beyond |y − f| = a: g2 may be positive, and the weight −2 g2 of an outlier
     in the precision of q negative.
@@ -93,18 +95,8 @@ class StudentTLikelihood(AbstractLikelihood):
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """By the same rule, with the width s of the peak of p in place of a, that of its bend."""
-        width2, target = noise_variance.double(), y.double().unsqueeze(-1)
-        dof = self._dof()
-        bend2 = dof * width2
-
-        def log_shape(f: Tensor) -> Tensor:
-            return -0.5 * (dof + 1.0) * ((target - f).square() / bend2.unsqueeze(-1)).log1p()
-
-        tilt = _tilt(y.double() - mean.double(), variance.double(), bend2, dof)
-        rule = SinhTrapezoid(y, width2.sqrt(), _PREDICTIVE_COUNT, tilt)
-        shape = rule.log_expectation(log_shape, mean.double(), variance)
-        return (self._log_peak(width2) + shape).to(mean.dtype)
+        mixture = NormalMixture.student_t(y, mean, variance, noise_variance, self._dof())
+        return mixture.log_density(y).to(mean.dtype)
 
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
@@ -122,18 +114,6 @@ class StudentTLikelihood(AbstractLikelihood):
         dof = self._dof()
         gammas = torch.lgamma(0.5 * (dof + 1.0)) - torch.lgamma(0.5 * dof)
         return gammas - 0.5 * (math.pi * dof * width2).log()
-
-
-def _tilt(offset: Tensor, variance: Tensor, bend2: Tensor, dof: Tensor) -> Tensor:
-    """Signed bound of how far p(y|f) draws the bulk from μ towards y, for offset = y − μ (N,).
-
-    No further than y, and v times the largest slope of ln p: (ν + 1)/2a anywhere, and
-    (ν + 1)|r|/a² at r.
-    """
-    reach = variance * (dof + 1.0) / bend2
-    return offset.sign() * torch.minimum(
-        offset.abs() * reach.clamp_max(1.0), 0.5 * reach * bend2.sqrt()
-    )
 
 
 def _log(value: float) -> Tensor:

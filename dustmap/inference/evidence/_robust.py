@@ -28,8 +28,6 @@ _LEAST, _MOST = 1.0, 1e3
 _SCALES = 4.0
 #: Data of smaller weight count as outliers in reports.
 _OUTLIER = 0.1
-#: Points of the quadrature over τ.
-_NODES = 256
 
 T = TypeVar("T", bound=PosteriorMoments)
 
@@ -51,30 +49,6 @@ class StudentTNoise:
                 f"nu must be positive and finite and scale positive, got nu={self.nu}, "
                 f"scale={self.scale}"
             )
-
-    def log_predictive_density(
-        self, y: Tensor, mean: Tensor, variance: Tensor, noise: Tensor
-    ) -> Tensor:
-        """ln ∫ N(f; μ, v) t_ν((y − f)/s)/s df (N,), s² = scale² σ².
-
-        As ∫ Gamma(τ; ν/2, ν/2) N(y; μ, v + s²/τ) dτ by the trapezoid rule in ln τ, whose
-        integrand is smooth however narrow N(f; μ, v) is. y, mean, variance (N,): of the latent f;
-        noise (N,) = σ². float64.
-        """
-        y, mean, variance = y.double(), mean.double(), variance.double()
-        width = self.scale**2 * noise.double()
-        square = (y - mean).square()
-        margin = 60.0 / (self.nu + 1.0) + 12.0 / (self.nu + 1.0) ** 0.5
-        low = math.log(self.nu + 1.0) - (self.nu + square / width).log() - margin
-        high = math.log1p(12.0 / self.nu**0.5 + 60.0 / self.nu)
-        step = (high - low) / (_NODES - 1)
-        log_tau = low[:, None] + step[:, None] * torch.arange(_NODES, device=y.device)
-        total = variance[:, None] + width[:, None] / log_tau.exp()
-        half = 0.5 * self.nu
-        prior = half * (math.log(half) + log_tau - log_tau.exp()) - math.lgamma(half)
-        normal = -0.5 * ((2.0 * math.pi * total).log() + square[:, None] / total)
-        density: Tensor = torch.logsumexp(prior + normal, dim=-1) + step.log()
-        return density
 
 
 @final

@@ -24,11 +24,16 @@ class LogNormalPosterior(AbstractPosterior):
     log_density (M,): logarithm of the density at the centre ξ̄ of q, the median of ρ where q is
     Gaussian; log_samples (S, M), pairs about the centre one after the other; interpolation: L of
     any functional. The relative Monte Carlo error of a standard deviation is `monte_carlo_error`.
+
+    prior_square (M,), where it is known: mean squares of the draws of the prior's field that the
+    samples are perturbations of. Where the data say nothing a sample varies as its draw does, so
+    that the ratio of their squares is 1 however few there are.
     """
 
     interpolation: Interpolation
     log_density: Tensor
     log_samples: Tensor
+    prior_square: Tensor | None = None
 
     @property
     def n_samples(self) -> int:

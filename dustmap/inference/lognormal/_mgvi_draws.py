@@ -51,6 +51,16 @@ class Perturbations:
 
 
 @torch.no_grad()
+def prior_square(problem: LogNormalProblem, seed: int, count: int) -> Tensor:
+    """mean_s (R ε₀_s)² (M,) of the field's part of the perturbations of `count` samples."""
+    root, total = problem.model.prior.root(), torch.zeros_like(problem.log_mean)
+    for s in range(count):
+        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0]
+        total += root.matmul(white[: problem.root.n_white]).square()
+    return total / count
+
+
+@torch.no_grad()
 def metric_draws(
     mean: Iterate,
     perturbations: Perturbations,

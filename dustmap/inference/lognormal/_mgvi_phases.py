@@ -19,6 +19,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
     curved_draw,
     drawn_together,
     metric_draws,
+    prior_square,
     metric_solve,
 )
 from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
@@ -378,8 +379,9 @@ class Fit:
         with torch.no_grad():
             parts = (centre + part for part in torch.split(deviations, _FIELDS))
             fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
+        square = prior_square(problem, self.settings.seed, len(deviations) // 2)
         posterior = LogNormalPosterior(
-            problem.model.interpolation, self.state.centre.log_density, fields
+            problem.model.interpolation, self.state.centre.log_density, fields, square
         )
         return MGVISolution(
             problem.model,

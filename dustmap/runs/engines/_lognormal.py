@@ -85,11 +85,11 @@ def fit_lognormal(
 
 def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior that an earlier fit has left: its samples are all there is to it."""
-    centre, samples = (
+    centre, samples, square = (
         torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
-        for name in ("log_density", "log_samples")
+        for name in ("log_density", "log_samples", "prior_square")
     )
-    posterior = LogNormalPosterior(_rows(config), centre, samples)
+    posterior = LogNormalPosterior(_rows(config), centre, samples, square)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
@@ -217,7 +217,9 @@ def _line(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _arrays(posterior: LogNormalPosterior) -> Arrays:
+    assert posterior.prior_square is not None
     return {
+        "prior_square": posterior.prior_square.cpu().numpy(),
         "log_density": posterior.log_density.cpu().numpy(),
         "log_samples": posterior.log_samples.cpu().numpy(),
     }

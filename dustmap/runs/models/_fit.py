@@ -10,7 +10,12 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit, Prediction
-from dustmap.inference import StudentTNoise
+from dustmap.inference import (
+    DatumScores,
+    StudentTNoise,
+    scores_of_normal,
+    scores_of_student_t,
+)
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
@@ -56,26 +61,38 @@ class Hyperparameters:
     beyond: float = 1.0
     beyond_std: float = 0.0
 
+    def squared_width(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`:
+        the variance of normal noise, s² of Student-t noise s t_ν.
+
+        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
+        nothing asks for it where there is no relative scatter.
+        """
+        constant = self.noise**2 * given + self.scatter**2
+        if self.relative_scatter == 0.0:
+            return constant
+        assert predicted is not None
+        square = (predicted.mean.square() + predicted.variance).to(given)
+        return constant + self.relative_scatter**2 * square
+
     def noise_variance(
         self, given: Tensor, predicted: Prediction | None = None, added: Tensor | float = 0.0
     ) -> Tensor:
-        """noise² σ² + scatter² + relative_scatter² E a² + added (N,) for errors whose squares are
-        `given`.
-
-        added (N,): what no error of measurement has made. predicted: of the extinctions a, by the
-        model, for measured ones are wrong by their noise; nothing asks for it where there is no
-        relative scatter.
-
-        For Student-t noise that of a normal distribution whose ±1σ holds as much: its own variance
-        speaks of outliers, and is infinite for ν ≤ 2.
-        """
+        """The same of normal noise, and added (N,), what no error of measurement has made; of
+        Student-t noise the variance of a normal distribution whose ±1σ holds as much: its own
+        speaks of outliers, and is infinite for ν ≤ 2."""
         width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
-        constant = self.noise**2 * given + self.scatter**2
-        if self.relative_scatter == 0.0:
-            return width**2 * constant + added
-        assert predicted is not None
-        square = (predicted.mean.square() + predicted.variance).to(given)
-        return width**2 * (constant + self.relative_scatter**2 * square) + added
+        return width**2 * self.squared_width(given, predicted) + added
+
+    def scored(
+        self, y: Tensor, given: Tensor, predicted: Prediction, added: Tensor | float = 0.0
+    ) -> DatumScores:
+        """Scores of measurements y (N,) under the predicted extinctions and this noise; added (N,):
+        variance of a normal kind on top."""
+        width2, variance = self.squared_width(given, predicted), predicted.variance + added
+        if self.nu is None:
+            return scores_of_normal(y, predicted.mean, variance + width2)
+        return scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
 
     def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
         """The same for Student-t noise whose scale multiplies errors and scatter."""

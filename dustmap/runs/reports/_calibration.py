@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap.inference import Scores, pit, scores
+from dustmap.inference import DatumScores, Scores
 
 #: Bins of the histogram of probability integral transforms.
 PIT_BINS = 10
@@ -21,32 +21,35 @@ DISTANCE_BINS = 4
 @final
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """N measured or true values y with mean and variance as predicted (what y adds included).
+    """N measured values y beside their predictive distributions, noise included.
 
-    index (N,): their rows in the star table.
+    mean, std (N,): std of a normal distribution whose ±1σ holds as much as theirs. data: the
+    scores of each under its distribution. index (N,): their rows in the star table.
     """
 
     y: Tensor
     mean: Tensor
-    variance: Tensor
+    std: Tensor
+    data: DatumScores
     index: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def scores(self) -> Scores:
-        return scores(self.y, self.mean, self.variance)
+        return self.data.scores()
 
     def where(self, chosen: Tensor) -> "Predictions":
         """Those under a mask (N,)."""
-        rows = self.index[chosen.cpu().numpy()]
-        return Predictions(self.y[chosen], self.mean[chosen], self.variance[chosen], rows)
+        columns = (self.y[chosen], self.mean[chosen], self.std[chosen], self.data.where(chosen))
+        return Predictions(*columns, self.index[chosen.cpu().numpy()])
 
 
 def calibration(predictions: Predictions) -> dict[str, Any]:
-    """Shares within ±1σ and 95 %, and the histogram of Φ((y − μ)/σ), flat where calibrated."""
+    """Shares within the central 68 and 95 %, and the histogram of the probability integral
+    transforms, flat where calibrated."""
     found = predictions.scores()
-    transforms = pit(predictions.y, predictions.mean, predictions.variance).cpu().numpy()
+    transforms = predictions.data.pit.cpu().numpy()
     counts, _ = np.histogram(transforms, bins=PIT_BINS, range=(0.0, 1.0))
     return {
         "n": found.n,

@@ -8,8 +8,6 @@ from dustmap.sky.stars import StarTable
 def comparison_of(stars: StarTable, predictions: Predictions) -> Comparison:
     """Measured extinctions beside those predicted, noise included; stars: of the whole run."""
     seen = stars[predictions.index]
-    y, mean, std = (
-        values.cpu().double().numpy()
-        for values in (predictions.y, predictions.mean, predictions.variance.sqrt())
-    )
-    return Comparison(seen.l, seen.b, y, mean, std, seen.system)
+    columns = (predictions.y, predictions.mean, predictions.std, predictions.data.normal)
+    y, mean, std, normal = (values.cpu().double().numpy() for values in columns)
+    return Comparison(seen.l, seen.b, y, mean, std, seen.system, normal)

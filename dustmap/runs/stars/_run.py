@@ -356,13 +356,17 @@ def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Pr
     data = observed.batch[index]
     found = predicted(fit.posterior, data.functional)
     assert data.noise_variance is not None
-    noise = fit.hyperparameters.noise_variance(
-        observed.error_variance[index], found, observed.added_variance[index]
+    at, given, added = (
+        fit.hyperparameters,
+        observed.error_variance[index],
+        observed.added_variance[index],
     )
+    std = (found.variance + at.noise_variance(given, found, added)).sqrt()
+    # What has been taken for the dust beyond the box comes back.
+    y, beyond = observed.measured[index], observed.expected_beyond[index]
+    whole = replace(found, mean=found.mean + beyond.to(found.mean))
     rows = observed.rows[index.cpu().numpy()]
-    beyond = observed.expected_beyond[index]
-    mean = found.mean + beyond.to(found.mean)
-    return Predictions(observed.measured[index], mean, found.variance + noise, rows)
+    return Predictions(y, whole.mean, std, at.scored(y, given, whole, added), rows)
 
 
 def units_of(config: Config, fit: StarFit) -> dict[str, str]:

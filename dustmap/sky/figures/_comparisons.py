@@ -20,6 +20,7 @@ class Comparison:
     """N measured extinctions in mag beside their predictions.
 
     std (N,): of measured − predicted, errors of the measurement included. l, b in degrees.
+    normal (N,): normal scores Φ⁻¹(P(less than measured)) of predictions that are not normal.
     """
 
     l: Array
@@ -28,6 +29,7 @@ class Comparison:
     predicted: Array
     std: Array
     system: ExtinctionSystem
+    normal: Array | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: np.shape(getattr(self, name)) for name in _COLUMNS}
@@ -41,8 +43,17 @@ class Comparison:
 
     @property
     def standardised(self) -> Array:
-        """(measured − predicted) / std (N,): standard normal where all is well."""
-        return (self.measured - self.predicted) / self.std
+        """Normal scores (N,), standard normal where all is well: (measured − predicted) / std of
+        normal predictions."""
+        plain = (self.measured - self.predicted) / self.std
+        return plain if self.normal is None else self.normal
+
+    @property
+    def label(self) -> str:
+        """What `standardised` is."""
+        if self.normal is None:
+            return "(measured \N{MINUS SIGN} predicted) / std. deviation"
+        return "normal score of measured \N{MINUS SIGN} predicted"
 
     @property
     def pit(self) -> Array:

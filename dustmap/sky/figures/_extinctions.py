@@ -39,7 +39,7 @@ def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figur
     _against_each_other(figure, left, compared)
     left.set_ylabel(f"measured {symbol}")
     _standardised(figure, right, compared)
-    right.set_ylabel("(measured \N{MINUS SIGN} predicted) / std. deviation")
+    right.set_ylabel(compared.label)
     for axis in (left, right):
         axis.set_xlabel(f"predicted {symbol}")
         settle(axis)

@@ -22,7 +22,6 @@ from dustmap.sky.figures._words import symbol_of
 _MOST_SIGMA = 3.0
 #: Stars in a cell, about.
 _PER_CELL = 8
-_QUANTITY = "(measured \N{MINUS SIGN} predicted) / std. deviation"
 
 
 @styled()
@@ -49,7 +48,7 @@ def residual_figure(compared: Comparison) -> Figure:
     rasterize(dots)
     graticule(left)
     left.set_title("1 star" if len(z) == 1 else f"{len(z):,} stars")
-    scale.bar_below(figure, dots, left, _QUANTITY)
+    scale.bar_below(figure, dots, left, compared.label)
     panel = _cells(compared)
     mesh = whole_sky(right, _PIXELS, panel)
     panel.scale.bar_below(figure, mesh, right, panel.quantity)

@@ -241,10 +241,12 @@ class DustMap:
         outside: beyond the outermost voxel centres, and for rays that run there, "nan", "error",
         or "truncate": nothing is there, and A(<d) counts what is inside. Their number is logged.
 
-        Density: std, median and percentiles are the interpolated cubes where the map has them
-        (between voxel centres at least the std of the interpolated density), otherwise from the
-        samples. Integrals: the mean is that of the mean cube; std and
-        percentiles come from the S stored samples, with a relative error of `monte_carlo_error`.
+        Density: std, median and percentiles are the map's cubes at voxel centres. Between them
+        those of a positive density, which is the interpolant of its samples, follow the samples;
+        without samples, or with a density of any sign, they are the interpolated cubes (of a
+        positive density at least its std). What has no cube comes from the samples. Integrals:
+        the mean is that of the mean cube; std and percentiles come from the S stored samples, with
+        a relative error of `monte_carlo_error`.
         """
         asked, policy = Mode.named(mode), Outside.named(outside)
         levels = _levels(asked, pct)

@@ -44,7 +44,8 @@ class NodeField(AbstractDensityField):
     """ρ_s at the nodes of `nodes`, multilinear between: what `posterior` predicts, and quickly.
 
     prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
-    the posterior variance of ln ρ, and multilinear between them.
+    the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
+    draws of the prior behind its samples, their mean square stands for prior_std².
     """
 
     posterior: LogNormalPosterior
@@ -149,7 +150,10 @@ class NodeField(AbstractDensityField):
     @cached_property
     def _node_coverage(self) -> Tensor:
         """(M,)."""
-        return coverage(self.posterior.node_log_moments()[1], self.prior_std)
+        square, width = self.posterior.prior_square, self.posterior.node_log_moments()[1]
+        if square is None:
+            return coverage(width, self.prior_std)
+        return coverage(width / square.sqrt(), 1.0)
 
 
 def _fill(

@@ -1,6 +1,7 @@
 """Trilinear interpolation in a map's cubes, whether they are in memory or in a file."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, TypeAlias, final
 
@@ -49,6 +50,17 @@ class Cells:
         """Some of the places."""
         return Cells(self.cell[index], self.offset[index])
 
+    @property
+    def weights(self) -> Values:
+        """Of the 8 corners (N, 8), x the fastest."""
+        x, y, z = (np.stack([1.0 - t, t], axis=-1) for t in self.offset.T)
+        product: Values = z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :]
+        return product.reshape(len(self), 8)
+
+
+#: What is made of a cube (z, y, x) at places.
+Take: TypeAlias = Callable[[Values, Cells], Values]
+
 
 @final
 class CubeReader:
@@ -74,19 +86,26 @@ class CubeReader:
 
     def at(self, cube: Cube, cells: Cells) -> Values:
         """Values (N,) at places."""
+        return self._read_at(cube, cells, trilinear, ())
+
+    def corners(self, cube: Cube, cells: Cells) -> Values:
+        """Values (N, 8) at the corners of the cells, of `Cells.weights`."""
+        return self._read_at(cube, cells, corners, (8,))
+
+    def _read_at(self, cube: Cube, cells: Cells, take: Take, shape: tuple[int, ...]) -> Values:
         if cube in self._kept:
-            return _in_chunks(self.whole(cube), cells)
+            return _in_chunks(self.whole(cube), cells, take)
         blocks, block_of = self._blocks(cells)
         needed = len(blocks) * (_BLOCK + 1) ** 3
         if needed > _PART * np.prod(self.cubes.layout.shape):
-            return _in_chunks(self.whole(cube), cells)
-        values = np.empty(len(cells), np.float32)
+            return _in_chunks(self.whole(cube), cells, take)
+        values = np.empty((len(cells), *shape), np.float32)
         for i, block in enumerate(blocks):
             mine = (block_of == i).nonzero()[0]
             start = block * _BLOCK
             z, y, x = (slice(int(k), int(k) + _BLOCK + 1) for k in start[::-1])
             here = Cells(cells.cell[mine] - start, cells.offset[mine])
-            values[mine] = _in_chunks(self._read(cube, (z, y, x)), here)
+            values[mine] = _in_chunks(self._read(cube, (z, y, x)), here, take)
         return values
 
     def _blocks(self, cells: Cells) -> tuple[Indices, Indices]:
@@ -100,11 +119,11 @@ class CubeReader:
         return np.ascontiguousarray(self.cubes.read(cube, box), np.float32)
 
 
-def _in_chunks(values: Values, cells: Cells) -> Values:
+def _in_chunks(values: Values, cells: Cells, take: Take) -> Values:
     if len(cells) <= _CHUNK:
-        return trilinear(values, cells)
+        return take(values, cells)
     starts = range(0, len(cells), _CHUNK)
-    return np.concatenate([trilinear(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
+    return np.concatenate([take(values, cells.part(slice(i, i + _CHUNK))) for i in starts])
 
 
 def trilinear(values: Values, cells: Cells) -> Values:
@@ -127,3 +146,11 @@ def _between(low: Values, high: Values, share: Values) -> Values:
     high *= share
     high += (1.0 - share) * low
     return high
+
+
+def corners(values: Values, cells: Cells) -> Values:
+    """Values (z, y, x) at the 8 corners of cells, (N, 8), x the fastest."""
+    _, y, x = values.shape
+    corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
+    shifts = np.array([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
+    return values.reshape(-1).take(corner[:, None] + shifts)

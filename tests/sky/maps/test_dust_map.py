@@ -108,6 +108,32 @@ def test_std_and_percentiles_at_voxels_are_those_of_the_posterior() -> None:
     np.testing.assert_allclose(found, low.T, rtol=2e-5)
 
 
+def test_std_and_percentiles_between_voxels_are_those_of_the_posterior() -> None:
+    """Neighbours vary against each other: the interpolated std is up to 2.8 times as large."""
+    places, law = torch.from_numpy(positions(300, seed=4)), posterior()
+    where = coordinates(places.numpy())
+    wanted = law.predict(PointValues(places)).std
+    np.testing.assert_allclose(MAP.query(where, mode="std"), wanted, rtol=1e-4)
+    levels = torch.tensor([0.16, 0.5, 0.84], dtype=torch.float64)
+    found = MAP.query(where, mode="percentile", pct=[16, 50, 84])
+    np.testing.assert_allclose(found, law.percentiles(PointValues(places), levels).T, rtol=1e-4)
+
+
+def test_few_samples_in_a_map_bend_its_cubes_between_voxels_only() -> None:
+    few = DustMap.from_field(node_field(40), NODES, MapRequest(tuple(Quantity), samples=12))
+    nodes, law = NODES.points(), posterior(40)
+    exact = law.predict(PointValues(nodes)).std
+    np.testing.assert_allclose(few.query(coordinates(nodes.numpy()), mode="std"), exact, rtol=2e-5)
+    places = torch.from_numpy(positions(300, seed=5))
+    ratio = few.query(coordinates(places.numpy()), mode="std") / law.predict(
+        PointValues(places)
+    ).std.numpy()
+    assert abs(np.median(ratio) - 1.0) < 0.1
+    bare = DustMap.from_field(node_field(40), NODES, MapRequest((Quantity.MEAN, Quantity.STD)))
+    above = bare.query(coordinates(places.numpy()), mode="std")
+    assert (above >= law.predict(PointValues(places)).std.numpy() * (1 - 1e-5)).all()
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])
 def test_results_have_the_shape_of_the_coordinates(shape: tuple[int, ...]) -> None:
     l, b = np.full(shape, 90.0) * u.deg, np.full(shape, 1.0) * u.deg
