@@ -68,11 +68,11 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_star_map, regression_at
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     with checking_input():
-        refuse_existing(output, options.overwrite)
+        check_output(output, options.overwrite)
         run = Path(options.run)
         compute = computing(options, run)
         regression = regression_at(run, compute)

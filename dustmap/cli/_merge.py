@@ -36,13 +36,13 @@ def add(commands: Commands) -> None:
 def execute(options: argparse.Namespace) -> int:
     from dustmap.cli._progress import progress
     from dustmap.runs import sky_of_tiles
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     with checking_input():
         form = _format(output, options.format)
         memory = compute_alone(options).memory_bytes
-        refuse_existing(output, options.overwrite)
+        check_output(output, options.overwrite)
         sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with checking_input(), progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)

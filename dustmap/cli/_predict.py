@@ -34,11 +34,11 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     with checking_input():
-        refuse_existing(output, options.overwrite)
+        check_output(output, options.overwrite)
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)

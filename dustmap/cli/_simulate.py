@@ -62,14 +62,14 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_plan
-    from dustmap.sky import Provenance, refuse_existing, write_map
+    from dustmap.sky import Provenance, check_output, write_map
     from dustmap.sky.maps import check_map_name
     from dustmap.sky.simulation import format_of, simulate, write_sky
 
     with checking_input():
         output, truth = Path(options.output), options.truth and Path(options.truth)
         for path in filter(None, (output, truth)):
-            refuse_existing(path, options.overwrite)
+            check_output(path, options.overwrite)
         format_of(output)
         if truth:
             check_map_name(truth)

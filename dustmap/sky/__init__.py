@@ -8,7 +8,7 @@ layouts of published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
-from dustmap.sky._atomic import refuse_existing as refuse_existing
+from dustmap.sky._outputs import check_output as check_output
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._enclosed import check_enclosed as check_enclosed

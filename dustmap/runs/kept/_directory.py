@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap import config as configuration
-from dustmap.config import Config
+from dustmap.config import STAR_FIGURES, Config
 from dustmap.inference import AbstractJournal, NoJournal
 from dustmap.runs.kept._file import durable
 from dustmap.runs.kept._journal import GivesJournals
+from dustmap.runs.kept._lock import LOCK
 from dustmap.runs.reports import peak_memory
 from dustmap.sky import check_enclosed
+from dustmap.sky._outputs import STORE
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -29,6 +31,15 @@ REPORT = "report.json"
 #: What a run goes on from, and the states of its computations.
 CHECKPOINT = "checkpoint"
 KEPT = "checkpoint/kept"
+#: All that runs write, as a pattern of paths in their directories.
+OWN = "|".join(
+    (
+        rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md)|{LOCK}",
+        rf"map\.fits|(?:map|stars)\.zarr/{STORE}",
+        rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|model/[^/]+)\.(?:json|npz)",
+        rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.png",
+    )
+)
 
 
 @final
