@@ -6,6 +6,7 @@ from pathlib import Path
 from dustmap.cli._compute import compute_alone
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_compute, add_json, add_output, new
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 
 SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
@@ -42,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     with checking_input():
         form = _format(output, options.format)
         memory = compute_alone(options).memory_bytes
-        check_output(output, options.overwrite)
+        check_output(output, options.overwrite, inputs_of(*options.tiles))
         sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with checking_input(), progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)

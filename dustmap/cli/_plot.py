@@ -9,6 +9,7 @@ from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
@@ -80,10 +81,13 @@ _OF_RUNS = {
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import regression_at
+    from dustmap.sky import check_output
     from dustmap.sky.figures import check_picture, save_figure
 
     with checking_input():
         check_picture(options.output)
+        inputs = inputs_of(options.truth, map_or_run=options.map)
+        check_output(Path(options.output), options.overwrite, inputs)
         chosen = _check(options)
         path = Path(options.map)
         regression = regression_at(path, computing(options, path))

@@ -14,6 +14,7 @@ from dustmap.cli._parser import (
     add_output,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 
 
@@ -38,7 +39,8 @@ def execute(options: argparse.Namespace) -> int:
 
     output = Path(options.output)
     with checking_input():
-        check_output(output, options.overwrite)
+        inputs = inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
+        check_output(output, options.overwrite, inputs)
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)

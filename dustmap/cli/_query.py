@@ -1,8 +1,8 @@
 """dustmap query: the density at places, and the extinction to them."""
 
 import argparse
+import io
 import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, new
-from dustmap.cli._tell import tell
+from dustmap.cli._tell import tell, write
 from dustmap.config import DataConfig, parsecs
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ def _many(options: argparse.Namespace) -> int:
     table = places.table
     for name, values in found.items():
         table[name] = values
-    table.write(sys.stdout, format="ascii.csv")
+    text = io.StringIO()
+    table.write(text, format="ascii.csv")
+    write(text.getvalue())
     return DONE
 
 

@@ -16,6 +16,7 @@ from dustmap.cli._parser import (
     command_line,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
 
@@ -68,8 +69,9 @@ def execute(options: argparse.Namespace) -> int:
 
     with checking_input():
         output, truth = Path(options.output), options.truth and Path(options.truth)
-        for path in filter(None, (output, truth)):
-            check_output(path, options.overwrite)
+        check_output(output, options.overwrite, inputs_of(options.from_prior))
+        if truth:
+            check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
         format_of(output)
         if truth:
             check_map_name(truth)

@@ -8,10 +8,11 @@ layouts of published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
-from dustmap.sky._outputs import check_output as check_output
 from dustmap.sky._coordinates import cartesian as cartesian
 from dustmap.sky._coordinates import galactic as galactic
 from dustmap.sky._enclosed import check_enclosed as check_enclosed
+from dustmap.sky._outputs import check_output as check_output
+from dustmap.sky._outputs import refuse_inputs as refuse_inputs
 from dustmap.sky._provenance import Provenance as Provenance
 from dustmap.sky._tables import table_format as table_format
 from dustmap.sky._tables import write_table as write_table

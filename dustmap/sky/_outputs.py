@@ -17,11 +17,18 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 _OTHER = "choose another name"
+#: Endings of compressed files, which nothing here writes.
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".z", ".zip")
 
 
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuses an output that would replace what it must not; inputs: what the command reads."""
     place = followed(target)
+    if target.suffix.lower() in _COMPRESSED:
+        raise ValueError(
+            f"{target}: what dustmap writes is not compressed as {target.suffix} is; choose a name "
+            f"without it (zarr groups are compressed inside)"
+        )
     refuse_inputs(target, inputs)
     refuse_special(target)
     if place.is_dir() and any(place.iterdir()):

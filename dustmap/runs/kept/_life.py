@@ -48,7 +48,7 @@ def check_free(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{path} is a file; choose another --output")
     if not proves_run(path / CHECKPOINT):
         raise FileExistsError(
-            f"{path} is not empty, and no run directory: it has no {CHECKPOINT}/{IDENTITY} of a "
+            f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
             f"run; choose another --output"
         )
     refuse_held(path)

@@ -103,7 +103,8 @@ def ingest(
     are read, chunk by chunk.
     """
     target = Path(store_path)
-    check_output(target, overwrite)
+    cards = [str(card)] if str(card).endswith(".toml") else []
+    check_output(target, overwrite, [*_listed(paths), *cards])
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
