@@ -134,8 +134,10 @@ def test_bad_input_ends_with_2_and_writes_nothing(
 
 
 def test_an_existing_run_is_kept_unless_told(sky: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (sky / "run").mkdir()
+    (sky / "run" / "checkpoint").mkdir(parents=True)
     (sky / "run" / "config.toml").write_text("")
+    identity = {"schema": 1, "settings": {}, "files": {}}
+    (sky / "run" / "checkpoint" / "identity.json").write_text(json.dumps(identity))
     assert run(sky) == BAD_INPUT
     assert "holds a run that is not finished" in error(capsys)
     (sky / "run" / "report.json").write_text("{}")

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from dustmap import config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
 from dustmap.regression import HIPGPRegressor
+from dustmap.runs.kept._directory import OWN
+from dustmap.sky._outputs import foreign_entries
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ("a", "b", "c")
@@ -93,6 +95,7 @@ def test_run_writes_report_model_maps_and_picture(curve: Path) -> None:
     (fit,) = [line for line in map(json.loads, lines) if "log_evidence" in line]
     assert fit["log_evidence"] == pytest.approx(told["fit"]["log_evidence"])
     assert config.load(curve / "run" / "config.toml").data.target == "log(price)"
+    assert foreign_entries(curve / "run", OWN) == []  # else --overwrite would refuse the run
 
 
 def test_nothing_in_a_run_is_pickled(curve: Path) -> None:

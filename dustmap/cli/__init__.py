@@ -10,6 +10,7 @@ modules here import what computes inside `execute`, never at their top.
 
 import argparse
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import PREEMPTED as PREEMPTED
 from dustmap.cli._exit import BadInput as BadInput
 from dustmap.cli._parser import Commands
+from dustmap.cli._tell import write
 from dustmap.cli._terminated import Preempted, Terminated, terminating
 
 DESCRIPTION = """\
@@ -84,8 +86,18 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; every error is one line on stderr and an exit code."""
+    missing = _missing()
+    if missing:
+        return _fail(missing, BAD_INPUT)
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser().parse_args(_values(given), argparse.Namespace(arguments=given))
+    try:
+        options = parser().parse_args(_values(given), argparse.Namespace(arguments=given))
+    except SystemExit:
+        try:
+            write("")  # what is left of the help
+        except OSError as error:
+            return _fail(error, FAILED)
+        raise
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("dustmap").setLevel(level)
@@ -104,6 +116,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         log.debug("the error in full:", exc_info=True)
         return _fail(_noted(_said(error), error), FAILED)
+
+
+def _missing() -> str:
+    """What no command can do without, and this process lacks; empty where it has all."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the very end
+    if sys.stdout is None:
+        return "stdout is closed, and answers go there: send it to a file or to /dev/null"
+    if sys.flags.optimize > 1:
+        return "python -OO takes the docstrings away that healpy reads: unset PYTHONOPTIMIZE"
+    try:
+        os.getcwd()
+    except OSError as error:
+        return f"the working directory is gone ({error.strerror}): cd to one that is there"
+    return ""
 
 
 def _values(arguments: Sequence[str]) -> list[str]:

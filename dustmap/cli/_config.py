@@ -1,11 +1,11 @@
 """dustmap config: a configuration with every key."""
 
 import argparse
-import sys
 
 from dustmap import config
 from dustmap.cli._exit import DONE, BadInput
 from dustmap.cli._parser import Commands, add_set, new
+from dustmap.cli._tell import write
 
 
 def add(commands: Commands) -> None:
@@ -28,7 +28,7 @@ def execute(options: argparse.Namespace) -> int:
         text = config.example() if options.example else _resolved(options)
     except config.ConfigError as error:
         raise BadInput(error) from None
-    sys.stdout.write(text)
+    write(text)
     return DONE
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
 
@@ -75,11 +76,11 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_star_map, regression_at
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     with checking_input():
-        refuse_existing(output, options.overwrite)
+        check_output(output, options.overwrite, inputs_of(map_or_run=options.run))
         run = Path(options.run)
         compute = computing(options, run)
         regression = regression_at(run, compute)

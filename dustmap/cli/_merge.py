@@ -6,6 +6,7 @@ from pathlib import Path
 from dustmap.cli._compute import compute_alone
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import Commands, add_compute, add_json, add_output, new
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 
 SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
@@ -36,13 +37,13 @@ def add(commands: Commands) -> None:
 def execute(options: argparse.Namespace) -> int:
     from dustmap.cli._progress import progress
     from dustmap.runs import sky_of_tiles
-    from dustmap.sky import refuse_existing
+    from dustmap.sky import check_output
 
     output = Path(options.output)
     with checking_input():
         form = _format(output, options.format)
         memory = compute_alone(options).memory_bytes
-        refuse_existing(output, options.overwrite)
+        check_output(output, options.overwrite, inputs_of(*options.tiles))
         sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with checking_input(), progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)

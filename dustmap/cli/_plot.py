@@ -17,6 +17,7 @@ from dustmap.cli._parser import (
     command_line,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
@@ -88,10 +89,13 @@ _OF_RUNS = {
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.sky import check_output
     from dustmap.sky.figures import check_picture, save_figure
 
     with checking_input():
         check_picture(options.output)
+        inputs = inputs_of(options.truth, map_or_run=options.map)
+        check_output(Path(options.output), options.overwrite, inputs)
         chosen = _check(options)
         regression = _regression(options)
         if regression is not None:

@@ -15,6 +15,7 @@ from dustmap.cli._parser import (
     columns_of,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 
 
@@ -35,11 +36,12 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
-    from dustmap.sky import card_named, refuse_existing
+    from dustmap.sky import card_named, check_output
 
     output = Path(options.output)
     with checking_input():
-        refuse_existing(output, options.overwrite)
+        inputs = inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
+        check_output(output, options.overwrite, inputs)
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         card = card_named(options.schema, columns_of(options))

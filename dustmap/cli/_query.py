@@ -1,8 +1,8 @@
 """dustmap query: the density at places, and the extinction to them."""
 
 import argparse
+import io
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,7 +19,7 @@ from dustmap.cli._parser import (
     columns_of,
     new,
 )
-from dustmap.cli._tell import tell
+from dustmap.cli._tell import tell, write
 from dustmap.config import DataConfig, parsecs
 
 if TYPE_CHECKING:
@@ -232,7 +232,9 @@ def _tell_table(
         tell({**_json(own), **counts, **_json(found), **labels(system)}, True)
         return
     add_answers(table, found, system, labelled=True)
-    table.write(sys.stdout, format="ascii.csv")
+    text = io.StringIO()
+    table.write(text, format="ascii.csv")
+    write(text.getvalue())
 
 
 def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from dustmap.cli._parser import (
     new,
 )
 from dustmap.cli._ranks import run_ranks, starts_ranks
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.cli._terminated import Notice, preempting
 
@@ -146,15 +147,26 @@ def _is_finished(
 ) -> bool:
     """Whether a run that is to go on is finished; refuses a directory that cannot be used."""
     from dustmap.runs import Stage, check_free, check_resumable
+    from dustmap.sky import refuse_inputs
 
     output, finished = Path(options.output), False
     if world.rank == 0:
+        refuse_inputs(output, _inputs(options, config))
         if options.resume:
             ended = check_resumable(output, config, world.size)
             finished = ended is not None and Stage(options.until).reached_by(ended)
         else:
             check_free(output, options.overwrite)
     return world.texts("finished" if finished else "")[0] == "finished"
+
+
+def _inputs(options: argparse.Namespace, config: configuration.Config) -> Iterator[Path]:
+    """What the run reads; to go on with its own configuration is fine."""
+    own = Path(options.output) / "config.toml"
+    if not (options.resume and own.exists() and own.samefile(options.config)):
+        yield Path(options.config)
+    data = config.data
+    yield from inputs_of(*data.catalog, data.truth, schema=data.schema)
 
 
 def _tell_finished(output: Path, options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from dustmap.cli._parser import (
     command_line,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
 
@@ -62,14 +63,15 @@ def add(commands: Commands) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_plan
-    from dustmap.sky import Provenance, refuse_existing, write_map
+    from dustmap.sky import Provenance, check_output, write_map
     from dustmap.sky.maps import check_map_name
     from dustmap.sky.simulation import format_of, simulate, write_sky
 
     with checking_input():
         output, truth = Path(options.output), options.truth and Path(options.truth)
-        for path in filter(None, (output, truth)):
-            refuse_existing(path, options.overwrite)
+        check_output(output, options.overwrite, inputs_of(options.from_prior))
+        if truth:
+            check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
         format_of(output)
         if truth:
             check_map_name(truth)

@@ -2,12 +2,12 @@
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 from dustmap.cli._exit import DONE, checking_input
 from dustmap.cli._parser import Commands, new
+from dustmap.cli._tell import write
 
 ABOUT = """\
 running, finished, pre-empted, failed or interrupted (killed); its stage, the last numbers, when a
@@ -41,5 +41,5 @@ def execute(options: argparse.Namespace) -> int:
         lines = found[0].lines(now)
     else:
         lines = [status.line(now) for status in found]
-    sys.stdout.write("\n".join(lines) + "\n")
+    write("\n".join(lines) + "\n")
     return DONE

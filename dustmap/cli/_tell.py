@@ -1,6 +1,7 @@
 """What a command prints when it is done."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,29 @@ if TYPE_CHECKING:
     from dustmap.runs import Plan
 
 
+def write(text: str) -> None:
+    """Puts text on stdout, all of it at once, so that whatever fails does so here.
+
+    A reader that has gone, as `head` does, has had enough, which is no failure of the command.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail again at the end of the process.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        if not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "stdout") from error
+
+
 def tell(values: Mapping[str, Any], as_json: bool) -> None:
     """On stdout: one JSON object, or one `name: value` a line."""
     if as_json:
-        sys.stdout.write(json.dumps(dict(values)) + "\n")
+        write(json.dumps(dict(values)) + "\n")
         return
-    for name, value in values.items():
-        sys.stdout.write(f"{name}: {_shown(value)}\n")
+    write("".join(f"{name}: {_shown(value)}\n" for name, value in values.items()))
 
 
 def tell_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
@@ -28,7 +45,7 @@ def tell_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
         tell(plan.as_dict() | known, True)
         return
     about = [] if seconds is None else [f"seconds_about: {seconds:g}"]
-    sys.stdout.write("\n".join([*plan.lines(), *about]) + "\n")
+    write("\n".join([*plan.lines(), *about]) + "\n")
 
 
 def _shown(value: object) -> str:

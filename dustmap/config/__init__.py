@@ -15,6 +15,7 @@ from dustmap.config._read import from_mapping as from_mapping
 from dustmap.config._read import load as load
 from dustmap.config._read import parsecs as parsecs
 from dustmap.config._read import sha256 as sha256
+from dustmap.config._schema import STAR_FIGURES as STAR_FIGURES
 from dustmap.config._schema import ComputeConfig as ComputeConfig
 from dustmap.config._schema import DataConfig as DataConfig
 from dustmap.config._schema import ExportConfig as ExportConfig

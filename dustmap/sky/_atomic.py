@@ -1,72 +1,95 @@
 """Files and directories that appear whole or not at all."""
 
+import atexit
+import ctypes
+import hashlib
 import logging
 import os
 import re
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+
+from dustmap.sky._outputs import check_output, followed
 
 log = logging.getLogger(__name__)
+
+#: Bytes of a name in a directory of any common file system.
+_LONGEST = 255
+#: renameat2 of Linux: relative to the working directory, swap.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+#: Signals that end a command or a run, as exceptions in the main thread.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+#: Seconds between two looks at what other threads may still write, and looks.
+_PAUSE, _LOOKS = 0.05, 40
 
 
 @contextmanager
 def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
     """Yields a temporary name beside `target`, which takes its place if the block succeeds.
 
-    Of directories only zarr groups and empty ones are replaced. What a process that was killed
-    has left of the same target goes first.
+    A link stays, and what it leads to is replaced. Of directories only zarr groups of dustmap and
+    empty ones are. What a process that was killed has left of the same target goes first.
     """
-    clear_leftovers(target)
-    refuse_existing(target, overwrite)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(target, "partial")
+    place = followed(target)
+    clear_leftovers(place)
+    check_output(target, overwrite)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = beside(place, "partial")
     try:
-        yield partial
-        take_place(partial, target)
-    except BaseException:
-        # What went wrong is told, even where another rank still writes here; the next one clears.
-        with suppress(OSError):
+        with naming(partial, target):
+            yield partial
+            take_place(partial, place)
+        with undisturbed():
             remove(partial)
+    except BaseException:
+        discard(partial)
         raise
 
 
 @contextmanager
 def scratch_for(target: Path) -> Iterator[Path]:
     """A directory beside `target` for what is needed while it is made, and gone afterwards."""
-    named = target.with_name(f"{target.name}.scratch")
+    place = followed(target)
+    named = place.with_name(f"{place.name}.scratch")
     clear_leftovers(named)
     scratch = beside(named, "partial")
-    scratch.mkdir(parents=True)
     try:
-        yield scratch
+        scratch.mkdir(parents=True)
+        with naming(scratch, target):
+            yield scratch
     finally:
-        remove(scratch)
-
-
-def refuse_existing(target: Path, overwrite: bool) -> None:
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists already; choose another name or pass --overwrite")
-    if target.is_dir() and any(target.iterdir()) and not _is_zarr(target):
-        raise FileExistsError(f"{target} is a directory, not a zarr group: choose another name")
+        with undisturbed():
+            remove(scratch)
 
 
 def beside(target: Path, what: str) -> Path:
     """A name of this process in the same directory; what: `partial`, or `replaced`."""
-    return target.with_name(f".{what}-{os.getpid()}-{target.name}")
+    return target.with_name(f".{what}-{os.getpid()}-{_tag(target)}")
 
 
 def take_place(partial: Path, target: Path) -> None:
-    """Renames `partial` to `target`; what was there goes."""
-    if not target.is_dir() or target.is_symlink():
+    """Gives `partial` the name `target`; a directory that had it is called `partial` then."""
+    if not target.is_dir():
         partial.replace(target)
         return
-    # A directory cannot be renamed onto one that has files, and is not removed in one step.
+    if _exchange(partial, target):
+        return
+    # The system cannot: a process killed in between leaves what `clear_leftovers` puts back.
     aside = beside(target, "replaced")
-    target.rename(aside)
-    partial.rename(target)
-    remove(aside)
+    with undisturbed():
+        target.rename(aside)
+        try:
+            partial.rename(target)
+        except BaseException:
+            aside.rename(target)
+            raise
+        aside.rename(partial)
 
 
 def clear_leftovers(target: Path) -> int:
@@ -94,8 +117,86 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def discard(partial: Path) -> None:
+    """Removes what was half written, and never fails: the error that led here matters more.
+
+    The threads of zarr write on for a while after an interruption, and make directories anew; so
+    may another rank, whose leftovers the next process clears.
+    """
+    with undisturbed():
+        if not partial.is_dir():
+            with suppress(OSError):
+                remove(partial)
+            return
+        atexit.register(shutil.rmtree, partial, ignore_errors=True)
+        for _ in range(_LOOKS):
+            shutil.rmtree(partial, ignore_errors=True)
+            time.sleep(_PAUSE)
+            if not partial.exists():
+                return
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, signals that end the process wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread only
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        del frame
+        waiting.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, wait)
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for arrived in waiting[:1]:
+        signal.raise_signal(arrived)
+
+
+@contextmanager
+def naming(partial: Path, target: Path) -> Iterator[None]:
+    """Inside, errors name the target in place of its temporary name."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_renamed(part, partial, target) for part in error.args)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename = _renamed(error.filename, partial, target)
+        raise
+
+
+def _renamed(part: object, partial: Path, target: Path) -> object:
+    if not isinstance(part, str | os.PathLike):
+        return part
+    return str(part).replace(str(partial), str(target)).replace(partial.name, target.name)
+
+
+def _tag(target: Path) -> str:
+    """The name of the target, cut where a longer one would be too long."""
+    if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}-"):
+        return target.name
+    return hashlib.sha256(os.fsencode(target.name)).hexdigest()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one step; False where the system or the file system cannot."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one), os.fsencode(other)
+    return swap is not None and (
+        swap(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
+    )
+
+
 def _left_beside(target: Path) -> list[Path]:
-    named = re.compile(rf"\.(partial|replaced)-\d+-{re.escape(target.name)}")
+    named = re.compile(rf"\.(partial|replaced)-\d+-{re.escape(_tag(target))}")
     if not target.parent.is_dir():
         return []
     return sorted(path for path in target.parent.iterdir() if named.fullmatch(path.name))
@@ -113,7 +214,3 @@ def _alive(left: Path) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _is_zarr(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in ("zarr.json", ".zgroup"))

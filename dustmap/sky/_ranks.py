@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
-from dustmap.sky._atomic import replacing
+from dustmap.sky._atomic import naming, replacing
+from dustmap.sky._outputs import followed
 
 ALONE = Alone()
 
@@ -45,7 +46,9 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
             world.texts(partial.name)
             yield partial
     else:
-        yield target.with_name(world.texts("")[0])
+        partial = followed(target).with_name(world.texts("")[0])
+        with naming(partial, target):
+            yield partial
     world.texts("")
 
 

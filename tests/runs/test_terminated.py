@@ -56,15 +56,3 @@ def test_what_was_moved_aside_is_put_back(tmp_path: Path) -> None:
     assert clear_leftovers(target) == 1
     assert target.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["stars.zarr"]
-
-
-def test_a_group_takes_the_place_of_another_in_one_step(tmp_path: Path) -> None:
-    target = tmp_path / "map.zarr"
-    target.mkdir()
-    (target / "zarr.json").write_text("old")
-    with replacing(target, overwrite=True) as partial:
-        partial.mkdir()
-        (partial / "zarr.json").write_text("new")
-        assert (target / "zarr.json").read_text() == "old"
-    assert (target / "zarr.json").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["map.zarr"]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.inference import Kept
+from dustmap.sky._atomic import naming
 
 
 @final
@@ -130,11 +131,12 @@ def durable(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{path.name}")
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with naming(partial, path):
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -61,7 +61,7 @@ class Identity:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """That of a run, from its checkpoint."""
-        path, remedy = folder / IDENTITY, f"delete {folder} or start anew with --overwrite"
+        path, remedy = folder / IDENTITY, "choose another --output"
         if not path.is_file():
             raise ValueError(f"{path} is missing, so that nothing can go on: {remedy}")
         try:
@@ -99,6 +99,15 @@ class Identity:
     def changes_of_setup(self, here: "Identity") -> list[str]:
         """What is other than it was and changes the result by its rounding."""
         return list(_differences(self.setup, here.setup))
+
+
+def proves_run(folder: Path) -> bool:
+    """Whether a checkpoint is of a run, of whatever version."""
+    try:
+        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"schema", "settings", "files"} <= set(content)
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.runs.kept._directory import LogFile, RunDirectory
 from dustmap.runs.kept._file import UnusableState, durable, sync_directory
-from dustmap.runs.kept._identity import IDENTITY, Identity
+from dustmap.runs.kept._identity import IDENTITY, Identity, proves_run
 from dustmap.runs.kept._journal import Keeper, Notice, kept_at
 from dustmap.runs.kept._lock import holding, refuse_held
 from dustmap.runs.kept._written import (
@@ -25,12 +25,14 @@ from dustmap.runs.kept._written import (
     KEPT,
     LOG,
     METRICS,
+    OWN,
     REPORT,
     report_of,
 )
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
-from dustmap.sky._atomic import beside, clear_leftovers, remove
+from dustmap.sky._atomic import beside, clear_leftovers, discard, remove, take_place, undisturbed
+from dustmap.sky._outputs import followed, foreign_entries, listed, refuse_special
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +41,18 @@ GO_ON = "what is done is kept: go on with --resume"
 
 def check_free(path: Path, overwrite: bool) -> None:
     """Refuses a directory that holds a run, unless told; and one that holds anything else."""
-    clear_leftovers(path)
-    if not path.exists():
-        _check_place(path)
+    if not _is_taken(path):
         return
     if not path.is_dir():
         raise FileExistsError(f"{path} is a file; choose another --output")
-    if not any(path.iterdir()):
-        return
-    if not (path / CONFIG).is_file():
-        raise FileExistsError(f"{path} is no run directory and not empty; choose another --output")
+    if not proves_run(path / CHECKPOINT):
+        raise FileExistsError(
+            f"{path} is no run directory and not empty: it has no {CHECKPOINT}/{IDENTITY} of a "
+            f"run; choose another --output"
+        )
     refuse_held(path)
     if overwrite:
+        _refuse_foreign(path)
         return
     if ended_with(path) is None:
         raise FileExistsError(
@@ -65,9 +67,7 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
 
     None where there is no run yet, or one that is not finished.
     """
-    clear_leftovers(path)
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        _check_place(path)
+    if not _is_taken(path):
         return None
     if not (path / CONFIG).is_file():
         check_free(path, overwrite=False)
@@ -108,29 +108,30 @@ def starting(
     back. After that the directory stays, to go on from.
     """
     check_free(path, overwrite)
-    partial, aside = beside(path, "partial"), beside(path, "replaced")
+    path = followed(path)
+    partial = beside(path, "partial")
     placed = False
     try:
         (partial / CHECKPOINT).mkdir(parents=True)
         _write_identity(partial, config, Identity.of(config, ranks))
         with holding(partial):
-            if path.exists():
-                path.rename(aside)
-            partial.rename(path)
-            placed = True
+            with undisturbed():
+                take_place(partial, path)
+                placed = True
             sync_directory(path.parent)
             with _at_work(path, config, notice) as directory:
                 yield directory
     except BaseException as error:
         if placed and (notice.pending or kept_at(path / KEPT) is not None):
-            remove(aside)
             error.add_note(GO_ON)
-        else:
-            shutil.rmtree(path if placed else partial, ignore_errors=True)
-            if aside.exists():
-                aside.rename(path)
+        elif placed and partial.exists():
+            take_place(partial, path)
+        elif placed:
+            discard(path)
+        discard(partial)
         raise
-    remove(aside)
+    with undisturbed():
+        remove(partial)
 
 
 @contextmanager
@@ -159,6 +160,27 @@ def finish(directory: RunDirectory, until: Stage) -> None:
     directory.record(stage="run", event="finished", until=until.value)
     if until is Stage.EXPORT:
         shutil.rmtree(directory.path / KEPT, ignore_errors=True)
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether anything is there, but for an empty directory; refuses what could not be made."""
+    place = followed(path)
+    clear_leftovers(place)
+    refuse_special(path)
+    if not place.exists():
+        _check_place(place)
+        return False
+    return not place.is_dir() or any(place.iterdir())
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuses to remove what no run has written."""
+    foreign = foreign_entries(path, OWN)
+    if foreign:
+        raise FileExistsError(
+            f"{path} holds what no run has written ({listed(foreign)}), and --overwrite would "
+            f"remove it; move it elsewhere, or choose another --output"
+        )
 
 
 def _identity_of(path: Path, here: Identity) -> Identity:

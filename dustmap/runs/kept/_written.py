@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dustmap.config import STAR_FIGURES
+from dustmap.runs.kept._lock import LOCK
 from dustmap.sky import check_enclosed
+from dustmap.sky._outputs import STORE
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
@@ -15,6 +18,15 @@ REPORT = "report.json"
 #: What a run goes on from, and the states of its computations.
 CHECKPOINT = "checkpoint"
 KEPT = "checkpoint/kept"
+#: All that runs write, as a pattern of paths in their directories.
+OWN = "|".join(
+    (
+        rf"{CONFIG}|{METRICS}|{LOG}|report\.(?:json|md)|{LOCK}",
+        rf"map\.fits|(?:map|stars)\.zarr/{STORE}",
+        rf"{CHECKPOINT}/(?:[^/]+|kept/[^/]+|model/[^/]+)\.(?:json|npz)",
+        rf"plots/(?:{'|'.join((*STAR_FIGURES, 'regression'))})\.png",
+    )
+)
 
 
 def check_run(path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from astropy.table import Table, vstack
 from numpy.typing import NDArray
 
-from dustmap.sky import refuse_existing, write_table
+from dustmap.sky import write_table
 from dustmap.sky._atomic import replacing
 
 FORMATS = {".csv": "ascii.csv", ".ecsv": "ascii.ecsv", ".fits": "fits", ".fit": "fits"}
@@ -66,7 +66,6 @@ def write_columns(path: Path, table: Table, overwrite: bool) -> None:
         return
     if kind != ".npz":
         raise ValueError(f"{path}: expected a name that ends in {', '.join(FORMATS)} or .npz")
-    refuse_existing(path, overwrite)
     with replacing(path, overwrite) as partial, partial.open("wb") as file:
         arrays = {name: np.asarray(table[name]) for name in table.colnames}
         np.savez(file, allow_pickle=False, **arrays)

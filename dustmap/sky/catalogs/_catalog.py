@@ -10,7 +10,8 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import refuse_existing, scratch_for
+from dustmap.sky._atomic import scratch_for
+from dustmap.sky._outputs import check_output
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._counts import Counts
 from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated
@@ -102,7 +103,8 @@ def ingest(
     are read, chunk by chunk.
     """
     target = Path(store_path)
-    refuse_existing(target, overwrite)
+    cards = [str(card)] if str(card).endswith(".toml") else []
+    check_output(target, overwrite, [*_listed(paths), *cards])
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
