@@ -142,7 +142,8 @@ def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list
 
 def bends(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> bool:
     """Whether straight deviations leave the data at second order."""
-    return excess_spread(mean, straight, together) > _LARGEST_EXCESS
+    # Of responses that overflow the excess is no number.
+    return not excess_spread(mean, straight, together) <= _LARGEST_EXCESS
 
 
 @torch.no_grad()
@@ -192,4 +193,7 @@ def curved_draw(
     problem = mean.problem
     centre = problem.rows.matmul(mean.log_density.exp())
     tether = Tether(centre + problem.noise.sqrt() * noise, mean.xi + white)
-    return descend(Iterate.at(problem, tether, mean.xi + start), z, accuracy, preconditioner)
+    first = Iterate.at(problem, tether, mean.xi + start)
+    if not first.is_finite:
+        first = Iterate.at(problem, tether, mean.xi)
+    return descend(first, z, accuracy, preconditioner)

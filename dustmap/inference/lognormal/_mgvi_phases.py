@@ -52,6 +52,8 @@ _BARE = 3
 _MUCH = 0.1
 #: Gain in nats of an evidence step below which θ is as good as it need be.
 _NEGLIGIBLE = 0.3
+#: Of an evidence step, from the whole of it on.
+_LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.
 _RESTLESS = 1.0
@@ -141,8 +143,8 @@ class Fit:
             self.state.moved = True
             return Phase.SAMPLE, 0
         self._precondition()
-        self._descend(self._accuracy(), "mode", quiet=True)
-        if not self._evidence_round():
+        found = self._descend(self._accuracy(), "mode", quiet=True)
+        if not self._evidence_round(at_rest=found.decrease < self._accuracy().decrease):
             return Phase.LEARN, turn + 1
         self._descend(self._accuracy(), "mode")
         return Phase.SAMPLE, 0
@@ -179,8 +181,12 @@ class Fit:
         if weighing.change > _MUCH:
             self.state.slowest = QUICK
 
-    def _evidence_round(self) -> bool:
-        """One step in θ; whether θ rests: a small step, or one that promises next to nothing."""
+    def _evidence_round(self, at_rest: bool) -> bool:
+        """Take one step in θ and return whether it was the last.
+
+        It is where it is small, and where no length of it is accepted at a mode that is at rest;
+        elsewhere a rejected step is tried again from a better mode.
+        """
         before, settings = self.state.centre, self.settings
         draws, spread = self._probe()
         step = evidence_step(
@@ -192,10 +198,11 @@ class Fit:
             self.state.preconditioner,
             self.state.largest_step,
         )
-        self._damp(step.delta)
-        self._move(step.delta)
+        accepted = self._move(step.delta)
+        if accepted:
+            self._damp(step.delta)
         self._record(
-            "evidence",
+            "evidence" if accepted else "rejected",
             before,
             int(draws.steps.max()),
             gradient=tuple(step.gradient.tolist()),
@@ -206,7 +213,7 @@ class Fit:
         if self.state.weighing is not None:
             self._weigh(self.state.weighing.updated(*self._ratios(spread)))
             rests = rests and self.state.weighing.settled
-        return rests
+        return rests if accepted else at_rest
 
     def _probe(self) -> tuple[SolveResult, Tensor]:
         """z_s of the gradient's draws, and the variance (N,) of the mean response that they tell.
@@ -222,19 +229,26 @@ class Fit:
         self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
         return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
 
-    def _move(self, delta: Tensor) -> None:
-        """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
-        before, z, theta = self.state.centre, self.state.z, read(self.problem)
-        for length in (1.0, 0.5, 0.25, 0.125):
+    def _move(self, delta: Tensor) -> bool:
+        """θ + t Δθ with the centre carried along, t halved until the data stay in reach.
+
+        Where they never do, everything stays as it is, and the answer is False.
+        """
+        before, theta = self.state.centre, read(self.problem)
+        for length in _LENGTHS if bool(delta.isfinite().all()) else ():
             write(before.problem, theta + length * delta)
             changed = on_its_torus(
                 before.problem.rebuilt().with_present_noise(), self.settings.padding
             )
-            self.state.centre, self.state.z = carry(
-                before, changed, z, self._accuracy(), self.state.preconditioner
+            centre, z = carry(
+                before, changed, self.state.z, self._accuracy(), self.state.preconditioner
             )
-            if self.state.centre.misfit() < 2.0 * max(before.misfit(), 1.0):
-                return
+            near = centre.misfit() < 2.0 * max(before.misfit(), 1.0)
+            if near and centre.is_finite:
+                self.state.centre, self.state.z = centre, z
+                return True
+        write(before.problem, theta)
+        return False
 
     def _damp(self, delta: Tensor) -> None:
         """Halve the reach of steps that turn back: the linearisation moves with θ."""
@@ -254,12 +268,17 @@ class Fit:
             self.problem, state.centre.tether, state.centre.xi, state.deviations
         )
         state.slowest = QUICK  # the mean density of the samples is not that of their centre
-        self._precondition()
-        self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
-        state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
+        state.strayed = not state.centre.is_finite
+        if state.strayed:
+            state.centre, state.z = mode, z
+        else:
+            self._precondition()
+            self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
+            state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
         if state.strayed and self.settings.curved is None and not state.curved:
             _log.info("straight deviations leave the data: the samples are curved")
             state.curved, state.centre, state.z = True, mode, z
+            self._record("mode", mode, 0)
 
     def _draw(self) -> None:
         """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
@@ -396,4 +415,7 @@ class Fit:
             return MGVIStatus.UNSOLVED
         if self.state.strayed:
             return MGVIStatus.STRAYED
+        steps = [entry.stage for entry in self.state.history if entry.gradient]
+        if steps and steps[-1] == "rejected":
+            return MGVIStatus.REJECTED
         return MGVIStatus.MAX_ROUNDS if self.state.moved else MGVIStatus.CONVERGED

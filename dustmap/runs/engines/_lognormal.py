@@ -185,6 +185,7 @@ def _summary(solution: MGVISolution) -> dict[str, object]:
         "samples": solution.posterior.n_samples,
         "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
         "rounds": len(solution.history),
+        "rejected_steps": solution.rejected_steps,
         "misfit_over_noise": last.misfit,
         "cg_steps": max(line.cg_steps for line in solution.history),
         "solver": solution.message(),
