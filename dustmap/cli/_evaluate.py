@@ -36,13 +36,14 @@ def add(commands: Commands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.cli._progress import progress
     from dustmap.runs import open_run
 
     with checking_input():
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
-        told = finished.evaluate(
-            Path(options.catalog), options.schema, options.truth_column, options.system
-        )
+        given = Path(options.catalog), options.schema, options.truth_column, options.system
+        with progress() as shown:
+            told = finished.evaluate(*given, shown)
     tell(told, options.json)
     return DONE

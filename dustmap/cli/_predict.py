@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.cli._progress import progress
     from dustmap.runs import open_run
     from dustmap.sky import refuse_existing
 
@@ -41,6 +42,9 @@ def execute(options: argparse.Namespace) -> int:
         refuse_existing(output, options.overwrite)
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
-        told = finished.predict(Path(options.catalog), options.schema, output, options.overwrite)
+        with progress() as shown:
+            told = finished.predict(
+                Path(options.catalog), options.schema, output, options.overwrite, shown
+            )
     tell(told, options.json)
     return DONE

@@ -116,12 +116,15 @@ def _answers(
 ) -> "Columns":
     """density_mean, extinction_mean and their std (N,), NaN outside: of a run's posterior, which
     knows what uncertain distances mean, or of a map at the median distance."""
+    from dustmap.cli._progress import progress
     from dustmap.runs import open_star_map
     from dustmap.sky.maps import DustMap, quietly
 
     path = Path(options.map)
     if (path / "config.toml").is_file():
-        return dict(open_star_map(path, computing(options, path)).at_stars(l, b, distances))
+        with progress() as shown:
+            finished = open_star_map(path, computing(options, path))
+            return dict(finished.at_stars(l, b, distances, shown))
     compute = computing_on_map(options, path)
     # Four questions about the same places would count those outside four times.
     with quietly():

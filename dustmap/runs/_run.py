@@ -10,9 +10,10 @@ from typing import Any, final
 import torch
 
 from dustmap.config import ComputeConfig
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
-from dustmap.runs.reports import Progress, Report, Stage
+from dustmap.runs.reports import Report, Stage
 
 
 @final
@@ -98,7 +99,12 @@ class AbstractFinishedRun(ABC):
 
     @abstractmethod
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        schema: str = "generic",
+        truth_column: str = "",
+        system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of the measurements in another catalog, read by a card of that name; and of the
         noise-free values in `truth_column`, unless it is empty. system: that of the extinctions,
@@ -106,7 +112,12 @@ class AbstractFinishedRun(ABC):
 
     @abstractmethod
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        schema: str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
 

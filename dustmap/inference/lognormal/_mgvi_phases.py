@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dustmap.inference._journal import AbstractJournal
 from dustmap.inference._kept import Reading
-from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     Perturbations,
@@ -22,16 +21,11 @@ from dustmap.inference.lognormal._mgvi_draws import (
 )
 from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
-from dustmap.inference.lognormal._mgvi_report import (
-    MGVIRound,
-    MGVISettings,
-    MGVISolution,
-    MGVIStatus,
-)
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase
 from dustmap.inference.lognormal._mgvi_torus import on_its_torus
 from dustmap.inference.lognormal._mgvi_weights import Weighing
-from dustmap.linalg import SolveResult, nystrom
+from dustmap.linalg import Progress, SolveResult, nystrom
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +51,11 @@ _LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.
 _RESTLESS = 1.0
-#: A mode that misses the data by more than this, in units of the noise, is no start for samples.
-_LARGEST_MISFIT = 3.0
-#: Samples that are turned into fields at once.
-_FIELDS = 8
+#: What is counted while samples follow the curvature.
+_CURVING = "curved draws"
 
 
-Progress = Callable[[MGVIRound], None]
+Rounds = Callable[[MGVIRound], None]
 #: A phase with the number of its turn.
 _Place = tuple[Phase, int]
 
@@ -76,11 +68,13 @@ class Fit:
         self,
         problem: LogNormalProblem,
         settings: MGVISettings,
-        progress: Progress | None,
+        rounds: Rounds | None,
+        progress: Progress,
         origin: Tensor | None,
         journal: AbstractJournal,
     ) -> None:
-        self.settings, self.progress, self.journal = settings, progress, journal
+        self.settings, self.rounds, self.progress = settings, rounds, progress
+        self.journal = journal
         self.together = drawn_together(max(settings.samples // 2, settings.draws))
         reading = Reading.latest(journal, MGVI)
         if reading is None:
@@ -197,6 +191,7 @@ class Fit:
             self._accuracy(),
             self.state.preconditioner,
             self.state.largest_step,
+            self.progress,
         )
         accepted = self._move(step.delta)
         if accepted:
@@ -224,7 +219,9 @@ class Fit:
         perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
         how = settings.residual, settings.cg_steps, self.state.preconditioner
         start = self.state.evidence_draws
-        draws = metric_solve(self.state.centre, perturbations, *how, start, self.together)
+        draws = metric_solve(
+            self.state.centre, perturbations, *how, start, self.together, self.progress
+        )
         self.state.evidence_draws = draws.x
         self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
         return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
@@ -240,9 +237,8 @@ class Fit:
             changed = on_its_torus(
                 before.problem.rebuilt().with_present_noise(), self.settings.padding
             )
-            centre, z = carry(
-                before, changed, self.state.z, self._accuracy(), self.state.preconditioner
-            )
+            how = self._accuracy(), self.state.preconditioner, self.progress
+            centre, z = carry(before, changed, self.state.z, *how)
             near = centre.misfit() < 2.0 * max(before.misfit(), 1.0)
             if near and centre.is_finite:
                 self.state.centre, self.state.z = centre, z
@@ -290,7 +286,9 @@ class Fit:
         perturbations = Perturbations.of(self.problem, settings.seed, range(pairs), both[:pairs])
         mode = self._mode_here()
         how = settings.residual, settings.cg_steps, state.preconditioner
-        straight, solve = metric_draws(mode, perturbations, *how, state.sample_draws, self.together)
+        straight, solve = metric_draws(
+            mode, perturbations, *how, state.sample_draws, self.together, self.progress
+        )
         state.unsolved = state.unsolved or not solve.converged
         state.sample_draws, state.slowest = solve.x, max(state.slowest, int(solve.steps.max()))
         state.deviations = both
@@ -314,10 +312,13 @@ class Fit:
             own = Perturbations.of(self.problem, settings.seed, range(s % pairs, s % pairs + 1))
             sign = 1.0 if s < pairs else -1.0
             white, noise = sign * own.white[0], sign * own.noise[0]
-            draw = curved_draw(mode, white, noise, start[s], z[s], accuracy, state.preconditioner)
+            self.progress(_CURVING, s, len(start))
+            how = accuracy, state.preconditioner, self.progress
+            draw = curved_draw(mode, white, noise, start[s], z[s], *how)
             state.drawn.append((draw.iterate.xi, draw.z))
             if s + 1 < len(start):
                 self.journal.keep(state.kept)
+        self.progress(_CURVING, len(start), len(start))
         xi, multipliers = zip(*state.drawn, strict=True)
         state.deviations = torch.stack(xi).sub_(mode.xi)
         state.curve_draws = torch.stack(multipliers)
@@ -330,7 +331,7 @@ class Fit:
 
     def _descend(self, accuracy: Accuracy, stage: str, quiet: bool = False) -> Descent:
         before = self.state.centre
-        found = descend(before, self.state.z, accuracy, self.state.preconditioner)
+        found = descend(before, self.state.z, accuracy, self.state.preconditioner, self.progress)
         self.state.centre, self.state.z = found.iterate, found.z
         self.state.slowest = max(self.state.slowest, found.cg_steps // max(1, found.steps))
         if not quiet:
@@ -382,40 +383,5 @@ class Fit:
             cg_steps,
         )
         self.state.history.append(entry)
-        if self.progress is not None:
-            self.progress(entry)
-
-    def solution(self) -> MGVISolution:
-        """What was found."""
-        assert self.state.deviations is not None
-        # every +δ_s followed by its −δ_s, so that the first samples are pairs too
-        deviations = torch.stack(self.state.deviations.chunk(2), dim=1).flatten(0, 1)
-        problem, centre = self.problem, self.state.centre.xi
-        with torch.no_grad():
-            parts = (centre + part for part in torch.split(deviations, _FIELDS))
-            fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
-        posterior = LogNormalPosterior(
-            problem.model.interpolation, self.state.centre.log_density, fields
-        )
-        return MGVISolution(
-            problem.model,
-            posterior,
-            problem.model.coefficients(self.state.centre.xi),
-            self.state.centre.xi,
-            deviations,
-            tuple(self.state.history),
-            self._status(),
-            self.state.weighing,
-        )
-
-    def _status(self) -> MGVIStatus:
-        if self.state.centre.misfit() > _LARGEST_MISFIT:
-            return MGVIStatus.MISFIT
-        if self.state.unsolved:
-            return MGVIStatus.UNSOLVED
-        if self.state.strayed:
-            return MGVIStatus.STRAYED
-        steps = [entry.stage for entry in self.state.history if entry.gradient]
-        if steps and steps[-1] == "rejected":
-            return MGVIStatus.REJECTED
-        return MGVIStatus.MAX_ROUNDS if self.state.moved else MGVIStatus.CONVERGED
+        if self.rounds is not None:
+            self.rounds(entry)

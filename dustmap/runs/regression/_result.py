@@ -7,6 +7,7 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.linalg import Progress, unwatched
 from dustmap.regression import HIPGPRegressor
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.kept import RunDirectory
@@ -36,13 +37,18 @@ class RegressionResult(AbstractFinishedRun):
     made: Provenance
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        schema: str = "generic",
+        truth_column: str = "",
+        system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of measured targets; rows outside the box by the run's policy, counted.
 
         Columns are those of the configuration: schema, a card of stars, says nothing of them.
         """
-        del schema
+        del schema, progress
         if truth_column:
             raise ValueError(
                 f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
@@ -58,10 +64,15 @@ class RegressionResult(AbstractFinishedRun):
         return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
 
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        schema: str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
-        del schema
+        del schema, progress
         table = read_table(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)

@@ -15,6 +15,8 @@ from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import scores
+from dustmap.linalg import Progress, unwatched
+from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
@@ -90,7 +92,12 @@ class StarMap(AbstractFinishedRun):
         return comparison_of(self.run.stars, found)
 
     def evaluate(
-        self, catalog: Path, schema: str = "generic", truth_column: str = "", system: str = ""
+        self,
+        catalog: Path,
+        schema: str = "generic",
+        truth_column: str = "",
+        system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
 
@@ -104,7 +111,8 @@ class StarMap(AbstractFinishedRun):
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
-        told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()
+        found = predictions(self.fit, observed, everything, progress)
+        told: dict[str, Any] = found.scores().as_dict()
         if truth_column:
             truth = read_truth(data, catalog, card, read.stars, truth_column, CUTS)
             factor = conversion(read.stars.system, self.run.stars.system)
@@ -133,12 +141,17 @@ class StarMap(AbstractFinishedRun):
         return scores(y, predicted.mean, variance).as_dict()
 
     def predict(
-        self, catalog: Path, schema: str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        schema: str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
         places = places_of(self.run.config.data, catalog, schema)
         table = places.table
-        columns = self.at_stars(places.l, places.b, places.distances)
+        columns = self.at_stars(places.l, places.b, places.distances, progress)
         for name, values in columns.items():
             table[name] = values * PREDICTED[name]
         _tell_history(table, self.made)
@@ -164,10 +177,25 @@ class StarMap(AbstractFinishedRun):
         return self.at_stars(l, b, ExactDistances(distance))
 
     def at_stars(
-        self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
+        self,
+        l: NDArray[np.float64],
+        b: NDArray[np.float64],
+        distances: AbstractDistances,
+        progress: Progress = unwatched,
     ) -> dict[str, NDArray[np.float64]]:
         """Densities at the median distance of N stars, NaN outside the box; extinctions over the
         distribution of each distance, NaN where the ray from the Sun may be outside the box."""
+        found = []
+        for first in range(0, max(1, len(l)), TOGETHER):
+            progress("predictions", first, len(l))
+            some = slice(first, first + TOGETHER)
+            found.append(self._at_some(l[some], b[some], distances[some]))
+        progress("predictions", len(l), len(l))
+        return {name: np.concatenate([part[name] for part in found]) for name in PREDICTED}
+
+    def _at_some(
+        self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
+    ) -> dict[str, NDArray[np.float64]]:
         columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
         places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
         inside = self.run.grid.contains(places)
