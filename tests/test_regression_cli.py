@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dustmap import config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
 from dustmap.regression import HIPGPRegressor
-from dustmap.runs.kept._directory import OWN
+from dustmap.runs.kept._written import OWN
 from dustmap.sky._outputs import foreign_entries
 
 ROOT = Path(__file__).resolve().parents[1]

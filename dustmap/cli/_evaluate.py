@@ -44,6 +44,7 @@ def add(commands: Commands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.cli._progress import progress
     from dustmap.runs import open_run
     from dustmap.sky import card_named
 
@@ -51,6 +52,8 @@ def execute(options: argparse.Namespace) -> int:
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         card = card_named(options.schema, columns_of(options))
-        told = finished.evaluate(Path(options.catalog), card, options.truth_column, options.system)
+        given = Path(options.catalog), card, options.truth_column, options.system
+        with progress() as shown:
+            told = finished.evaluate(*given, shown)
     tell(told, options.json)
     return DONE

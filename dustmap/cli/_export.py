@@ -145,21 +145,22 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.made
-    if options.format in CUBES:
-        compute, kind = finished.run.config.compute, options.format
-        check_export(export_plan(finished, grid, request), grid, request, output)
-        with progress() as shown:
-            watched = WatchedField(field, f"writing {output.name}", shown)
+    with progress() as shown:
+        watched = WatchedField(field, f"writing {output.name}", shown)
+        if options.format in CUBES:
+            compute, kind = finished.run.config.compute, options.format
+            check_export(export_plan(finished, grid, request), grid, request, output)
             write_in_slabs(
                 kind, output, watched, grid, request, provenance, options.overwrite, compute
             )
-        return {
-            "voxels": list(grid.shape),
-            "quantities": [quantity.value for quantity in request.quantities],
-            "samples": request.samples,
-        }
-    asked = _layout(request, grid, options)
-    counts = LAYOUT_WRITERS[options.format](output, field, asked, provenance, options.overwrite)
+            return {
+                "voxels": list(grid.shape),
+                "quantities": [quantity.value for quantity in request.quantities],
+                "samples": request.samples,
+            }
+        asked = _layout(request, grid, options)
+        writer = LAYOUT_WRITERS[options.format]
+        counts = writer(output, watched, asked, provenance, options.overwrite)
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
 
 

@@ -35,6 +35,7 @@ def add(commands: Commands) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    from dustmap.cli._progress import progress
     from dustmap.runs import open_run
     from dustmap.sky import card_named, check_output
 
@@ -45,6 +46,7 @@ def execute(options: argparse.Namespace) -> int:
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         card = card_named(options.schema, columns_of(options))
-        told = finished.predict(Path(options.catalog), card, output, options.overwrite)
+        with progress() as shown:
+            told = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
     tell(told, options.json)
     return DONE

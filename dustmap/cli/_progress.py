@@ -10,6 +10,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from dustmap.runs import LogProgress, Progress
 
+#: Seconds before a bar is shown: what is done sooner needs none.
+DELAY = 2.0
+
 
 @contextmanager
 def progress() -> Iterator[Progress]:
@@ -37,7 +40,9 @@ class _Bars:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what not in self._bars:
-            self._bars[what] = tqdm(total=total, desc=what, leave=False, file=sys.stderr)
+            self._bars[what] = tqdm(
+                total=total, desc=what, leave=False, file=sys.stderr, delay=DELAY
+            )
         bar = self._bars[what]
         bar.update(done - bar.n)
         if done >= total:

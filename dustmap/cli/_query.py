@@ -264,10 +264,12 @@ def _answers(
 ) -> "Columns":
     """density_mean, extinction_mean, their std and percentiles (N,), NaN outside; of a map at the
     median distance."""
+    from dustmap.cli._progress import progress
     from dustmap.sky.maps import DustMap, quietly
 
     if not isinstance(source, DustMap):
-        found = dict(source.at_stars(l, b, distances))
+        with progress() as shown:
+            found = dict(source.at_stars(l, b, distances, shown))
         if levels:
             extinction, density = source.percentiles(l, b, distances, [p / 100 for p in levels])
             found |= _named("extinction", levels, extinction) | _named("density", levels, density)

@@ -31,6 +31,7 @@ from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import GlobalSolution
+from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
@@ -39,7 +40,7 @@ _LEAST_JITTER = 0.02
 #: Turns of outlier weights and learning.
 _TURNS = 2
 
-Progress = Callable[[LearnStep], None]
+Steps = Callable[[LearnStep], None]
 
 
 @final
@@ -159,8 +160,9 @@ def fit_global(
     settings: GlobalSettings | None = None,
     *,
     estimator: AbstractEstimator | None = None,
-    progress: Progress | None = None,
+    steps: Steps | None = None,
     journal: AbstractJournal = NO_JOURNAL,
+    progress: Progress = unwatched,
 ) -> GlobalFit:
     """Learns what requires a gradient in kernel, mean and likelihood, in place; then solves.
 
@@ -169,14 +171,15 @@ def fit_global(
     learned with ν, and not by the evidence (unless robust.learn_scale is False).
 
     journal: its parts are the stages, each with its own result. Going on, the stages that are
-    finished give theirs, and nothing is kept of the whole.
+    finished give theirs, and nothing is kept of the whole. steps: called with those of learning;
+    progress: with draws and steps of CG.
     """
     if len(data) == 0:
         raise ValueError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, using, world)
-    fit = _Fit(maker, data, settings, progress, journal)
+    fit = _Fit(maker, data, settings, steps, progress, journal)
     fit.learn()
     return fit.result()
 
@@ -198,11 +201,12 @@ class _Fit:
         maker: ModelMaker,
         data: Batch,
         settings: GlobalSettings,
-        progress: Progress | None,
+        steps: Steps | None,
+        progress: Progress,
         journal: AbstractJournal,
     ) -> None:
-        self.maker, self.data, self.settings, self.progress = maker, data, settings, progress
-        self.journal = journal
+        self.maker, self.data, self.settings = maker, data, settings
+        self.steps, self.progress, self.journal = steps, progress, journal
         self.fit_mean = any(p.requires_grad for p in maker.mean.parameters())
         self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
@@ -237,6 +241,7 @@ class _Fit:
             settings,
             sigma=self._sigma(model),
             journal=self.journal.within("solve"),
+            progress=self.progress,
         )
         if self.fit_mean:
             model.mean.assign(solution.mean_coefficients)
@@ -309,12 +314,12 @@ class _Fit:
             weights=weights,
             ceilings=self.maker.ceilings(),
             floors=_floors(self.maker.likelihood, some),
-            progress=self.progress,
+            progress=self.steps,
             journal=self.journal.within(name),
         )
 
     def _solver(self, data: Batch) -> "GlobalSolver":
-        return GlobalSolver(data, self.settings, self.fit_mean)
+        return GlobalSolver(data, self.settings, self.fit_mean, self.progress)
 
 
 @final
@@ -325,6 +330,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
     data: Batch
     settings: GlobalSettings
     fit_mean: bool
+    progress: Progress = unwatched
 
     def __call__(
         self,
@@ -335,7 +341,15 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         journal: AbstractJournal = NO_JOURNAL,
     ) -> GlobalSolution:
         settings = self.settings.solve(samples, self.fit_mean)
-        return solve_global(model, self.data, settings, sigma=sigma, start=start, journal=journal)
+        return solve_global(
+            model,
+            self.data,
+            settings,
+            sigma=sigma,
+            start=start,
+            journal=journal,
+            progress=self.progress,
+        )
 
     def kept(self, solution: GlobalSolution) -> Kept:
         return kept_solution(solution)

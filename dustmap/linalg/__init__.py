@@ -52,6 +52,8 @@ from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
 from dustmap.linalg._operator import TransposedOperator as TransposedOperator
 from dustmap.linalg._operator import apply_linear as apply_linear
 from dustmap.linalg._operator import check_vectors as check_vectors
+from dustmap.linalg._progress import Progress as Progress
+from dustmap.linalg._progress import unwatched as unwatched
 from dustmap.linalg._random import KeyedNormal as KeyedNormal
 from dustmap.linalg._random import standard_normal as standard_normal
 from dustmap.linalg._result import SolveResult as SolveResult

@@ -20,6 +20,7 @@ from dustmap.linalg._columns import (
 )
 from dustmap.linalg._gram import gram, row_factor, symmetric
 from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._progress import STEPS, Progress, unwatched
 from dustmap.linalg._result import SolveResult, SolveStatus
 
 # Rounding errors of a Gram matrix of vectors, in units of their precision.
@@ -42,6 +43,7 @@ def block_pcg(
     rtol: float = 1e-6,
     max_steps: int = 1000,
     refresh: int = 50,
+    progress: Progress = unwatched,
 ) -> SolveResult:
     """Solve A x = b for symmetric positive definite A (n, n), all columns in one Krylov space.
 
@@ -67,6 +69,7 @@ def block_pcg(
     b: (..., n), right-hand sides.
     preconditioner: approximation T of A⁻¹, symmetric positive definite.
     x0: (..., n), where to start; 0 by default.
+    progress: called before every step with the most there may be.
 
     Reference: O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate
     gradients"; van der Vorst & Ye (2000) on residual replacement.
@@ -81,7 +84,7 @@ def block_pcg(
         outcome = Outcome.empty_like(flat)
         start = None if x0 is None else x0.reshape(flat.shape)
         block = _Block(A, preconditioner, flat, start, rule)
-        block.solve_into(outcome)
+        block.solve_into(outcome, progress)
     return outcome.result(b.shape, rtol)
 
 
@@ -123,7 +126,7 @@ class _Block:
         self.p: Tensor | None = None
         self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
 
-    def solve_into(self, outcome: Outcome) -> None:
+    def solve_into(self, outcome: Outcome, progress: Progress) -> None:
         """Iterate until the status of every column is known."""
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
@@ -134,9 +137,11 @@ class _Block:
             self._restart(r)
         while bool(self.is_open.any()):
             step += 1
+            progress(STEPS, step - 1, self.rule.max_steps)
             self._turn()
             self._advance()
             self._examine(outcome, step)
+        progress(STEPS, self.rule.max_steps, self.rule.max_steps)
 
     def _restart(self, r: Tensor) -> None:
         """K q = r (a, n): a new block of directions from residuals."""

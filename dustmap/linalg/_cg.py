@@ -22,6 +22,7 @@ from dustmap.linalg._columns import (
 )
 from dustmap.linalg._fft import CACHE_BYTES, PLANNED_ROWS
 from dustmap.linalg._operator import AbstractOperator
+from dustmap.linalg._progress import SOLVES, STEPS, Progress, unwatched
 from dustmap.linalg._result import SolveResult, SolveStatus
 from dustmap.linalg._toeplitz import ToeplitzOperator
 
@@ -39,6 +40,7 @@ def pcg(
     rtol: float = 1e-6,
     max_steps: int = 1000,
     refresh: int = 50,
+    progress: Progress = unwatched,
 ) -> SolveResult:
     """Solve A x = b for symmetric positive definite A (n, n), every column on its own.
 
@@ -57,6 +59,7 @@ def pcg(
     b: (..., n), right-hand sides.
     preconditioner: approximation of A⁻¹, symmetric positive definite.
     x0: (..., n), where to start; 0 by default.
+    progress: called before every step with the most there may be.
 
     Nothing is differentiated here: see `toeplitz_solve`.
 
@@ -76,7 +79,10 @@ def pcg(
             columns = slice(first, first + size)
             group_start = None if start is None else start[columns]
             group = _Columns(A, preconditioner, flat[columns], group_start, first, rule)
-            group.solve_into(outcome)
+            if size < len(flat):
+                progress(SOLVES, first, len(flat))
+            group.solve_into(outcome, progress)
+        progress(SOLVES, len(flat), len(flat))
     return outcome.result(b.shape, rtol)
 
 
@@ -114,7 +120,7 @@ class _Columns:
         self.lie = torch.full_like(self.scale, math.inf)
         self.seen = torch.full_like(self.scale, math.inf)
 
-    def solve_into(self, outcome: Outcome) -> None:
+    def solve_into(self, outcome: Outcome, progress: Progress) -> None:
         """Iterate until every column has left."""
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
@@ -124,10 +130,12 @@ class _Columns:
         step = 0
         while self.index.numel() > 0:
             step += 1
+            progress(STEPS, step - 1, self.rule.max_steps)
             trouble = self._advance()
             self._examine(outcome, trouble, step)
             if step < self.rule.max_steps:
                 self._turn()
+        progress(STEPS, self.rule.max_steps, self.rule.max_steps)
 
     def _advance(self) -> Tensor:
         """x ← x + α p and r ← r − α A p with α = r·z / p·A p; a status where α is no length."""

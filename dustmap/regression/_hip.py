@@ -29,7 +29,7 @@ from dustmap.inference import (
     nugget_for,
     solve_direct,
 )
-from dustmap.linalg import TilePartition
+from dustmap.linalg import Progress, TilePartition, unwatched
 from dustmap.regression._features import ExtrapolatingFeatures
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan
@@ -74,11 +74,15 @@ def rounding_share(prior: Prior, plan: HipPlan, batch: Batch) -> float:
         return float(((rounded - exact).square().sum(-1) / noise).median())
 
 
-def fit_posterior(model: VariationalModel, batch: Batch, max_memory: int) -> HipFit:
+def fit_posterior(
+    model: VariationalModel, batch: Batch, max_memory: int, progress: Progress = unwatched
+) -> HipFit:
     """The direct solution; rows are kept where half of the memory holds them."""
     source = RowSource(model.features, batch.functional, max_memory // 2)
     rtol = 1e-6 if model.features.dtype == torch.float64 else 1e-4
-    solution = solve_direct(model, batch, source, rtol=rtol, max_steps=_MAX_STEPS)
+    solution = solve_direct(
+        model, batch, source, rtol=rtol, max_steps=_MAX_STEPS, progress=progress
+    )
     with torch.no_grad():
         noise = model.likelihood.noise_variance(batch)
         # Of the median datum: a part of the data is enough.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 from dustmap.config import Config
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
 from dustmap.runs.engines import reopened_config
@@ -25,7 +25,7 @@ from dustmap.runs.kept import (
     starting,
 )
 from dustmap.runs.regression import RegressionResult, open_regression, prepare_regression
-from dustmap.runs.reports import LogProgress, Progress, Report, Stage, silent_progress
+from dustmap.runs.reports import LogProgress, Progress, Report, Stage
 from dustmap.runs.stars import StarMap, prepare_stars, reopen_star_map
 
 
@@ -117,7 +117,7 @@ def execute_run(
     heard = notice or Undisturbed()
     if world.rank > 0:
         with following(path, config, heard, world) as directory:
-            return run.execute(directory, until, silent_progress)
+            return run.execute(directory, until, unwatched)
     if resume and (path / CONFIG).is_file():
         work = going_on(path, config, heard, world.size)
     else:

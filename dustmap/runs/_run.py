@@ -11,9 +11,10 @@ from typing import Any, final
 import torch
 
 from dustmap.config import ComputeConfig
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
-from dustmap.runs.reports import Check, Progress, Report, Stage
+from dustmap.runs.reports import Check, Report, Stage
 from dustmap.sky import SchemaCard
 
 
@@ -117,6 +118,7 @@ class AbstractFinishedRun(ABC):
         card: SchemaCard | str = "generic",
         truth_column: str = "",
         system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of the measurements in another catalog, by a card or its name; and of the
         noise-free values in `truth_column`, unless it is empty. system: that of the extinctions,
@@ -124,7 +126,12 @@ class AbstractFinishedRun(ABC):
 
     @abstractmethod
     def predict(
-        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        card: SchemaCard | str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Writes the catalog with columns of predictions; counts of its rows."""
 

@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from dustmap.cli import COMMANDS, parser
+from dustmap.inference import scores_of_normal
 from dustmap.runs import Check, LogProgress, Report, Stage
 from dustmap.runs.memory._seconds import rounded
 from dustmap.runs.reports._calibration import (
@@ -20,6 +22,7 @@ from dustmap.runs.reports._calibration import (
     calibration,
     quality_proxies,
 )
+from dustmap.runs.reports._progress import _Course
 from dustmap.runs.reports._report import Picture
 from dustmap.runs.reports._stages import Stopwatch, peak_memory
 
@@ -29,7 +32,9 @@ def predictions(n: int, scale: float) -> Predictions:
     generator = torch.Generator().manual_seed(0)
     mean = torch.linspace(0.0, 10.0, n, dtype=torch.float64)
     noise = scale * torch.randn(n, dtype=torch.float64, generator=generator)
-    return Predictions(mean + noise, mean, torch.ones_like(mean), np.arange(n))
+    std = torch.ones_like(mean)
+    scored = scores_of_normal(mean + noise, mean, std.square())
+    return Predictions(mean + noise, mean, std, scored, np.arange(n))
 
 
 def test_calibrated_predictions_have_flat_histograms_and_nominal_coverage() -> None:
@@ -105,6 +110,28 @@ def test_lines_of_progress_are_few(caplog: pytest.LogCaptureFixture) -> None:
             told("writing", i, 1000)
     assert len(caplog.records) < 3
     told("writing", 0, 2)
+
+
+def test_a_line_of_progress_has_all_that_goes_on_and_the_time_to_go(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    told = LogProgress()
+    with caplog.at_level(logging.INFO):
+        for draw in range(32):
+            told("curved draws", draw, 32)
+            for step in range(20):
+                told("steps of CG", step, 300)
+                now[0] += 0.5
+            told("steps of CG", 300, 300)
+        told("curved draws", 32, 32)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "curved draws 0 of 32, steps of CG 10 of 300"
+    assert "curved draws 8 of 32, steps of CG 10 of 300: about 4 min to go" in lines
+    # 320 s, a line every five.
+    assert 55 <= len(lines) <= 64
+    assert _Course(0.0, 3, 3, 9).to_go(5.0) == ""
 
 
 def test_estimates_have_one_figure() -> None:

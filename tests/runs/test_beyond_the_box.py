@@ -72,14 +72,14 @@ def draws(found: StarMap) -> NDArray[np.float64]:
     """ρ of every sample at the nodes (S, M)."""
     posterior = found.fit.posterior
     assert isinstance(posterior, LogNormalPosterior)
-    return posterior.log_samples.double().exp().numpy()
+    return np.asarray(posterior.log_samples.double().exp())
 
 
 def inwards(found: StarMap) -> NDArray[np.float64]:
     """Distance of the nodes from the nearest face (M,)."""
     grid = found.run.grid
     places = grid.points().numpy()
-    return np.minimum(places - grid.lower, grid.upper - places).min(1)
+    return np.asarray(np.minimum(places - grid.lower, grid.upper - places).min(1))
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1])

@@ -49,15 +49,16 @@ def solve(columns: int) -> Any:
     rows, cols = dense.nonzero().T
     A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
     x = torch.empty(columns, 6, dtype=torch.float64)
-    progress = _blocks.Progress(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
+    partial = _blocks.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
     found = _blocks.solved(
         A,
         System(),  # type: ignore[arg-type]
-        progress,
+        partial,
         rtol=1e-10,
         max_steps=50,
         memory=1,
         journal=NoJournal(),
+        progress=unwatched,
     )
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)
     assert len(found.steps) == columns

@@ -1,4 +1,4 @@
-"""Normal distributions of unknown variance: what a datum with Student-t noise is predicted to be."""
+"""Normal distributions of unknown variance: predictions of data with Student-t noise."""
 
 import math
 from dataclasses import dataclass

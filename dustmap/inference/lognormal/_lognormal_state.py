@@ -1,5 +1,6 @@
 """Where the fit of a log-normal field stands, and the derivatives of its energy."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -125,7 +126,8 @@ class Iterate:
     """ξ with deviations δ_s at the present hyperparameters, and what follows from them.
 
     xi (n,); deviations (S, n), S ≥ 1, a single row of zeros for a mode; log_density H β₀ + T ξ
-    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses L ρ_s (S, N).
+    (M,); densities ρ_s = exp(H β₀ + T (ξ + δ_s)) (S, M); responses L ρ_s (S, N); energy E(ξ),
+    infinite where a density overflows.
     """
 
     problem: LogNormalProblem
@@ -154,6 +156,8 @@ class Iterate:
         densities = (fields if alone else fields[1:]).exp()
         responses = problem.rows.matmul(densities)
         energy = _energy(problem, tether, xi, responses)
+        if not (math.isfinite(energy) and bool(densities.isfinite().all())):
+            energy = math.inf
         kept = torch.zeros_like(xi)[None] if deviations is None else deviations
         return Iterate(problem, tether, xi, kept, fields[0], densities, responses, energy)
 
@@ -164,6 +168,11 @@ class Iterate:
         problem = self.problem.with_response(self.responses.mean(0))
         energy = _energy(problem, self.tether, self.xi, self.responses)
         return replace(self, problem=problem, energy=energy)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether nothing overflows, so that there are steps to take from here."""
+        return math.isfinite(self.energy)
 
     @property
     def residuals(self) -> Tensor:

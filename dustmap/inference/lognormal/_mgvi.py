@@ -6,18 +6,21 @@ from dustmap.gp import Batch
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
-from dustmap.inference.lognormal._mgvi_phases import Fit, Progress
+from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
 from dustmap.inference.lognormal._mgvi_report import MGVISettings, MGVISolution
+from dustmap.inference.lognormal._mgvi_solution import solution_of
+from dustmap.linalg import Progress, unwatched
 
 
 def fit_mgvi(
     model: LogNormalModel,
     data: Batch,
     settings: MGVISettings | None = None,
-    progress: Progress | None = None,
+    rounds: Rounds | None = None,
     *,
     origin: Tensor | None = None,
     journal: AbstractJournal = NO_JOURNAL,
+    progress: Progress = unwatched,
 ) -> MGVISolution:
     """Posterior of a log-normal field, hyperparameters of kernel and noise learned in place.
 
@@ -39,7 +42,8 @@ def fit_mgvi(
     origin (Q,): centre of the priors of the log-parameters, in the order of
     `LogNormalModel.log_parameters`; None: where they start.
 
-    journal: kept after every round, and between curved samples; progress hears of new rounds only.
+    journal: kept after every round, and between curved samples; rounds is called with new rounds
+    only, progress with draws and steps of solvers.
 
     Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither.
 
@@ -56,4 +60,6 @@ def fit_mgvi(
             "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
             "is fixed (log_scale.requires_grad_(False)), or RobustSettings(learn_scale=False)"
         )
-    return Fit(LogNormalProblem.of(model, data), settings, progress, origin, journal).solution()
+    problem = LogNormalProblem.of(model, data)
+    fit = Fit(problem, settings, rounds, progress, origin, journal)
+    return solution_of(fit.state, settings.seed)

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend, relative
-from dustmap.linalg import AbstractOperator, Chunks, KeyedNormal, SolveResult, pcg
+from dustmap.linalg import (
+    AbstractOperator,
+    Chunks,
+    KeyedNormal,
+    Progress,
+    SolveResult,
+    pcg,
+    unwatched,
+)
 
 #: Streams of the random numbers: the prior's draw and the noise.
 _WHITE, _NOISE = 101, 102
@@ -18,6 +26,8 @@ _WHITE, _NOISE = 101, 102
 _LARGEST_EXCESS = 0.03
 #: What helps where even few samples are too many.
 _ADVICE = "set a smaller fit.samples or box, or a larger grid.spacing"
+#: What is counted while they are made.
+_DRAWS = "draws"
 
 T = TypeVar("T")
 
@@ -69,6 +79,7 @@ def metric_draws(
     preconditioner: AbstractOperator | None,
     start: Tensor | None = None,
     together: Chunks | None = None,
+    progress: Progress = unwatched,
 ) -> tuple[Tensor, SolveResult]:
     """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
 
@@ -81,7 +92,7 @@ def metric_draws(
     problem, density, delta = mean.problem, mean.log_density.exp(), perturbations.white
     together = drawn_together(len(delta)) if together is None else together
     solve = metric_solve(
-        mean, perturbations, residual, max_steps, preconditioner, start, together=together
+        mean, perturbations, residual, max_steps, preconditioner, start, together, progress
     )
     pulls = problem.noise.rsqrt() * solve.x
 
@@ -102,6 +113,7 @@ def metric_solve(
     preconditioner: AbstractOperator | None,
     start: Tensor | None = None,
     together: Chunks | None = None,
+    progress: Progress = unwatched,
 ) -> SolveResult:
     """z (K, N) of `metric_draws`, solved as tightly however many samples are solved together."""
     problem, density = mean.problem, mean.log_density.exp()
@@ -116,6 +128,7 @@ def metric_solve(
     rtol = relative(residual, target)
 
     def solved(part: slice) -> SolveResult:
+        progress(_DRAWS, part.start, len(white))
         return pcg(
             gram,
             target[part],
@@ -123,9 +136,11 @@ def metric_solve(
             x0=None if start is None else start[part],
             rtol=rtol,
             max_steps=max_steps,
+            progress=progress,
         )
 
     ends = _in_groups(len(white), together, solved)
+    progress(_DRAWS, len(white), len(white))
     return SolveResult(
         torch.cat([end.x for end in ends]),
         torch.cat([end.status for end in ends]),
@@ -152,7 +167,8 @@ def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list
 
 def bends(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> bool:
     """Whether straight deviations leave the data at second order."""
-    return excess_spread(mean, straight, together) > _LARGEST_EXCESS
+    # Of responses that overflow the excess is no number.
+    return not excess_spread(mean, straight, together) <= _LARGEST_EXCESS
 
 
 @torch.no_grad()
@@ -189,6 +205,7 @@ def curved_draw(
     z: Tensor,
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
+    progress: Progress = unwatched,
 ) -> Descent:
     """One deviation that honours the curvature of ρ: the ξ that minimises
 
@@ -202,4 +219,7 @@ def curved_draw(
     problem = mean.problem
     centre = problem.rows.matmul(mean.log_density.exp())
     tether = Tether(centre + problem.noise.sqrt() * noise, mean.xi + white)
-    return descend(Iterate.at(problem, tether, mean.xi + start), z, accuracy, preconditioner)
+    first = Iterate.at(problem, tether, mean.xi + start)
+    if not first.is_finite:
+        first = Iterate.at(problem, tether, mean.xi)
+    return descend(first, z, accuracy, preconditioner, progress)

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
-from dustmap.linalg import AbstractOperator, CirculantOperator, SolveResult, divided, pcg
+from dustmap.linalg import (
+    AbstractOperator,
+    CirculantOperator,
+    Progress,
+    SolveResult,
+    divided,
+    pcg,
+    unwatched,
+)
 
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
 #: error is of the order of 1e-2.
@@ -63,6 +71,7 @@ def evidence_step(
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
     largest: float,
+    progress: Progress = unwatched,
 ) -> EvidenceStep:
     """One Newton step on the log evidence of the model linearised at ξ̄.
 
@@ -91,6 +100,7 @@ def evidence_step(
         preconditioner=preconditioner,
         rtol=0.03,
         max_steps=accuracy.cg_steps,
+        progress=progress,
     )
     products = v.double() @ solve.x.double().mT
     information = 0.25 * (products + products.mT) + torch.eye(len(theta)).to(own) / prior.std**2
@@ -106,6 +116,7 @@ def carry(
     z: Tensor,
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
+    progress: Progress = unwatched,
 ) -> tuple[Iterate, Tensor]:
     """The optimum of the old linearisation under new hyperparameters, where the fit goes on."""
     root_weights, density = problem.noise.rsqrt(), iterate.density
@@ -119,6 +130,7 @@ def carry(
         x0=z,
         rtol=relative(accuracy.residual, target),
         max_steps=accuracy.cg_steps,
+        progress=progress,
     )
     xi = problem.jacobian_transpose(density, root_weights * solve.x)
     tether = Tether(problem.y, torch.zeros_like(xi))

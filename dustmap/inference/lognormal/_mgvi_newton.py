@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.inference.lognormal._lognormal_state import Iterate
-from dustmap.linalg import AbstractOperator, SolveResult, pcg
+from dustmap.linalg import AbstractOperator, Progress, SolveResult, pcg, unwatched
 
 #: A misfit beyond which the data are not fit yet, and rough steps do.
 _FAR = 2.0
@@ -19,6 +19,8 @@ _HALVINGS = 8
 #: Largest change of the log-density that a step may ask for: the linearised exponential holds
 #: no further.
 _REACH = 2.0
+#: What is counted while a fit descends.
+_NEWTON = "Newton steps"
 
 
 @final
@@ -56,6 +58,7 @@ def descend(
     z: Tensor,
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None = None,
+    progress: Progress = unwatched,
 ) -> Descent:
     """Lowers E by Gauss-Newton steps at fixed hyperparameters.
 
@@ -67,7 +70,8 @@ def descend(
     """
     spent, taken, decrease, tight = 0, 0, 0.0, 1.0
     while taken < accuracy.steps:
-        solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight)
+        progress(_NEWTON, taken, accuracy.steps)
+        solve, anchor = solve_multipliers(iterate, z, accuracy, preconditioner, tight, progress)
         root_weights = iterate.problem.noise.rsqrt()
         full = iterate.problem.jacobian_transpose(iterate.density, root_weights * solve.x)
         z, spent, taken = solve.x, spent + int(solve.steps), taken + 1
@@ -80,6 +84,7 @@ def descend(
         decrease, iterate = iterate.energy - found.energy, found
         if decrease < accuracy.decrease:
             break
+    progress(_NEWTON, accuracy.steps, accuracy.steps)
     return Descent(iterate, z, spent, taken, decrease)
 
 
@@ -89,6 +94,7 @@ def solve_multipliers(
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
     tight: float = 1.0,
+    progress: Progress = unwatched,
 ) -> tuple[SolveResult, Tensor]:
     """z of the next step, and a + e; tight scales the residual asked for."""
     problem, density = iterate.problem, iterate.density
@@ -105,6 +111,7 @@ def solve_multipliers(
         x0=z,
         rtol=relative(tight * wanted, target),
         max_steps=accuracy.cg_steps,
+        progress=progress,
     )
     return solve, anchor
 

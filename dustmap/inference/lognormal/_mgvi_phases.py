@@ -11,7 +11,6 @@ from torch import Tensor
 from dustmap.inference._journal import AbstractJournal
 from dustmap.inference._kept import Reading
 from dustmap.inference.evidence._robust import measured_share
-from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     Perturbations,
@@ -20,20 +19,14 @@ from dustmap.inference.lognormal._mgvi_draws import (
     drawn_together,
     metric_draws,
     metric_solve,
-    prior_square,
 )
 from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
-from dustmap.inference.lognormal._mgvi_report import (
-    MGVIRound,
-    MGVISettings,
-    MGVISolution,
-    MGVIStatus,
-)
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase
 from dustmap.inference.lognormal._mgvi_torus import on_its_torus
 from dustmap.inference.lognormal._mgvi_weights import Weighing
-from dustmap.linalg import SolveResult, nystrom
+from dustmap.linalg import Progress, SolveResult, nystrom
 
 _log = logging.getLogger(__name__)
 
@@ -54,16 +47,16 @@ _BARE = 3
 _MUCH = 0.1
 #: Gain in nats of an evidence step below which θ is as good as it need be.
 _NEGLIGIBLE = 0.3
+#: Of an evidence step, from the whole of it on.
+_LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
 #: fresh deviations of few samples alone move it by half of that.
 _RESTLESS = 1.0
-#: A mode that misses the data by more than this, in units of the noise, is no start for samples.
-_LARGEST_MISFIT = 3.0
-#: Samples that are turned into fields at once.
-_FIELDS = 8
+#: What is counted while samples follow the curvature.
+_CURVING = "curved draws"
 
 
-Progress = Callable[[MGVIRound], None]
+Rounds = Callable[[MGVIRound], None]
 #: A phase with the number of its turn.
 _Place = tuple[Phase, int]
 
@@ -76,11 +69,13 @@ class Fit:
         self,
         problem: LogNormalProblem,
         settings: MGVISettings,
-        progress: Progress | None,
+        rounds: Rounds | None,
+        progress: Progress,
         origin: Tensor | None,
         journal: AbstractJournal,
     ) -> None:
-        self.settings, self.progress, self.journal = settings, progress, journal
+        self.settings, self.rounds, self.progress = settings, rounds, progress
+        self.journal = journal
         self.together = drawn_together(max(settings.samples // 2, settings.draws))
         reading = Reading.latest(journal, MGVI)
         if reading is None:
@@ -144,8 +139,8 @@ class Fit:
             self.state.moved = True
             return Phase.SAMPLE, 0
         self._precondition()
-        self._descend(self._accuracy(), "mode", quiet=True)
-        if not self._evidence_round():
+        found = self._descend(self._accuracy(), "mode", quiet=True)
+        if not self._evidence_round(at_rest=found.decrease < self._accuracy().decrease):
             return Phase.LEARN, turn + 1
         self._descend(self._accuracy(), "mode")
         return Phase.SAMPLE, 0
@@ -182,8 +177,12 @@ class Fit:
         if weighing.change > _MUCH:
             self.state.slowest = QUICK
 
-    def _evidence_round(self) -> bool:
-        """One step in θ; whether θ rests: a small step, or one that promises next to nothing."""
+    def _evidence_round(self, at_rest: bool) -> bool:
+        """Take one step in θ and return whether it was the last.
+
+        It is where it is small, and where no length of it is accepted at a mode that is at rest;
+        elsewhere a rejected step is tried again from a better mode.
+        """
         before, settings = self.state.centre, self.settings
         draws, spread = self._probe()
         step = evidence_step(
@@ -194,11 +193,13 @@ class Fit:
             self._accuracy(),
             self.state.preconditioner,
             self.state.largest_step,
+            self.progress,
         )
-        self._damp(step.delta)
-        self._move(step.delta)
+        accepted = self._move(step.delta)
+        if accepted:
+            self._damp(step.delta)
         self._record(
-            "evidence",
+            "evidence" if accepted else "rejected",
             before,
             int(draws.steps.max()),
             gradient=tuple(step.gradient.tolist()),
@@ -210,7 +211,7 @@ class Fit:
             share = measured_share(self.problem.data)
             self._weigh(self.state.weighing.updated(*self._ratios(spread), share=share))
             rests = rests and self.state.weighing.settled
-        return rests
+        return rests if accepted else at_rest
 
     def _probe(self) -> tuple[SolveResult, Tensor]:
         """z_s of the gradient's draws, and the variance (N,) of the mean response that they tell.
@@ -221,24 +222,32 @@ class Fit:
         perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
         how = settings.residual, settings.cg_steps, self.state.preconditioner
         start = self.state.evidence_draws
-        draws = metric_solve(self.state.centre, perturbations, *how, start, self.together)
+        draws = metric_solve(
+            self.state.centre, perturbations, *how, start, self.together, self.progress
+        )
         self.state.evidence_draws = draws.x
         self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
         return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
 
-    def _move(self, delta: Tensor) -> None:
-        """θ + t Δθ with the centre carried along, t halved until the data stay in reach."""
-        before, z, theta = self.state.centre, self.state.z, read(self.problem)
-        for length in (1.0, 0.5, 0.25, 0.125):
+    def _move(self, delta: Tensor) -> bool:
+        """θ + t Δθ with the centre carried along, t halved until the data stay in reach.
+
+        Where they never do, everything stays as it is, and the answer is False.
+        """
+        before, theta = self.state.centre, read(self.problem)
+        for length in _LENGTHS if bool(delta.isfinite().all()) else ():
             write(before.problem, theta + length * delta)
             changed = on_its_torus(
                 before.problem.rebuilt().with_present_noise(), self.settings.padding
             )
-            self.state.centre, self.state.z = carry(
-                before, changed, z, self._accuracy(), self.state.preconditioner
-            )
-            if self.state.centre.misfit() < 2.0 * max(before.misfit(), 1.0):
-                return
+            how = self._accuracy(), self.state.preconditioner, self.progress
+            centre, z = carry(before, changed, self.state.z, *how)
+            near = centre.misfit() < 2.0 * max(before.misfit(), 1.0)
+            if near and centre.is_finite:
+                self.state.centre, self.state.z = centre, z
+                return True
+        write(before.problem, theta)
+        return False
 
     def _damp(self, delta: Tensor) -> None:
         """Halve the reach of steps that turn back: the linearisation moves with θ."""
@@ -258,12 +267,17 @@ class Fit:
             self.problem, state.centre.tether, state.centre.xi, state.deviations
         )
         state.slowest = QUICK  # the mean density of the samples is not that of their centre
-        self._precondition()
-        self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
-        state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
+        state.strayed = not state.centre.is_finite
+        if state.strayed:
+            state.centre, state.z = mode, z
+        else:
+            self._precondition()
+            self._descend(replace(self._accuracy(), decrease=_MEAN_DECREASE), "mean")
+            state.strayed = state.centre.misfit() > _STRAY * max(mode.misfit(), 0.5)
         if state.strayed and self.settings.curved is None and not state.curved:
             _log.info("samples on straight lines miss the data: they are drawn along curves")
             state.curved, state.centre, state.z = True, mode, z
+            self._record("mode", mode, 0)
 
     def _draw(self) -> None:
         """All δ_s, then all −δ_s, at the centre, from the same random numbers every time."""
@@ -275,7 +289,9 @@ class Fit:
         perturbations = Perturbations.of(self.problem, settings.seed, range(pairs), both[:pairs])
         mode = self._mode_here()
         how = settings.residual, settings.cg_steps, state.preconditioner
-        straight, solve = metric_draws(mode, perturbations, *how, state.sample_draws, self.together)
+        straight, solve = metric_draws(
+            mode, perturbations, *how, state.sample_draws, self.together, self.progress
+        )
         state.unsolved = state.unsolved or not solve.converged
         state.sample_draws, state.slowest = solve.x, max(state.slowest, int(solve.steps.max()))
         state.deviations = both
@@ -299,10 +315,13 @@ class Fit:
             own = Perturbations.of(self.problem, settings.seed, range(s % pairs, s % pairs + 1))
             sign = 1.0 if s < pairs else -1.0
             white, noise = sign * own.white[0], sign * own.noise[0]
-            draw = curved_draw(mode, white, noise, start[s], z[s], accuracy, state.preconditioner)
+            self.progress(_CURVING, s, len(start))
+            how = accuracy, state.preconditioner, self.progress
+            draw = curved_draw(mode, white, noise, start[s], z[s], *how)
             state.drawn.append((draw.iterate.xi, draw.z))
             if s + 1 < len(start):
                 self.journal.keep(state.kept)
+        self.progress(_CURVING, len(start), len(start))
         xi, multipliers = zip(*state.drawn, strict=True)
         state.deviations = torch.stack(xi).sub_(mode.xi)
         state.curve_draws = torch.stack(multipliers)
@@ -315,7 +334,7 @@ class Fit:
 
     def _descend(self, accuracy: Accuracy, stage: str, quiet: bool = False) -> Descent:
         before = self.state.centre
-        found = descend(before, self.state.z, accuracy, self.state.preconditioner)
+        found = descend(before, self.state.z, accuracy, self.state.preconditioner, self.progress)
         self.state.centre, self.state.z = found.iterate, found.z
         self.state.slowest = max(self.state.slowest, found.cg_steps // max(1, found.steps))
         if not quiet:
@@ -367,38 +386,5 @@ class Fit:
             cg_steps,
         )
         self.state.history.append(entry)
-        if self.progress is not None:
-            self.progress(entry)
-
-    def solution(self) -> MGVISolution:
-        """What was found."""
-        assert self.state.deviations is not None
-        # every +δ_s followed by its −δ_s, so that the first samples are pairs too
-        deviations = torch.stack(self.state.deviations.chunk(2), dim=1).flatten(0, 1)
-        problem, centre = self.problem, self.state.centre.xi
-        with torch.no_grad():
-            parts = (centre + part for part in torch.split(deviations, _FIELDS))
-            fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
-        square = prior_square(problem, self.settings.seed, len(deviations) // 2)
-        posterior = LogNormalPosterior(
-            problem.model.interpolation, self.state.centre.log_density, fields, square
-        )
-        return MGVISolution(
-            problem.model,
-            posterior,
-            problem.model.coefficients(self.state.centre.xi),
-            self.state.centre.xi,
-            deviations,
-            tuple(self.state.history),
-            self._status(),
-            self.state.weighing,
-        )
-
-    def _status(self) -> MGVIStatus:
-        if self.state.centre.misfit() > _LARGEST_MISFIT:
-            return MGVIStatus.MISFIT
-        if self.state.unsolved:
-            return MGVIStatus.UNSOLVED
-        if self.state.strayed:
-            return MGVIStatus.STRAYED
-        return MGVIStatus.MAX_ROUNDS if self.state.moved else MGVIStatus.CONVERGED
+        if self.rounds is not None:
+            self.rounds(entry)

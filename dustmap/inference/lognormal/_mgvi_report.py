@@ -20,6 +20,7 @@ class MGVIStatus(enum.Enum):
 
     CONVERGED = "converged"
     MAX_ROUNDS = "max_rounds"
+    REJECTED = "rejected"
     STRAYED = "strayed"
     UNSOLVED = "unsolved"
     MISFIT = "misfit"
@@ -36,6 +37,10 @@ _REMEDIES = {
         "the hyperparameters, the mean or the weights of the data were still moving: raise rounds "
         "or refinements"
     ),
+    MGVIStatus.REJECTED: (
+        "the next step of the hyperparameters leaves the data at any length and was not taken: use "
+        "Student-t noise if some data are outliers, or start from other hyperparameters"
+    ),
     MGVIStatus.STRAYED: (
         "the samples leave the data at second order of their deviations: set curved=True, or raise "
         "refinements"
@@ -45,8 +50,9 @@ _REMEDIES = {
         "cg_steps, or use float64"
     ),
     MGVIStatus.MISFIT: (
-        "the mode does not reach the data: use float64 if the errors are tiny, learn a noise scale "
-        "or jitter, use a finer grid, or start from a larger variance or a shorter length scale"
+        "the mode does not reach the data: use Student-t noise if some of them are outliers, "
+        "float64 if the errors are tiny, learn a noise scale or jitter, use a finer grid, or start "
+        "from a larger variance or a shorter length scale"
     ),
 }
 
@@ -89,7 +95,8 @@ class MGVISettings:
 class MGVIRound:
     """One line of the report.
 
-    stage: "weights", "mode", "evidence", "mean"; energy E in nats; misfit: rms residual of the mean
+    stage: "weights", "mode", "evidence", "rejected" (an evidence step that is not taken), "mean";
+    energy E in nats; misfit: rms residual of the mean
     response in units of the noise; moved: rms change of the mean response, same units;
     parameters θ (log); gradient of ln p(y | θ) with its Monte Carlo error (evidence only);
     cg_steps.
@@ -144,6 +151,11 @@ class MGVISolution:
     history: tuple[MGVIRound, ...]
     status: MGVIStatus
     weighing: Weighing | None = None
+
+    @property
+    def rejected_steps(self) -> int:
+        """Evidence steps that were not taken."""
+        return sum(entry.stage == "rejected" for entry in self.history)
 
     def message(self) -> str:
         """One sentence for the report."""

@@ -15,7 +15,14 @@ from dustmap.inference._kept import (
 )
 from dustmap.inference.solve._draws import Draws
 from dustmap.inference.solve._profile import MeanEstimate
-from dustmap.linalg import AbstractOperator, Chunks, SolveResult, SolveStatus, block_pcg
+from dustmap.linalg import (
+    AbstractOperator,
+    Chunks,
+    Progress,
+    SolveResult,
+    SolveStatus,
+    block_pcg,
+)
 
 #: What the states of a global solve are called.
 SOLVE = "solve_global"
@@ -23,6 +30,8 @@ SOLVE = "solve_global"
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
 #: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
 _WIDEST = 64
+#: What is counted while they are solved for.
+_DRAWS = "draws"
 #: What helps where even few columns are too many.
 _ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 
@@ -68,7 +77,7 @@ class System:
 
 @final
 @dataclass(eq=False)
-class Progress:
+class PartialSolve:
     """How far a global solve has come: the first approach to the mean, then one block after
     the other.
 
@@ -104,7 +113,7 @@ class Progress:
     @staticmethod
     def restored(
         reading: Reading, n: int, x: Tensor, earlier: AbstractOperator | None
-    ) -> "Progress":
+    ) -> "PartialSolve":
         """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
         began with, if that was another's."""
         reading.refuse_other("data", n)
@@ -117,7 +126,7 @@ class Progress:
         )
         own = reading.flag("own")
         made = restored_preconditioner(reading, "preconditioner", width, x)
-        found = Progress(mean, made if own else earlier, own, x)
+        found = PartialSolve(mean, made if own else earlier, own, x)
         if reading.has("x"):
             part = reading.array("x", x, None, width)
             found.filled = len(part)
@@ -139,12 +148,13 @@ class Progress:
 def solved(
     A: AbstractOperator,
     system: System,
-    progress: Progress,
+    partial: PartialSolve,
     *,
     rtol: float,
     max_steps: int,
     memory: int,
     journal: AbstractJournal,
+    progress: Progress,
 ) -> SolveResult:
     """All columns, as many together as the memory allows; kept after every block.
 
@@ -153,24 +163,27 @@ def solved(
     n, count = system.draws.phi.shape[0], len(system)
 
     def block(size: int) -> SolveResult:
-        first, last = progress.filled, min(progress.filled + size, count)
+        first, last = partial.filled, min(partial.filled + size, count)
         return block_pcg(
             A,
             system.right_hand_sides(first, last),
-            preconditioner=progress.preconditioner,
+            preconditioner=partial.preconditioner,
             x0=system.guesses(first, last),
             rtol=rtol,
             max_steps=max_steps,
+            progress=progress,
         )
 
     together = Chunks("columns solved together", min(count, system.together(memory)), _ADVICE)
-    while progress.filled < count:
-        part, first = together.attempt(block), progress.filled
-        progress.filled = first + len(part.x)
-        progress.x[first : progress.filled] = part.x
-        progress.ends.append((part.status, part.steps, part.residuals))
-        journal.keep(lambda: progress.kept(n))
-    return progress.result(rtol)
+    while partial.filled < count:
+        progress(_DRAWS, partial.filled, count)
+        part, first = together.attempt(block), partial.filled
+        partial.filled = first + len(part.x)
+        partial.x[first : partial.filled] = part.x
+        partial.ends.append((part.status, part.steps, part.residuals))
+        journal.keep(lambda: partial.kept(n))
+    progress(_DRAWS, count, count)
+    return partial.result(rtol)
 
 
 def restored_result(reading: Reading, width: int, like: Tensor, rtol: float) -> SolveResult:

@@ -11,14 +11,14 @@ from dustmap.gp import Batch
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
 from dustmap.inference._kept import Reading
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference.solve._blocks import SOLVE, Progress, System, solved
+from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
 from dustmap.inference.solve._draws import Draws
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._profile import MeanEstimate, MeanProfile
 from dustmap.inference.solve._solution import GlobalSolution, paired
-from dustmap.linalg import AbstractOperator, SolveResult, SolveStatus, nystrom
+from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000
 #: rays), where the field has at least so many variables and ΦᵀΣ⁻¹Φ at least such a trace; and
@@ -80,6 +80,7 @@ def solve_global(
     sigma: Tensor | None = None,
     start: GlobalSolution | None = None,
     journal: AbstractJournal = NO_JOURNAL,
+    progress: Progress = unwatched,
 ) -> GlobalSolution:
     """Posterior mean ε̂ and exact draws ε̂ + δ_s of the gridded model, all in one block solve.
 
@@ -99,7 +100,7 @@ def solve_global(
     Nothing is raised when a column misses the tolerance: see `GlobalSolution.message`.
     sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
     first guess of every column and its preconditioner. journal: kept after the first approach to
-    the mean and after every block of columns.
+    the mean and after every block of columns. progress: called with draws and steps of CG.
     """
     reading = Reading.latest(journal, SOLVE)
     if reading is not None and reading.finished:
@@ -112,23 +113,25 @@ def solve_global(
     draws = Draws(phi, sigma, settings.seed, settings.solved_samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     if reading is None:
-        progress = _approached(A, draws, profile, settings, start)
-        journal.keep(lambda: progress.kept(len(data)))
+        partial = _approached(A, draws, profile, settings, start, progress)
+        journal.keep(lambda: partial.kept(len(data)))
     else:
         earlier = None if start is None else start.preconditioner
-        progress = Progress.restored(reading, len(data), _columns(A, draws), earlier)
-    mean, T = progress.mean, progress.preconditioner
+        partial = PartialSolve.restored(reading, len(data), _columns(A, draws), earlier)
+    mean, T = partial.mean, partial.preconditioner
     known = None if start is None else start.posterior.independent
     solve = solved(
         A,
         System(draws, profile.residual(mean.x), known),
-        progress,
+        partial,
         rtol=settings.rtol,
         max_steps=settings.max_steps,
         memory=settings.memory,
         journal=journal,
+        progress=progress,
     )
-    solve = _with_mean(solve, _finished(mean, profile, draws, solve, T, settings), draws.length)
+    mean = _finished(mean, profile, draws, solve, T, settings, progress)
+    solve = _with_mean(solve, mean, draws.length)
     solution = _solution(model, profile, draws, solve, T, settings)
     journal.finish(kept_solution(solution))
     return solution
@@ -140,13 +143,14 @@ def _approached(
     profile: MeanProfile,
     settings: SolveSettings,
     start: GlobalSolution | None,
-) -> Progress:
+    progress: Progress,
+) -> PartialSolve:
     """The preconditioner, and the mean to a residual of the length of a draw's right-hand side."""
     T = _preconditioner(A, draws, settings, start)
     x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
-    mean = profile.refined(x, draws.length, T, settings.max_steps)
+    mean = profile.refined(x, draws.length, T, settings.max_steps, progress)
     own = start is None or T is not start.preconditioner
-    return Progress(mean, T, own, _columns(A, draws))
+    return PartialSolve(mean, T, own, _columns(A, draws))
 
 
 def _columns(A: AbstractOperator, draws: Draws) -> Tensor:
@@ -161,6 +165,7 @@ def _finished(
     solve: SolveResult,
     preconditioner: AbstractOperator | None,
     settings: SolveSettings,
+    progress: Progress,
 ) -> MeanEstimate:
     """ε̂ with the block's solution, and within the tolerance.
 
@@ -173,7 +178,7 @@ def _finished(
         x = mean.x
     wanted = settings.rtol * draws.length
     goal = min(wanted, _COEFFICIENT_ERROR) if profile.is_fitted else wanted
-    done = profile.refined(x, goal, preconditioner, settings.max_steps)
+    done = profile.refined(x, goal, preconditioner, settings.max_steps, progress)
     status = SolveStatus.CONVERGED if done.residual <= wanted else done.status
     return replace(done, status=status, steps=done.steps + mean.steps + int(solve.steps[0]))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.linalg import AbstractOperator, SolveStatus, pcg
+from dustmap.linalg import AbstractOperator, Progress, SolveStatus, pcg, unwatched
 
 #: Directions of H below this fraction of the largest are not determined by the data.
 _UNDETERMINED = 1e-10
@@ -79,6 +79,7 @@ class MeanProfile:
         tolerance: float,
         preconditioner: AbstractOperator | None,
         max_steps: int,
+        progress: Progress = unwatched,
     ) -> "MeanEstimate":
         """x corrected by PCG until the residual's norm is within `tolerance`.
 
@@ -93,7 +94,12 @@ class MeanProfile:
                 break
             rtol = 0.9 * tolerance / norm
             result = pcg(
-                operator, r, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps - steps
+                operator,
+                r,
+                preconditioner=preconditioner,
+                rtol=rtol,
+                max_steps=max_steps - steps,
+                progress=progress,
             )
             steps, status = steps + int(result.steps), result.worst
             r = self.residual(x + result.x)

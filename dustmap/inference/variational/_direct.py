@@ -13,7 +13,10 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.inference.variational._source import RowSource
-from dustmap.linalg import SolveResult, pcg
+from dustmap.linalg import Progress, SolveResult, pcg, unwatched
+
+#: What is counted while the covariance takes them up.
+_ROWS = "rows"
 
 
 @final
@@ -37,6 +40,7 @@ def solve_direct(
     rtol: float = 1e-6,
     max_steps: int = 1000,
     start: Tensor | None = None,
+    progress: Progress = unwatched,
 ) -> DirectSolution:
     """The closed-form optimum (002, S4-S5), never holding a dense M_w × M_w matrix.
 
@@ -50,7 +54,7 @@ def solve_direct(
         )
     with torch.no_grad():
         weights = 1.0 / model.likelihood.noise_variance(batch)
-        state = one_pass_covariance(model, source, weights)
+        state = one_pass_covariance(model, source, weights, progress)
         phi = source.operator()
         target = weights * (batch.y - model.mean.values(batch.functional))
         solve = pcg(
@@ -60,6 +64,7 @@ def solve_direct(
             x0=start,
             rtol=rtol,
             max_steps=max_steps,
+            progress=progress,
         )
         warn_unconverged(solve, "posterior mean")
         state = state.with_mean(solve.x)
@@ -67,7 +72,10 @@ def solve_direct(
 
 
 def one_pass_covariance(
-    model: VariationalModel, source: RowSource, weights: Tensor
+    model: VariationalModel,
+    source: RowSource,
+    weights: Tensor,
+    progress: Progress = unwatched,
 ) -> AbstractGaussian:
     """S_i = (I + Σ_n w_n φ_{n,i} φ_{n,i}ᵀ)⁻¹ with m = 0: one pass over the rows (S4)."""
     if len(source) == 0:
@@ -75,6 +83,7 @@ def one_pass_covariance(
     own, statistics = source.own(weights), None
     for part, rows in source.chunks():
         statistics = model.family.precision_statistics(rows.phi, own[part], statistics)
+        progress(_ROWS, part.stop, len(own))
     assert statistics is not None
     mean = torch.zeros(model.family.n_features, dtype=model.features.dtype, device=weights.device)
     return model.family.posterior(mean, source.total(statistics))

@@ -18,6 +18,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.gp import Batch
 from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import predicted
 from dustmap.runs.engines._beyond import first_dust, with_level
 from dustmap.runs.engines._engines import engine_of
@@ -62,6 +63,7 @@ def fit_distances(
     train: Tensor,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> DistanceFit:
     """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 
@@ -70,7 +72,7 @@ def fit_distances(
     kept = journal.latest()
     if kept is not None:
         return _found_before(config, observed, train, kept)
-    found = _Rounds(config, observed, train, journal, tell).found()
+    found = _Rounds(config, observed, train, journal, tell, progress).found()
     whole = kept_of(found.fit)
     added = {} if found.added is None else arrays_of_added(found.added)
     journal.finish(Kept({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added}))
@@ -115,6 +117,7 @@ class _Rounds:
     train: Tensor
     journal: AbstractJournal
     tell: Tell
+    progress: Progress
 
     def found(self) -> DistanceFit:
         observed = self.observed
@@ -148,7 +151,7 @@ class _Rounds:
         if kept is not None:
             return reopened_fit(self.config, data, kept)
         engine = engine_of(self.config)
-        fit = engine.fit(self.config, data, start, part.within("engine"), self.tell)
+        fit = engine.fit(self.config, data, start, part.within("engine"), self.tell, self.progress)
         if dust is not None:
             level = {name: getattr(dust, name) for name in _LEVEL}
             fit = replace(fit, hyperparameters=replace(fit.hyperparameters, **level))

@@ -7,6 +7,7 @@ from typing import Protocol, final
 from dustmap.config import Config
 from dustmap.gp import Batch
 from dustmap.inference import NO_JOURNAL, AbstractJournal
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs.engines import _exact, _global, _hip, _lognormal
 from dustmap.runs.engines._exact import fit_exact, reopen_exact
 from dustmap.runs.engines._global import fit_whole, reopen_whole
@@ -19,7 +20,8 @@ class Fit(Protocol):
     """Learns and conditions, from hyperparameters that an earlier fit has found if there are any,
     else from the configuration's values.
 
-    journal: keeps states to go on from; tell: hears of the steps of learning, as they are made.
+    journal: keeps states to go on from; tell: hears of the steps of learning, as they are made;
+    progress: of what is counted on the way.
     """
 
     def __call__(
@@ -29,6 +31,7 @@ class Fit(Protocol):
         start: Hyperparameters | None,
         journal: AbstractJournal = NO_JOURNAL,
         tell: Tell = silent,
+        progress: Progress = unwatched,
     ) -> StarFit: ...
 
 

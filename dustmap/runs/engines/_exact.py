@@ -9,6 +9,7 @@ from dustmap.config import Config
 from dustmap.gp import Batch, ExactGP, RegularGrid, fit_hyperparameters, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import NO_JOURNAL, AbstractJournal, GriddedDraws, Kept
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs.engines._mean_rays import at_mean_distances
 from dustmap.runs.kept import hyperparameters_of, learning_of, plain_learning
 from dustmap.runs.models import (
@@ -42,6 +43,7 @@ def fit_exact(
     start: Hyperparameters | None,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> StarFit:
     """Learns what model.learn names, from start (None: the configuration's values), and conditions
     on all data.
@@ -50,6 +52,7 @@ def fit_exact(
     than WEIGHTED_ROWS stars whose distances are uncertain: the noise has what they add, and the
     summary's `rays` says which rays there were.
     """
+    del progress  # a dense fit is small
     at, learning = learn_exact(
         config, at_mean_distances(data), start, journal.within("learn"), tell
     )

@@ -21,6 +21,7 @@ from dustmap.inference import (
     RobustSettings,
     fit_global,
 )
+from dustmap.linalg import Progress, unwatched
 from dustmap.runs.engines._exact import estimator_of
 from dustmap.runs.memory import allotted
 from dustmap.runs.models import (
@@ -51,6 +52,7 @@ def fit_whole(
     start: Hyperparameters | None,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> StarFit:
     """Learns on the grid from some of the stars, from start on; solves for all."""
     parts = Parts.of(config, start or start_of(config.model), data)
@@ -63,8 +65,9 @@ def fit_whole(
         grid_of(config.grid),
         _settings(config, start, data),
         estimator=estimator_of(config),
-        progress=_telling(names, tell),
+        steps=_telling(names, tell),
         journal=journal,
+        progress=progress,
     )
     at = parts.hyperparameters()
     if fit.robust is not None:

@@ -33,6 +33,7 @@ from dustmap.inference import (
     fit_svi,
     full_elbo,
 )
+from dustmap.linalg import Progress, unwatched
 from dustmap.regression import HipPlan, HipSettings, fit_posterior, make_family, plan_fit
 from dustmap.runs.engines._exact import estimator_of, learn_exact
 from dustmap.runs.engines._hip_posterior import PlacesAndRays, draws_at_inducing_points
@@ -71,12 +72,13 @@ def fit_hip(
     start: Hyperparameters | None,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> StarFit:
     """Learns by the exact evidence of fit.learn_rows stars; then the posterior of all stars."""
     part = journal.within("learn")
     learned, learning = learn_exact(config, at_mean_distances(data), start, part, tell)
     at, told = _within_the_box(config, learned)
-    fit = _conditioned(config, data, at, journal.within("condition"), tell)
+    fit = _conditioned(config, data, at, journal.within("condition"), tell, progress)
     return replace(fit, summary=fit.summary | told, learning=learning)
 
 
@@ -103,6 +105,7 @@ def _conditioned(
     at: Hyperparameters,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> StarFit:
     """The posterior of the family at given hyperparameters: in closed form, or by epochs."""
     parts = Parts.of(config, at, data).fixed()
@@ -115,7 +118,7 @@ def _conditioned(
     if config.fit.epochs:
         state, solved = _stochastic(config, model, data, plan, journal, tell)
     else:
-        state, solved = _direct(model, data, plan)
+        state, solved = _direct(model, data, plan, progress)
     summary = {
         "whitening": plan.whitening,
         "family": plan.family,
@@ -144,10 +147,10 @@ def _draws(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> Gri
 
 
 def _direct(
-    model: VariationalModel, data: Batch, plan: HipPlan
+    model: VariationalModel, data: Batch, plan: HipPlan, progress: Progress
 ) -> tuple[AbstractGaussian, dict[str, Any]]:
     """S by one pass and the mean by CG."""
-    fit = fit_posterior(model, data, plan.max_memory)
+    fit = fit_posterior(model, data, plan.max_memory, progress)
     return fit.solution.state, {
         "elbo": fit.solution.elbo,
         "rows_unconverged": fit.rows.unconverged,

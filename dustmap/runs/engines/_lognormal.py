@@ -28,7 +28,7 @@ from dustmap.inference import (
     nugget_for,
     typical_log_density,
 )
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, Progress, unwatched
 from dustmap.runs.engines._global import robust_settings
 from dustmap.runs.memory import allotted
 from dustmap.runs.models import (
@@ -63,6 +63,7 @@ def fit_lognormal(
     start: Hyperparameters | None,
     journal: AbstractJournal = NO_JOURNAL,
     tell: Tell = silent,
+    progress: Progress = unwatched,
 ) -> StarFit:
     """Mode, hyperparameters and samples, from start or the configuration's values.
 
@@ -74,7 +75,9 @@ def fit_lognormal(
     if start is not None:
         model = _model(config, replace(start, mean=first.mean), data)
     settings, told = _settings(config, start), _telling(model, tell)
-    solution = fit_mgvi(model, data, settings, told, origin=origin, journal=journal)
+    solution = fit_mgvi(
+        model, data, settings, told, origin=origin, journal=journal, progress=progress
+    )
     arrays = _arrays(solution.posterior)
     # As a later command will see it, so that both see the same bits.
     fit = reopen_lognormal(config, data, _found(solution), arrays)
@@ -185,6 +188,7 @@ def _summary(solution: MGVISolution) -> dict[str, object]:
         "samples": solution.posterior.n_samples,
         "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
         "rounds": len(solution.history),
+        "rejected_steps": solution.rejected_steps,
         "misfit_over_noise": last.misfit,
         "cg_steps": max(line.cg_steps for line in solution.history),
         "solver": solution.message(),

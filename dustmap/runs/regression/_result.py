@@ -7,6 +7,7 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.linalg import Progress, unwatched
 from dustmap.regression import HIPGPRegressor
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.kept import RunDirectory
@@ -41,12 +42,13 @@ class RegressionResult(AbstractFinishedRun):
         card: SchemaCard | str = "generic",
         truth_column: str = "",
         system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of measured targets; rows outside the box by the run's policy, counted.
 
         Columns are those of the configuration: the card of stars says nothing of them.
         """
-        del card
+        del card, progress
         if truth_column:
             raise ValueError(
                 f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
@@ -62,10 +64,15 @@ class RegressionResult(AbstractFinishedRun):
         return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
 
     def predict(
-        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        card: SchemaCard | str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
-        del card
+        del card, progress
         table = read_table(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)

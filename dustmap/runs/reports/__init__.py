@@ -1,5 +1,6 @@
 """What a run tells: stages, progress, scores and their calibration, report.json and report.md."""
 
+from dustmap.linalg import Progress as Progress
 from dustmap.runs.reports._calibration import Predictions as Predictions
 from dustmap.runs.reports._calibration import by_distance as by_distance
 from dustmap.runs.reports._calibration import calibration as calibration
@@ -7,9 +8,7 @@ from dustmap.runs.reports._calibration import correlation as correlation
 from dustmap.runs.reports._calibration import quality_proxies as quality_proxies
 from dustmap.runs.reports._comparison import comparison_of as comparison_of
 from dustmap.runs.reports._progress import LogProgress as LogProgress
-from dustmap.runs.reports._progress import Progress as Progress
 from dustmap.runs.reports._progress import WatchedField as WatchedField
-from dustmap.runs.reports._progress import silent_progress as silent_progress
 from dustmap.runs.reports._report import Check as Check
 from dustmap.runs.reports._report import Picture as Picture
 from dustmap.runs.reports._report import Report as Report

@@ -1,48 +1,72 @@
-"""How far a stage is: one small callback, that a command line turns into bars or lines."""
+"""How far a stage is, in plain lines, and of the planes of a map."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional
+from dustmap.linalg import Progress
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes
 from dustmap.sky.maps._field import DEPTH, EVERY, Point
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
 
-#: (what is being done, parts done, parts in all); the last call has as many done as there are.
-Progress: TypeAlias = Callable[[str, int, int], None]
-
-#: Between two lines about one thing.
-SECONDS = 10.0
-
-
-def silent_progress(what: str, done: int, total: int) -> None:
-    """For ranks that leave the telling to the first."""
+#: Between two lines.
+SECONDS = 5.0
 
 
 @final
 class LogProgress:
-    """A plain line now and then: where no terminal shows bars."""
+    """A plain line now and then, of all that is going on: where no terminal shows bars."""
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._courses: dict[str, _Course] = {}
+        self._told = 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        last = self._told.setdefault(what, now)
-        if now - last >= SECONDS and done < total:
-            self._told[what] = now
-            log.info("%s: %d of %d", what, done, total)
         if done >= total:
-            del self._told[what]
+            self._courses.pop(what, None)
+            return
+        now = time.monotonic()
+        course = self._courses.setdefault(what, _Course(now, done))
+        course.done, course.total = done, total
+        outermost = next(iter(self._courses.values()))
+        if now - max(self._told, outermost.start) >= SECONDS:
+            self._told = now
+            parts = (f"{name} {c.done} of {c.total}" for name, c in self._courses.items())
+            log.info("%s%s", ", ".join(parts), outermost.to_go(now))
+
+
+@final
+@dataclass(eq=False)
+class _Course:
+    """Something that began at `start`, with `first` of its parts done."""
+
+    start: float
+    first: int
+    done: int = 0
+    total: int = 0
+
+    def to_go(self, now: float) -> str:
+        """Return the time that the rest takes at the pace so far, once there is one."""
+        made = self.done - self.first
+        if made == 0:
+            return ""
+        seconds = (now - self.start) / made * (self.total - self.done)
+        return f": about {_in_words(seconds)} to go"
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 @final

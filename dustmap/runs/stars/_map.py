@@ -14,6 +14,8 @@ from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import scores
+from dustmap.linalg import Progress, unwatched
+from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
@@ -104,6 +106,7 @@ class StarMap(AbstractFinishedRun):
         card: SchemaCard | str = "generic",
         truth_column: str = "",
         system: str = "",
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         """Scores of measured extinctions, and of noise-free ones in the column `truth_column`.
 
@@ -119,7 +122,8 @@ class StarMap(AbstractFinishedRun):
         warn_of(catalog_checks(thinned(given.stars, SAMPLE)))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
-        told: dict[str, Any] = predictions(self.fit, observed, everything).scores().as_dict()
+        found = predictions(self.fit, observed, everything, progress)
+        told: dict[str, Any] = found.scores().as_dict()
         if truth_column:
             truth = read_truth(data, catalog, card, read.stars, truth_column, CUTS)
             factor = conversion(read.stars.system, self.run.stars.system)
@@ -150,12 +154,17 @@ class StarMap(AbstractFinishedRun):
         return scores(y, mean, predicted.variance + added).as_dict()
 
     def predict(
-        self, catalog: Path, card: SchemaCard | str, output: Path, overwrite: bool
+        self,
+        catalog: Path,
+        card: SchemaCard | str,
+        output: Path,
+        overwrite: bool,
+        progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
         places = places_of(self.run.config.data, catalog, card)
         table = places.table
-        columns = self.at_stars(places.l, places.b, places.distances)
+        columns = self.at_stars(places.l, places.b, places.distances, progress)
         add_answers(table, columns, self.system, labelled=table_format(output) == BARE)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
@@ -183,7 +192,11 @@ class StarMap(AbstractFinishedRun):
         return self.at_stars(l, b, ExactDistances(distance))
 
     def at_stars(
-        self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
+        self,
+        l: NDArray[np.float64],
+        b: NDArray[np.float64],
+        distances: AbstractDistances,
+        progress: Progress = unwatched,
     ) -> dict[str, NDArray[np.float64]]:
         """Densities at the median distance of N stars and extinctions over the distribution of
         each distance, both NaN where the median distance is outside the box.
@@ -191,6 +204,17 @@ class StarMap(AbstractFinishedRun):
         What a distribution has beyond the box sees the prior's dust there, or none where the run
         expects none (grid.outside = "truncate").
         """
+        found = []
+        for first in range(0, max(1, len(l)), TOGETHER):
+            progress("predictions", first, len(l))
+            some = slice(first, first + TOGETHER)
+            found.append(self._at_some(l[some], b[some], distances[some]))
+        progress("predictions", len(l), len(l))
+        return {name: np.concatenate([part[name] for part in found]) for name in PREDICTED}
+
+    def _at_some(
+        self, l: NDArray[np.float64], b: NDArray[np.float64], distances: AbstractDistances
+    ) -> dict[str, NDArray[np.float64]]:
         columns = {name: np.full(len(l), np.nan) for name in PREDICTED}
         places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
         inside = self.run.grid.contains(places)

@@ -15,7 +15,7 @@ from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE, own_rays, predicted
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs.engines import DistanceFit, arrays_of_added, engine_of, fit_distances
@@ -147,10 +147,10 @@ class StarRun(AbstractRun):
         account = _Account(self.asked, watch, checks=list(self.checks))
         self._ingest(directory, account)
         if Stage.FIT.reached_by(until):
-            found = self._fit(directory, account)
+            found = self._fit(directory, account, progress)
             held_out = None
             if Stage.EVALUATE.reached_by(until):
-                held_out = self._evaluate(found, account)
+                held_out = self._evaluate(found, account, progress)
             if Stage.EXPORT.reached_by(until):
                 self._export(directory, found.fit, held_out, account, progress)
         return account.report(until)
@@ -173,7 +173,9 @@ class StarRun(AbstractRun):
         else:
             copy_store(path, self.config)
 
-    def _fit(self, directory: RunDirectory, account: "_Account") -> DistanceFit:
+    def _fit(
+        self, directory: RunDirectory, account: "_Account", progress: Progress
+    ) -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         step = itertools.count()
 
@@ -182,7 +184,9 @@ class StarRun(AbstractRun):
 
         with account.watch.stage("fit"), directory.keeping():
             journal = directory.journal("fit")
-            found = fit_distances(self.config, self.observed, self.train, journal, tell)
+            found = fit_distances(
+                self.config, self.observed, self.train, journal, tell, progress
+            )
         fit = found.fit
         _record_fit(directory, found)
         account.sections["hyperparameters"] = fit.hyperparameters.as_dict()
@@ -196,10 +200,12 @@ class StarRun(AbstractRun):
             account.checks.append(self.tile.check(fit.hyperparameters.length))
         return found
 
-    def _evaluate(self, found: DistanceFit, account: "_Account") -> Predictions | None:
+    def _evaluate(
+        self, found: DistanceFit, account: "_Account", progress: Progress
+    ) -> Predictions | None:
         fit = found.fit
         with account.watch.stage("evaluate"):
-            held_out = self.held_out(found)
+            held_out = self.held_out(found, progress)
             if held_out is not None:
                 account.sections["held_out_stars"] = held_out.scores().as_dict()
                 account.sections["calibration"] = calibration(held_out)
@@ -212,11 +218,13 @@ class StarRun(AbstractRun):
                 )
         return held_out
 
-    def held_out(self, found: DistanceFit) -> Predictions | None:
+    def held_out(
+        self, found: DistanceFit, progress: Progress = unwatched
+    ) -> Predictions | None:
         """Of the held-out stars, noise included; None if there are none."""
         if len(self.holdout) == 0:
             return None
-        return predictions(found.fit, found.observed, self.holdout)
+        return predictions(found.fit, found.observed, self.holdout, progress)
 
     def field(self, fit: StarFit) -> AbstractDensityField:
         """The density, for maps."""
@@ -351,10 +359,12 @@ def _grid(grid: RegularGrid) -> dict[str, str]:
     }
 
 
-def predictions(fit: StarFit, observed: Observations, index: torch.Tensor) -> Predictions:
+def predictions(
+    fit: StarFit, observed: Observations, index: torch.Tensor, progress: Progress = unwatched
+) -> Predictions:
     """Measured extinctions of some observations beside their prediction, noise included."""
     data = observed.batch[index]
-    found = predicted(fit.posterior, data.functional)
+    found = predicted(fit.posterior, data.functional, progress)
     assert data.noise_variance is not None
     at, given, added = (
         fit.hyperparameters,

@@ -54,7 +54,7 @@ class Cells:
     def weights(self) -> Values:
         """Of the 8 corners (N, 8), x the fastest."""
         x, y, z = (np.stack([1.0 - t, t], axis=-1) for t in self.offset.T)
-        product: Values = z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :]
+        product: Values = (z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :])
         return product.reshape(len(self), 8)
 
 
@@ -153,4 +153,5 @@ def corners(values: Values, cells: Cells) -> Values:
     _, y, x = values.shape
     corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
     shifts = np.array([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
-    return values.reshape(-1).take(corner[:, None] + shifts)
+    found: Values = values.reshape(-1).take(corner[:, None] + shifts)
+    return found

@@ -1,0 +1,63 @@
+"""What long computations count while they are at work."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import GlobalSettings, MGVISettings, fit_global, fit_mgvi
+from dustmap.linalg import DenseOperator, block_pcg, pcg
+from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
+
+
+class Heard:
+    """A callback that keeps the counts, and checks that they rise to the total."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[int]] = {}
+        self.open: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        assert done >= self.open.get(what, 0)
+        self.counts.setdefault(what, []).append(done)
+        self.open[what] = done
+        if done == total:
+            del self.open[what]
+
+
+@pytest.mark.parametrize("solve", [pcg, block_pcg])
+def test_solvers_count_their_steps(solve: object) -> None:
+    x = torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    heard = Heard()
+    assert callable(solve)
+    found = solve(DenseOperator(x @ x.mT + torch.eye(40)), x[:3], progress=heard, max_steps=200)
+    assert max(heard.counts["steps of CG"][:-1]) + 1 == int(found.steps.max())
+    assert not heard.open
+
+
+@pytest.mark.parametrize("curved", [False, True])
+def test_log_normal_fits_count_draws_and_steps(curved: bool) -> None:
+    model = model_of(box(1, 16))
+    data = observe(model, draw_truth(model, 0), positions(40, 1, 0), 0.1, 0)
+    heard = Heard()
+    settings = MGVISettings(samples=4, draws=4, rounds=1, refinements=1, curved=curved)
+    fit_mgvi(model, data, settings, progress=heard)
+    assert not heard.open
+    assert {"Newton steps", "draws", "steps of CG"} <= heard.counts.keys()
+    assert heard.counts.get("curved draws") == ([0, 1, 2, 3, 4] * 2 if curved else None)
+
+
+def test_global_fits_count_draws_and_steps() -> None:
+    x = positions(60, 1, 0)
+    data = Batch(PointValues(x), torch.sin(9 * x[:, 0]), torch.full((60,), 0.01).double())
+    grid, heard = RegularGrid.from_bounds((-0.5,), (0.5,), (30,)), Heard()
+    kernel, mean = Matern32(0.3, 1.0, dim=1), ConstantMean(0.0)
+    settings = replace(GlobalSettings(), samples=4)
+    fit_global(kernel, mean, GaussianLikelihood(1.0), data, grid, settings, progress=heard)
+    assert not heard.open
+    assert {"draws", "steps of CG"} <= heard.counts.keys()
