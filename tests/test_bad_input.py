@@ -160,7 +160,7 @@ def test_outputs_that_cannot_be(folder: Path, capsys: pytest.CaptureFixture[str]
     wrong = ["--output", str(folder / "out.docx")]
     assert "out.docx" in refused(capsys, "predict", str(folder / "made"), *catalog, *wrong)
     taken = ["--output", str(folder / "stars.csv")]
-    assert "exists already" in refused(capsys, "predict", str(folder / "made"), *catalog, *taken)
+    assert "is the input" in refused(capsys, "predict", str(folder / "made"), *catalog, *taken)
     truth = ["--truth-column", "no_such", "--system", "A_V", "--json"]
     assert "no_such" in refused(capsys, "evaluate", str(folder / "made"), *catalog, *truth)
 

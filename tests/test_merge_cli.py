@@ -169,6 +169,6 @@ def test_what_is_no_tile(
     assert main(["merge", str(tmp_path / "file.zarr"), *end]) == 2
     kept = Path(tiles[0])
     told = error_of(["merge", *tiles, "--output", str(kept)], capsys)
-    assert "exists already" in told
+    assert "is the input" in told
     told = error_of(["merge", *tiles, "--output", "map.fits", "--format", "zarr"], capsys)
     assert "--format zarr is no .fits" in told

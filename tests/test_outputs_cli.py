@@ -196,7 +196,7 @@ def test_a_run_lands_where_a_link_leads(place: Path) -> None:
 def test_a_link_to_a_disk_that_is_away_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     Path("away").symlink_to("/mnt/away/run")
     told = refused("run run.toml --output away", capsys)
-    assert told.startswith("away: away is a link to /mnt/away/run, which is not there; mend")
+    assert told.startswith("away is a link to /mnt/away/run, which is not there; mend")
 
 
 @pytest.mark.usefixtures("place")

@@ -15,6 +15,7 @@ def inputs_of(
     if schema.endswith(".toml"):
         yield Path(schema)
     if map_or_run is not None:
-        run = Path(map_or_run)
+        at = Path(map_or_run)
+        is_map = at.is_file() or (at / "zarr.json").is_file()
         own = ("config.toml", "report.json", "stars.zarr", "checkpoint")
-        yield from (run / name for name in own) if (run / own[0]).is_file() else [run]
+        yield from [at] if is_map else (at / name for name in own)

@@ -163,13 +163,15 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def naming(partial: Path, target: Path) -> Iterator[None]:
-    """Inside, errors name the target in place of its temporary name."""
+    """Inside, errors name the target in place of its temporary name, or of none."""
     try:
         yield
     except Exception as error:
         error.args = tuple(_renamed(part, partial, target) for part in error.args)
         if isinstance(error, OSError) and error.filename is not None:
             error.filename = _renamed(error.filename, partial, target)
+        elif isinstance(error, OSError) and error.errno is not None:
+            error.strerror, error.filename = f"{error.strerror}, writing", str(target)
         raise
 
 

@@ -47,8 +47,9 @@ def followed(target: Path) -> Path:
         if part.is_symlink() and not part.exists():
             end = Path(os.path.realpath(part))
             if part != target or end.is_symlink() or not end.parent.is_dir():
+                above = "" if part == target else f"{target}: "
                 raise FileNotFoundError(
-                    f"{target}: {part} is a link to {os.readlink(part)}, which is not there; mend "
+                    f"{above}{part} is a link to {os.readlink(part)}, which is not there; mend "
                     f"the link, or {_OTHER}"
                 )
     return place
@@ -63,7 +64,7 @@ def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
             raise FileExistsError(f"{target} is the input {given}; {_OTHER}")
         if source.is_relative_to(place):
             raise FileExistsError(f"{target} holds the input {given}; {_OTHER}")
-        if place.is_relative_to(source):
+        if source.is_dir() and place.is_relative_to(source):
             raise FileExistsError(f"{target} lies in the input {given}; {_OTHER}")
 
 

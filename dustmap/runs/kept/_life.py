@@ -122,13 +122,14 @@ def starting(
             with _at_work(path, config, notice) as directory:
                 yield directory
     except BaseException as error:
-        if placed and (notice.pending or kept_at(path / KEPT) is not None):
-            error.add_note(GO_ON)
-        elif placed and partial.exists():
-            take_place(partial, path)
-        elif placed:
-            discard(path)
-        discard(partial)
+        with undisturbed():
+            if placed and (notice.pending or kept_at(path / KEPT) is not None):
+                error.add_note(GO_ON)
+            elif placed and partial.exists():
+                take_place(partial, path)
+            elif placed:
+                discard(path)
+            discard(partial)
         raise
     with undisturbed():
         remove(partial)

@@ -1,7 +1,6 @@
 """Catalogs into memory, or into a star store of any size."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -109,7 +108,7 @@ def ingest(
     selection = Selection(_listed(paths), rules)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
-    with _naming(target), scratch_for(target) as scratch:
+    with scratch_for(target) as scratch:
         sorter = SkySorter(scratch)
         twice = _sort(sorter, selection, scratch, progress or _silent)
         with star_store(target, overwrite) as store:
@@ -119,17 +118,6 @@ def ingest(
             buffer.flush()
             store.describe({"catalog": _description(selection), "order": dict(SKY_ORDER)})
     return selection.tally.counts()
-
-
-@contextmanager
-def _naming(target: Path) -> Iterator[None]:
-    """A full disk says what could not be written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, f"{error.strerror}, writing", str(target)) from error
 
 
 def _silent(rows: int) -> None:
