@@ -128,7 +128,7 @@ def scores_of_student_t(
     """Under f + s t_ν for f ~ N(mean (N,), variance (N,)) and s² = width2 (N,)."""
     _check(y, mean, variance + width2)
     columns = (y.double(), mean, variance, width2)
-    parts = zip(*(column.split(_CHUNK) for column in columns), strict=True)
+    parts = zip(*(torch.split(column, _CHUNK) for column in columns), strict=True)
     return DatumScores.joined(list(_of_mixtures(parts, nu)))
 
 

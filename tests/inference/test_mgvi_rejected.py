@@ -11,7 +11,7 @@ import torch
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
-from dustmap.inference.lognormal import _mgvi_phases
+from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases
 from dustmap.inference.lognormal._lognormal import typical_log_density
 from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import curved_draw
@@ -46,7 +46,7 @@ def pushed(push: tuple[float, ...]) -> Step:
     return step
 
 
-_evidence_step = _mgvi_phases.evidence_step
+_evidence_step = _mgvi_hyper.evidence_step
 
 
 @pytest.mark.parametrize("dim", [1, 3])
@@ -140,4 +140,4 @@ def test_samples_that_overflow_leave_the_mode(monkeypatch: pytest.MonkeyPatch) -
     assert solution.history[-1].misfit < 2.0
 
 
-_metric_draws = _mgvi_phases.metric_draws
+_metric_draws = _mgvi_draws.metric_draws

@@ -71,7 +71,8 @@ class NormalMixture:
         for k in range(weights.shape[1]):
             pairs = (variances + variances[:, k, None]).sqrt()
             apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
-        return (weights * apart).sum(-1)
+        score: Tensor = (weights * apart).sum(-1)
+        return score
 
 
 @torch.no_grad()
