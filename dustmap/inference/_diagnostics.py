@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Self, final
 
 import torch
-from scipy.special import ndtri_exp
 from torch import Tensor
 
 from dustmap.gp.likelihoods import NormalMixture
 
+#: Of Newton's method on ln Φ: enough for 1e-12.
+_NEWTON_STEPS = 8
 #: Half-widths, in standard deviations, of the central 68.27 % (±1σ) and 95 % intervals.
 _ONE_SIGMA = 1.0
 _HALF_95 = 1.959963984540054
@@ -138,9 +139,21 @@ def _of_mixtures(parts: Iterator[tuple[Tensor, ...]], nu: float) -> Iterator[Dat
         mixture = NormalMixture.student_t(y, mean, variance, width2, dof.to(y.device))
         residual = y - mixture.mean
         # Of the tail beyond y, lest the other one be 1 to rounding.
-        size = -torch.from_numpy(ndtri_exp(mixture.log_tail(y).cpu().numpy())).to(y.device)
-        normal = residual.sign() * size.clamp_min(0.0)
+        normal = residual.sign() * _normal_score(mixture.log_tail(y))
         yield DatumScores(residual, normal, mixture.log_density(y), mixture.crps(y))
+
+
+def _normal_score(log_tail: Tensor) -> Tensor:
+    """z ≥ 0 (N,) with ln Φ(−z) = log_tail ≤ ln ½, by Newton's method.
+
+    ln Φ is concave, so that the steps from z = √(−2 ln p), where Φ(−z) < p, all stay on one side.
+    """
+    z = (-2.0 * log_tail).sqrt()
+    for _ in range(_NEWTON_STEPS):
+        log_p = torch.special.log_ndtr(-z)
+        slope = (-0.5 * z.square() - 0.5 * math.log(2.0 * math.pi) - log_p).exp()
+        z = z + (log_p - log_tail) / slope
+    return z.clamp_min(0.0)
 
 
 def _check(y: Tensor, mean: Tensor, variance: Tensor) -> None:
