@@ -19,6 +19,7 @@ from dustmap.runs.memory._plan import During as During
 from dustmap.runs.memory._plan import MemoryPlan as MemoryPlan
 from dustmap.runs.memory._plan import shown as shown
 from dustmap.runs.memory._plan import table_of as table_of
+from dustmap.runs.memory._seconds import OVERHEAD as OVERHEAD
 from dustmap.runs.memory._seconds import dense_seconds as dense_seconds
 from dustmap.runs.memory._seconds import estimated_seconds as estimated_seconds
 from dustmap.runs.memory._seconds import rounded as rounded

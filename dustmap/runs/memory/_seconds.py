@@ -1,5 +1,7 @@
 """How long a fit will take, roughly: the time of one product here, times how many there are."""
 
+import functools
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ import torch
 
 from dustmap.config import Config
 from dustmap.gp import RegularGrid, torus_for
+from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.features import BeamTable, interpolation
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractOperator
@@ -16,11 +19,17 @@ from dustmap.runs.memory._allotment import allotted
 from dustmap.runs.models import dtype_of, kernel_of, start_of
 from dustmap.sky.observations import HealpixBeams
 
-#: Products of the features with one field, in learning and solving together, for each sample.
-#: Measured on simulated skies, where it varied by a factor of two.
-PRODUCTS = {"lognormal": 250, "gaussian": 120}
+#: Products of the features with one field: of the mode, of learning, and for each sample.
+#: Measured on simulated skies.
+PRODUCTS = {"lognormal": (600, 7300, 106), "gaussian": (0, 0, 120)}
+#: Of a product, what is neither transform nor rows: the steps of the solver around it.
+STEP_SECONDS = 4.5e-4
+#: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
+OVERHEAD = 10.0
 #: Length scales of padding on each side of the torus.
 PADDING = 4.0
+#: Times that each is taken.
+TRIALS = 3
 #: Rays that are timed.
 TRIAL_ROWS = 2000
 #: Rows of the matrix that is factored for a trial: on a GPU fewer would be over before they begin.
@@ -28,17 +37,30 @@ TRIAL_SIZE = {"cpu": 400, "cuda": 3000}
 _CPU = torch.device("cpu")
 #: Steps of learning by a dense factorisation, and its operations for n rows: n³ each.
 DENSE_STEPS = 60
+#: Covariances of all rows in learning, gradients included, and the rays of a trial.
+DENSE_COVARIANCES, TRIAL_RAYS = 36, 200
 
 
 def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
-    """Of learning, solving and drawing on this machine; good to a factor of three or so."""
+    """Of learning, solving and drawing on this machine; good to a factor of two where it was
+    measured, on skies of some thousand stars."""
     if config.fit.engine == "global":
         return _global_seconds(config, rays, grid)
     n, device = len(rays), rays.device
-    learning = dense_seconds(min(n, config.fit.learn_rows), device)
+    rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
+    learning = dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
     if config.fit.engine == "exact":
-        return learning + _per_operation(device) * n**3
+        return learning + pair * n**2 + _per_operation(device) * n**3
     return learning + _per_operation(device) * n * grid.size
+
+
+def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
+    """Of the covariance of two rays."""
+    count = min(len(rays), TRIAL_RAYS)
+    kernel, trial = kernel_of(config.model, start_of(config.model)).to(rays.device), rays[:count]
+    work = functools.partial(ClosedForm().between, kernel, trial, trial)
+    with torch.no_grad():
+        return _seconds(work, rays.device) / count**2
 
 
 def dense_seconds(rows: int, device: torch.device = _CPU) -> float:
@@ -58,7 +80,9 @@ def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> f
     field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
     fft = _seconds(lambda: torch.fft.irfftn(torch.fft.rfftn(field), s=field.shape), rays.device)
     product = 2 * _row_seconds(config, rays, grid)
-    return config.fit.samples * PRODUCTS[config.density] * (fft + product)
+    mode, learning, sample = PRODUCTS[config.density]
+    products = mode + bool(config.model.learn) * learning + sample * config.fit.samples
+    return products * (fft + product + STEP_SECONDS)
 
 
 def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
@@ -81,14 +105,15 @@ def _product_seconds(rows: AbstractOperator) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Of a second time, after what comes with the first; a GPU is waited for."""
-    ends = [0.0, 0.0]
-    for i in range(2):
+    """The least of some times, which others on the machine disturb, after what comes with the
+    first; a GPU is waited for."""
+    ends = []
+    for _ in range(TRIALS + 1):
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        ends[i] = time.perf_counter()
-    return ends[1] - ends[0]
+        ends.append(time.perf_counter())
+    return min(later - sooner for sooner, later in itertools.pairwise(ends))
 
 
 def rounded(seconds: float) -> float:

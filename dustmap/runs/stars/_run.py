@@ -20,7 +20,7 @@ from dustmap.runs._ranks import ALONE, own_rays, predicted
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs.engines import DistanceFit, arrays_of_added, engine_of, fit_distances
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.memory import estimated_seconds, rounded
+from dustmap.runs.memory import OVERHEAD, estimated_seconds, rounded
 from dustmap.runs.models import Learning, StarFit, grid_of
 from dustmap.runs.reports import (
     Check,
@@ -124,10 +124,10 @@ class StarRun(AbstractRun):
         """Any will do."""
 
     def seconds(self) -> float:
-        """Rough, of the fit."""
+        """Of the whole run, roughly."""
         rays = own_rays(self.observed.batch.functional[self.train])
         rounds = 1 if self.observed.exact else 1 + self.config.fit.distance_rounds
-        return rounded(rounds * estimated_seconds(self.config, rays, self.grid))
+        return rounded(OVERHEAD + rounds * estimated_seconds(self.config, rays, self.grid))
 
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the catalog, and the size of the map."""
