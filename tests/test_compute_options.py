@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,6 +117,23 @@ def test_exports_are_planned_and_keep_their_origin(
     # Where it is computed does not change what made it.
     mine, own = (_sha256(path) for path in (output, finished / "map.zarr"))
     assert mine == own != ""
+
+
+def test_exports_that_nothing_holds_are_refused(
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output = tmp_path / "map.zarr"
+    export = ["export", str(finished), "--format", "zarr", "--output", str(output)]
+    for step in ("1e-6pc", "0.01pc"):
+        assert main([*export, "--step", step]) == 2
+        assert "it would fit with a larger --step or a smaller --box" in capsys.readouterr().err
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    assert main([*export, "--step", "10pc"]) == 2
+    assert "21 x 21 x 13 voxels take up to" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_simulate_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,10 +299,10 @@ def test_sizes_name_their_units() -> None:
 )
 def test_no_dust_is_as_dense_or_as_uneven(setting: str) -> None:
     name = setting.partition("=")[0]
-    assert f"{name} = " in refusal(setting, "model.density=gaussian")
+    assert f"{name} = " in refusal("model.std=1", "model.density=gaussian", setting)
     # The units of a regression are the user's.
     data: dict[str, object] = {"kind": "regression", "inputs": "x", "target": "y"}
-    read(setting, data={"catalog": "stars.csv", **data})
+    read("model.std=1", setting, data={"catalog": "stars.csv", **data})
 
 
 def test_the_spread_of_a_logarithm_is_no_density() -> None:

@@ -119,10 +119,12 @@ def execute(options: argparse.Namespace) -> int:
             progress=progress,
         )
     checks = store_checks(output)
-    told = counts.as_dict() if options.json else counts.summary()
-    failed = {"failed": [str(check) for check in checks if not check.passed]}
-    tell({**told, **failed, "output": str(output)}, options.json)
-    return CHECK_FAILED if failed["failed"] else DONE
+    failed = [str(check) for check in checks if not check.passed]
+    told = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
+    tell({**told, "output": str(output)}, options.json)
+    for line in failed:
+        log.warning("%s", line)
+    return CHECK_FAILED if failed else DONE
 
 
 @contextmanager

@@ -156,7 +156,8 @@ def test_regression_is_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(1024, "1,024 bytes"), (3 * MIB, "3 MiB"), (2**31, "2 GiB"), (2**50, "1024 TiB")]
+    ("count", "said"),
+    [(1024, "1,024 bytes"), (3 * MIB, "3 MiB"), (2**31, "2 GiB"), (2**50, "1024 TiB")],
 )
 def test_bytes_for_people(count: int, said: str) -> None:
     assert shown(count) == said

@@ -161,3 +161,16 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "other.zarr", zarr_format=3)
     with pytest.raises(ValueError, match="something else"):
         open_star_store(tmp_path / "other.zarr")
+
+
+def test_a_sample_is_from_all_over(tmp_path: Path) -> None:
+    many = stars(CHUNK + 1000)
+    with star_store(tmp_path / "stars.zarr") as store:
+        store.append(many)
+    some = open_star_store(tmp_path / "stars.zarr").sample(100)
+    assert 50 < len(some) <= 100
+    places = some.source_id - many.source_id[0]
+    assert places[0] == 0
+    assert np.diff(places).max() < CHUNK / 20
+    assert places[-1] > 0.95 * len(many)
+    assert len(open_star_store(tmp_path / "stars.zarr").sample(10**6)) <= len(many)

@@ -15,6 +15,7 @@ from dustmap.sky.stars import (
     PercentileDistances,
     StarTable,
     concatenate,
+    thinned,
 )
 from dustmap.sky.systems import system_named
 
@@ -65,6 +66,8 @@ def test_rows_are_picked_together(index: NDArray[Any]) -> None:
         ("extinction", np.inf, r"column extinction: 1 of 4 rows are not finite"),
         ("extinction_error", 0.0, r"column extinction_error: 1 of 4 rows are not > 0"),
         ("extinction_error", -1.0, r"correct or remove them"),
+        ("extinction_error", 1e-30, r"are not between 1e-09 and 1e\+06 mag"),
+        ("extinction", 1e300, r"column extinction: 1 of 4 rows are not between -1000 and 1000 mag"),
     ],
 )
 def test_impossible_values_are_refused(field: str, value: float, message: str) -> None:
@@ -72,6 +75,13 @@ def test_impossible_values_are_refused(field: str, value: float, message: str) -
     values[2] = value
     with pytest.raises(ValueError, match=message):
         replace(stars(), **{field: values})
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
+def test_a_thinned_table_is_from_all_over(most: int) -> None:
+    some = thinned(stars(), most)
+    assert len(some) == {1: 1, 2: 2, 3: 2}.get(most, 4)
+    assert some.source_id[0] == stars().source_id[0]
 
 
 def test_negative_extinctions_are_data() -> None:

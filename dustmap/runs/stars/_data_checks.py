@@ -39,9 +39,9 @@ _LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
 _ENOUGH = 10
 #: Share of the stars beyond the cell of the Sun.
 _LEAST_BEYOND = 0.05
-#: model.length in spacings: below the first the grid holds white noise, below the second it is
-#: not the length that was meant.
-_LEAST_LENGTH, _ABSURD_LENGTH = 1.0, 0.1
+#: model.length in spacings: below the first the grid holds noise from node to node, below the
+#: second it is not the length that was meant.
+_LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
 
 
 def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
@@ -222,5 +222,6 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
     raise ValueError(
         f"column extinction_error: the median error is {error:.3g} mag beside extinctions of "
         f"{spread:.3g} mag, and {config.compute.dtype} resolves errors of {least:.2g} mag or more; "
-        f"are both in mag? give the true errors, or set {finer}model.scatter = {least:.2g} (mag, added in squares)"
+        f"are both in mag? give the true errors, or set {finer}model.scatter = {least:.2g} (mag, "
+        "added in squares)"
     )

@@ -12,15 +12,20 @@ from dustmap.config import Config
 from dustmap.runs._ranks import own_rays
 from dustmap.runs._run import Plan
 from dustmap.runs.engines import engine_memory
-from dustmap.runs.memory import MemoryPlan, finish_components, shown, star_components
+from dustmap.runs.memory import (
+    SPECTRA,
+    MemoryPlan,
+    Sizes,
+    finish_components,
+    shown,
+    star_components,
+)
 from dustmap.runs.models import dtype_of, grid_of
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
 
 #: Coarser grids that are tried when a plan does not fit.
 _TRIALS = 30
-#: Fields over the nodes that a small run holds.
-_FIELDS = 200
 
 
 def plan_stars(
@@ -98,13 +103,21 @@ def refuse_nodes(config: Config) -> None:
     allowed = config.compute.memory_bytes
     if _field_bytes(config) <= allowed:
         return
-    finest = _finest(config, lambda changed: _FIELDS * _field_bytes(changed) <= allowed)
+    finest = _finest(config, lambda changed: _may_fit(changed, allowed))
     remedy = "a smaller grid.size" if finest is None else f"grid.spacing = {finest:g} or more"
     raise ValueError(
         f"grid.spacing = {config.grid.spacing:g} pc: one number at each node of the box takes "
         f"{shown(_field_bytes(config))} and compute.memory allows {shown(allowed)}; take "
         f"{remedy}"
     )
+
+
+def _may_fit(config: Config, allowed: int) -> bool:
+    """Whether samples and spectra fit, however few the stars: of a torus that can be planned."""
+    if _field_bytes(config) > allowed:
+        return False
+    sizes = Sizes.of(config, 0)
+    return 2 * (sizes.drawing + SPECTRA * sizes.torus) <= allowed
 
 
 def _field_bytes(config: Config) -> int:

@@ -74,12 +74,12 @@ def make_samples(folder: Path) -> None:
 
 def _stars() -> Table:
     rng = np.random.default_rng(0)
-    distance = rng.uniform(5.0, 19.0, STARS)
+    distance = rng.uniform(5.0, 26.0, STARS)
     table = Table(
         {
             "source_id": 2**60 + np.arange(STARS),
             "l": rng.uniform(0.0, 360.0, STARS) * u.deg,
-            "b": rng.uniform(-60.0, 60.0, STARS) * u.deg,
+            "b": rng.uniform(-30.0, 30.0, STARS) * u.deg,
             "distance_pc": distance * u.pc,
             "distance_error_pc": 0.1 * distance * u.pc,
             "extinction": 0.002 * distance * u.mag,

@@ -82,6 +82,12 @@ def worse(name: str, value: float) -> Callable[[Table], None]:
         (worse("extinction", np.nan), "extinction is not finite in row 4"),
         (worse("extinction_error", -0.1), "extinction_error is not > 0 in row 4"),
         (worse("extinction_error", 0.0), "extinction_error is not > 0 in row 4"),
+        (worse("l", -999.0), "l is not between -720 and 720 degrees in row 4"),
+        (worse("l", 1e9), "l is not between -720 and 720 degrees in row 4"),
+        (worse("distance_pc", 1e300), "distance is beyond 1e+07 pc in row 4"),
+        (worse("extinction", 1e300), "extinction is beyond 1000 mag in row 4"),
+        (worse("extinction_error", 1e-30), "extinction_error is below 1e-09 mag in row 4"),
+        (worse("extinction_error", 1e300), "extinction_error is above 1e+06 mag in row 4"),
     ],
 )
 def test_a_bad_row(
@@ -94,6 +100,35 @@ def test_a_bad_row(
     catalog = read_catalog(path, system=A_V, invalid="drop")
     assert catalog.counts.invalid == {words.removesuffix(" in row 4"): 1}
     assert catalog.counts.kept == len(catalog.stars) == 6
+
+
+@pytest.mark.parametrize(
+    ("parallax", "words"),
+    [
+        (-999.0, "parallax is more than 100 errors below 0 in row 4"),
+        (9999.0, "parallax is above 1000 mas in row 4"),
+        (-49.0, ""),
+        (1001.0, ""),
+    ],
+)
+def test_parallaxes_that_are_sentinels(tmp_path: Path, parallax: float, words: str) -> None:
+    """Noise is data, however unlikely."""
+    table = plain()
+    table.rename_column("distance_pc", "parallax")
+    table["parallax_error"] = np.full(7, 0.5)
+    table["parallax"].unit = table["parallax_error"].unit = "mas"
+    worse("parallax", parallax)(table)
+    path = write(tmp_path, "fits", table)
+    if words:
+        refused(path, words)
+    kept = read_catalog(path, system=A_V, invalid="drop").counts.kept
+    assert kept == (6 if words else 7)
+
+
+def test_positions_beyond_all_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_text("x,y,z,extinction,extinction_error\n1e200,2,3,0.1,0.1\n")
+    refused(path, "the distance of x, y, z is beyond 1e+07 pc in row 0")
 
 
 def test_a_negative_extinction_is_data(tmp_path: Path) -> None:
