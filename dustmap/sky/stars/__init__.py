@@ -11,6 +11,10 @@ from dustmap.sky.stars._distances import ExactDistances as ExactDistances
 from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
 from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
 from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
+from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
+from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
+from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
+from dustmap.sky.stars._log_ratio import LogRatio as LogRatio
 from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
 from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
 from dustmap.sky.stars._sky_order import SKY_ORDER as SKY_ORDER
