@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, new
 from dustmap.cli._tell import tell
-from dustmap.config import DataConfig, parsecs
+from dustmap.config import parsecs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,13 +81,10 @@ def _one(options: argparse.Namespace) -> int:
 def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.runs import places_of
+    from dustmap.runs import places_of_map
 
     with checking_input():
-        where = Path(options.map)
-        own = where / "config.toml"  # what a run says of distances holds for these, too
-        data = configuration.load(own).data if own.is_file() else DataConfig()
-        places = places_of(data, Path(options.file), options.schema)
+        places = places_of_map(Path(options.map), Path(options.file), options.schema)
         found = _answers(options, places.l, places.b, places.distances)
     outside = int(np.isnan(found["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places.l))

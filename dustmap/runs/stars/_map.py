@@ -11,7 +11,7 @@ from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.config import Config
+from dustmap.config import Config, DataConfig, load
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, PointValues
 from dustmap.inference import scores
@@ -25,6 +25,7 @@ from dustmap.runs.stars._input import (
     from_store,
     in_system,
     places_of,
+    prior_of,
     read_stars,
     read_truth,
 )
@@ -38,7 +39,7 @@ from dustmap.runs.stars._run import (
     predictions,
 )
 from dustmap.sky import Provenance, cartesian, galactic, table_format, write_table
-from dustmap.sky.catalogs import card_named
+from dustmap.sky.catalogs import Places, card_named
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
 from dustmap.sky.observations import (
@@ -100,7 +101,7 @@ class StarMap(AbstractFinishedRun):
         """
         data, card = self.run.config.data, card_named(schema)
         named = system_named(system) if system else None
-        read = read_stars(data, (catalog,), card, named, CUTS)
+        read = read_stars(data, (catalog,), card, named, CUTS, prior_of(self.run.stars))
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
         observed = self._observed(given)
         everything = torch.arange(len(observed))
@@ -136,7 +137,7 @@ class StarMap(AbstractFinishedRun):
         self, catalog: Path, schema: str, output: Path, overwrite: bool
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
-        places = places_of(self.run.config.data, catalog, schema)
+        places = places_of(self.run.config.data, catalog, schema, prior_of(self.run.stars))
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances)
         for name, values in columns.items():
@@ -209,6 +210,15 @@ class StarMap(AbstractFinishedRun):
                 raise ValueError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
             shape.append(round(cells) + 1)
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
+
+
+def places_of_map(path: Path, catalog: Path, schema: str) -> Places:
+    """Rows to query a map at, with distances as its run takes them, if it is one."""
+    own = path / "config.toml"
+    if not own.is_file():
+        return places_of(DataConfig(), catalog, schema)
+    few = open_star_store(path / ARCHIVE).part(slice(0, 1))
+    return places_of(load(own).data, catalog, schema, prior_of(few))
 
 
 def _tell_history(table: Table, provenance: Provenance) -> None:

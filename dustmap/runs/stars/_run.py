@@ -38,6 +38,7 @@ from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
 from dustmap.runs.stars._input import StarInput, from_store, rows_by_fate, store_input
+from dustmap.runs.stars._parallaxes import median_fractional_error, told_of_parallaxes
 from dustmap.runs.stars._plan import plan_stars
 from dustmap.runs.stars._share import StarShare, copy_store, share_of_store
 from dustmap.runs.stars._tiles import TilePart, described, part_of_sky, read_part
@@ -156,7 +157,10 @@ class StarRun(AbstractRun):
             if self.leads and not (directory.path / ARCHIVE).exists():
                 self._keep_stars(directory.path / ARCHIVE)
         account.watch.add("ingest", self.seconds_to_read)
-        account.sections["data"] = _data(self.given)
+        error = median_fractional_error(self.share, self.observed, self.train)
+        told, checks = told_of_parallaxes(error)
+        account.checks += checks
+        account.sections["data"] = {**_data(self.given), **told}
         account.sections["counts"] = self.counts()
 
     def _keep_stars(self, path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky.stars._distances import Array
-from dustmap.sky.stars._log_ratio import LogRatio
 from dustmap.sky.stars._parallax import MAS_PC, AbstractDistancePrior, check_scale
+from dustmap.sky.stars._survey_ratio import SurveyRatio
 
 #: Nodes of a star's table, and stars whose tables are in memory at once.
 NODES = 256
@@ -33,7 +33,7 @@ class ExponentialDensity(AbstractDistancePrior):
 
     scale: float
     distance_max: float
-    ratio: LogRatio | None = None
+    ratio: SurveyRatio | None = None
 
     def __post_init__(self) -> None:
         check_scale("scale", self.scale)
@@ -57,14 +57,14 @@ class ExponentialDensity(AbstractDistancePrior):
         }
         if self.ratio is None:
             return found
-        return found | {"distance_log_ratio": self.ratio.attributes()}
+        return found | {"distance_ratio": self.ratio.attributes()}
 
     def log_density(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
         """g(t) without its constant, and g'(t)."""
         value, slope = self._volume(parallax, error, t)
         if self.ratio is None:
             return value, slope
-        more, steeper = self.ratio.at(t)
+        more, steeper = self.ratio.at(t, error)
         return value + more, slope + steeper
 
     def _volume(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:

@@ -1,28 +1,31 @@
 """The distribution of a survey's distances, from its own parallaxes: deconvolution by penalised
 maximum likelihood."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.special import ndtr
 
 from dustmap.sky.stars._density_prior import ExponentialDensity
 from dustmap.sky.stars._distances import Array
-from dustmap.sky.stars._log_ratio import LogRatio
 from dustmap.sky.stars._parallax import MAS_PC, ParallaxDistances
+from dustmap.sky.stars._survey_ratio import SurveyRatio
 
 #: Stars from which more than the scale is learned, and the most that are used.
-LEAST, MOST = 200, 50_000
-#: Cells of ln d, and the least distance in pc.
-_STEP, _NEAREST = 0.08, 1.0
+LEAST, MOST = 200, 20_000
+#: Cells of ln d, the least distance in pc, and the most that ln r falls below its maximum.
+_STEP, _NEAREST, _DEEPEST = 0.08, 1.0, 20.0
+#: Most classes of parallax errors that have a ratio of their own, and the fewest stars of each.
+_CLASSES, _FEWEST = 8, 100
 #: A parallax that so many errors below zero cannot be one.
 _STRANGE = 5.0
 #: Standard deviation of the prior of ln scale, around the scale that is stated.
 _SCALE_STD = 1.0
 #: Weights of the roughness of ln r that are tried, and where Newton's steps end, in nats.
-_ROUGHNESS = 10.0 ** np.arange(5, -2, -1)
-_STEPS, _SETTLED = 60, 1e-3
+_ROUGHNESS = 10.0 ** np.array([4.0, 2.5, 1.0, -0.5])
+_STEPS, _SETTLED = 30, 1e-2
 _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 
 
@@ -48,8 +51,23 @@ class LearnedPrior:
             "stars": self.stars,
             "stars_used": self.used,
             "stars_too_negative": self.strange,
-            **{f"p{100 * q:02.0f}_pc": x for q, x in zip(_QUANTILES, quantiles, strict=True)},
+            **{f"distance_p{100 * q:02.0f}_pc": x for q, x in zip(_QUANTILES, quantiles, strict=True)},
         }
+
+
+@final
+@dataclass(frozen=True)
+class ToLearn:
+    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
+    density, in pc; distance_max: the end of the prior."""
+
+    scale: float = 1350.0
+    distance_max: float = 10_000.0
+
+    @property
+    def stated(self) -> ExponentialDensity:
+        """The prior of stars of which nothing is learned."""
+        return ExponentialDensity(self.scale, self.distance_max)
 
 
 @final
@@ -60,6 +78,9 @@ class ParallaxSample:
         self._every, self._seen = 1, 0
         self._rows = np.empty((0, 2))
 
+    def __len__(self) -> int:
+        return self._seen
+
     def add(self, distances: ParallaxDistances) -> None:
         first = -self._seen % self._every
         taken = slice(first, None, self._every)
@@ -69,45 +90,60 @@ class ParallaxSample:
         while len(self._rows) > MOST:
             self._rows, self._every = self._rows[::2], 2 * self._every
 
-    def learned(self, scale: float, distance_max: float) -> LearnedPrior:
-        """p(d) of the stars, selection included; scale: what is expected of their density."""
+    def learned(self, wanted: ToLearn) -> LearnedPrior:
+        """The distribution p(d) of the stars' distances, selection included.
+
+        d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale; from
+        LEAST stars on times r(d), ln r a spline in ln d whose second differences are normal, with
+        the variance of largest (Laplace) evidence. So is what classes of stars with similar errors
+        differ by: faint stars are not where bright ones are.
+        """
         parallax, error = self._rows.T
         usable = parallax > -_STRANGE * error
         strange = int((~usable).sum())
-        prior = ExponentialDensity(scale, distance_max)
+        prior = wanted.stated
         if usable.any():
             prior = _learned(parallax[usable], error[usable], prior)
         return LearnedPrior(prior, self._seen, len(parallax), strange)
 
 
-def learn_prior(
-    distances: ParallaxDistances, scale: float = 1350.0, distance_max: float = 10_000.0
-) -> LearnedPrior:
-    """The distribution of these stars' distances, from their parallaxes.
-
-    d² exp(−d/L), L of maximum likelihood under a log-normal prior around `scale`; from LEAST stars
-    on times r(d), ln r a spline in ln d whose second differences are normal, with a variance of
-    largest (Laplace) evidence. Magnitude limits and other selections are part of it.
-    """
+def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
+    """The distribution of these stars' distances, from their parallaxes."""
     sample = ParallaxSample()
     sample.add(distances)
-    return sample.learned(scale, distance_max)
+    return sample.learned(wanted or ToLearn())
 
 
 def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> ExponentialDensity:
-    last = np.log(stated.distance_max)
-    nearest = max(_NEAREST, MAS_PC / float((parallax + 2.0 * error).max()))
-    first = min(np.log(nearest), last - 1.0)
-    cells = int(np.ceil((last - first) / _STEP))
-    bounds = np.linspace(first, last, cells + 1)
+    bounds = _bounds(parallax, error, stated.distance_max)
+    likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))
     t = 0.5 * (bounds[1:] + bounds[:-1])
-    likelihood = _likelihood(parallax, error, MAS_PC * np.exp(-bounds))
     scale = _scale(likelihood, t, stated.scale)
     if len(parallax) < LEAST:
-        return ExponentialDensity(scale, stated.distance_max)
-    values = _log_ratio(likelihood, 3.0 * t - np.exp(t) / scale)
-    ratio = LogRatio(float(t[0]), float(t[1] - t[0]), tuple(values.tolist()))
-    return ExponentialDensity(scale, stated.distance_max, ratio)
+        return replace(stated, scale=scale)
+    base = 3.0 * t - np.exp(t) / scale
+    common = _log_ratio(likelihood, base)
+    limits = _limits(error)
+    kind = np.searchsorted(limits, error)
+    values = [common + _log_ratio(likelihood[kind == k], base + common) for k in np.unique(kind)]
+    table = tuple(tuple(np.maximum(row, row.max() - _DEEPEST).tolist()) for row in values)
+    ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
+    return replace(stated, scale=scale, ratio=ratio)
+
+
+def _bounds(parallax: Array, error: Array, distance_max: float) -> Array:
+    """Of the cells of ln d, from the nearest of the stars on."""
+    last = np.log(distance_max)
+    nearest = max(_NEAREST, MAS_PC / float((parallax + (2.0 + _STRANGE) * error).max()))
+    first = min(np.log(nearest), last - 1.0)
+    return np.linspace(first, last, 1 + int(np.ceil((last - first) / _STEP)))
+
+
+def _limits(error: Array) -> Array:
+    """Errors between the classes."""
+    classes = min(_CLASSES, len(error) // _FEWEST)
+    limits = np.unique(np.quantile(error, np.arange(1, classes) / max(classes, 1)))
+    return limits[(limits >= error.min()) & (limits < error.max())]
 
 
 def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
@@ -115,7 +151,7 @@ def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
 
     Exact for a density that is constant in the cell: an error much below the cell does no harm.
     """
-    z = (bounds[None, :] - parallax[:, None]) / error[:, None]
+    z = (bounds - parallax) / error
     # Differences of whichever tail is the smaller.
     upper, lower = z[:, :-1], z[:, 1:]
     above = lower > 0.0
@@ -179,10 +215,15 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
         counts = share.sum(axis=0)
         gradient = counts - n * p - penalty @ f
         complete = n * (np.diag(p) - np.outer(p, p)) + penalty
-        hessian = complete - np.diag(counts) + share.T @ share
-        # Where it is not concave, the curvature of the complete data.
-        safe = hessian if np.linalg.eigvalsh(hessian)[0] > 0.0 else complete
-        step = np.linalg.solve(safe, gradient)
+        missing = np.diag(counts) - share.T @ share
+        # Where it is not concave, as much of the missing data's curvature as leaves it so.
+        for part in (1.0, 0.9, 0.7, 0.0):
+            try:
+                factor = np.linalg.cholesky(complete - part * missing)
+                break
+            except np.linalg.LinAlgError:
+                continue
+        step = cho_solve((factor, True), gradient)
         length, gain = 1.0, -np.inf
         while length > 1e-6 and not (gain := objective(f + length * step) - value) >= 0.0:
             length *= 0.5
@@ -191,8 +232,7 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
         f, value = f + length * step, value + gain
         if gain < _SETTLED:
             break
-    determinant = np.linalg.slogdet(safe)[1]
-    return f - f.mean(), value - 0.5 * float(determinant)
+    return f - f.mean(), value - float(np.log(np.diag(factor)).sum())
 
 
 def _normalised(log_density: Array) -> Array:
