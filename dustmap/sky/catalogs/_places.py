@@ -73,9 +73,8 @@ def read_places(
         if bad.any():
             raise invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
-    distances = _rows.distances(
-        binding.distance, values, prior or DEFAULT_PRIOR.stated, milliarcseconds(parallax_zero_point)
-    )
+    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    distances = _rows.distances(binding.distance, values, known, zero_point)
     with translating(path, "a table", Exception):  # of the library of any of the formats
         table = _whole_table(path)
     if len(table) != len(l):

@@ -42,16 +42,18 @@ class LearnedPrior:
 
     def as_dict(self) -> dict[str, Any]:
         """For provenance and reports: plain values."""
-        d, p = _distribution(self.prior)
+        (d, p), ratio = _distribution(self.prior), self.prior.ratio
+        names = [f"distance_p{100 * q:02.0f}_pc" for q in _QUANTILES]
         quantiles = np.interp(_QUANTILES, np.cumsum(p), d).tolist()
         return {
             "prior": "learned from the parallaxes",
             "scale_pc": self.prior.scale,
-            "nonparametric": self.prior.ratio is not None,
+            "nonparametric": ratio is not None,
+            "classes_of_errors": 0 if ratio is None else len(ratio.values),
             "stars": self.stars,
             "stars_used": self.used,
             "stars_too_negative": self.strange,
-            **{f"distance_p{100 * q:02.0f}_pc": x for q, x in zip(_QUANTILES, quantiles, strict=True)},
+            **dict(zip(names, quantiles, strict=True)),
         }
 
 
@@ -241,7 +243,11 @@ def _normalised(log_density: Array) -> Array:
 
 
 def _distribution(prior: ExponentialDensity) -> tuple[Array, Array]:
-    """Distances and their probabilities."""
-    t = np.linspace(np.log(_NEAREST * 1e-2), np.log(prior.distance_max), 4000)
-    no_parallax = (np.zeros(1), np.full(1, 1e9))
-    return np.exp(t), _normalised(prior.log_density(*no_parallax, t)[0])
+    """Distances and their probabilities, over all classes, which have as many stars each."""
+    t = np.linspace(np.log(0.01 * _NEAREST), np.log(prior.distance_max), 4000)
+    volume = 3.0 * t - np.exp(t) / prior.scale
+    if prior.ratio is None:
+        return np.exp(t), _normalised(volume)
+    errors = np.array([*prior.ratio.bounds, np.inf])[:, None]
+    each = [_normalised(volume + row) for row in prior.ratio.at(t[None, :], errors)[0]]
+    return np.exp(t), np.mean(each, axis=0)
