@@ -101,7 +101,7 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ),
         ("model", {"disc_height": "100mas"}, "model.disc_height = '100mas': expected a positive"),
         ("data", {"catalog": "s.fits", "invalid": "keep"}, '"", "error", "drop"'),
-        ("data", {"catalog": "s.fits", "distance_prior": "1/x"}, '"flat-parallax", '),
+        ("data", {"catalog": "s.fits", "distance_prior": "1/x"}, '"exponential-density", '),
         ("fit", {"distance_rounds": 4}, "expected a whole number >= 0 and <= 3"),
         ("export", {"quantities": ["mode"]}, '"mean", "std", "median", "p16", "p84", "coverage"'),
         ("export", {"samples": -1}, "expected a whole number >= 0"),

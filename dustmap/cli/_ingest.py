@@ -25,7 +25,7 @@ from dustmap.cli._tell import tell
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from dustmap.sky.stars import AbstractDistancePrior
+    from dustmap.sky.stars import AbstractDistancePrior, ToLearn
 
 #: Between two lines of a log that say how far the reading is.
 LINE_SECONDS = 30.0
@@ -76,16 +76,16 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("catalogs with parallaxes")
     group.add_argument(
         "--distance-prior",
-        choices=("flat-parallax", "exponential-density"),
-        default="flat-parallax",
-        help="distribution of distances before they are measured [flat-parallax]",
+        choices=("learned", "exponential-density", "flat-parallax"),
+        default="learned",
+        help="distribution of distances before they are measured [learned from all parallaxes]",
     )
     group.add_argument("--distance-max", default="10kpc", metavar="PC", help="its end [10kpc]")
     group.add_argument(
         "--distance-scale",
         default="1350pc",
         metavar="PC",
-        help="length over which exponential-density falls by e [1350pc]",
+        help="length over which exponential-density falls by e, or its guess [1350pc]",
     )
     group.add_argument(
         "--parallax-zero-point",
@@ -151,11 +151,9 @@ def _advance(bar: "tqdm[NoReturn]", rows: int) -> None:
     bar.update(rows - bar.n)
 
 
-def _prior(options: argparse.Namespace) -> "AbstractDistancePrior":
+def _prior(options: argparse.Namespace) -> "AbstractDistancePrior | ToLearn":
     from dustmap.config import parsecs
-    from dustmap.sky.stars import ExponentialDensity, FlatParallax
+    from dustmap.sky.stars import prior_named
 
-    furthest = parsecs(options.distance_max)
-    if options.distance_prior == "flat-parallax":
-        return FlatParallax(furthest)
-    return ExponentialDensity(parsecs(options.distance_scale), furthest)
+    scale, furthest = parsecs(options.distance_scale), parsecs(options.distance_max)
+    return prior_named(options.distance_prior, scale, furthest)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dustmap import config as configuration
 from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
 from dustmap.cli._parser import (
@@ -20,7 +19,7 @@ from dustmap.cli._parser import (
     new,
 )
 from dustmap.cli._tell import tell, write
-from dustmap.config import DataConfig, parsecs
+from dustmap.config import parsecs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -130,14 +129,12 @@ def _one(options: argparse.Namespace) -> int:
 def _many(options: argparse.Namespace) -> int:
     import numpy as np
 
-    from dustmap.runs import places_of
+    from dustmap.runs import places_of_map
     from dustmap.sky import card_named
 
     with checking_input():
-        own = Path(options.map) / "config.toml"  # what a run says of distances holds for these, too
-        data = configuration.load(own).data if own.is_file() else DataConfig()
         card = card_named(options.schema, columns_of(options))
-        places = places_of(data, Path(options.file), card)
+        places = places_of_map(Path(options.map), Path(options.file), card)
         source = _opened(options)
         levels = options.percentiles or ()
         found = _answers(source, places.l, places.b, places.distances, levels)

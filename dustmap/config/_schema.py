@@ -107,16 +107,22 @@ class DataConfig:
     distance_prior: Annotated[
         str,
         Key(
-            choice("flat-parallax", "exponential-density"),
-            "stars with parallaxes: distribution of distances before they are measured",
+            choice("learned", "exponential-density", "flat-parallax"),
+            "stars with parallaxes: distribution of distances before they are measured: learned "
+            "from all parallaxes of the catalog, selection included; d^2 exp(-d/distance_scale); "
+            "or flat in 1/d, which biases maps",
         ),
-    ] = "flat-parallax"
+    ] = "learned"
     distance_max: Annotated[
         float, Key(parsecs(positive=True), "stars with parallaxes: end of that prior", "pc")
     ] = 10_000.0
     distance_scale: Annotated[
         float,
-        Key(parsecs(positive=True), "length over which exponential-density falls by e", "pc"),
+        Key(
+            parsecs(positive=True),
+            "length over which exponential-density falls by e; where it is learned, its guess",
+            "pc",
+        ),
     ] = 1350.0
     parallax_zero_point: Annotated[
         float, Key(number(), "subtracted from all parallaxes", "mas")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dustmap.runs.reports import WatchedField as WatchedField
     from dustmap.runs.stars import StarMap as StarMap
     from dustmap.runs.stars import places_of as places_of
+    from dustmap.runs.stars import places_of_map as places_of_map
     from dustmap.runs.stars import prior_sky as prior_sky
     from dustmap.runs.stars import sky_of_tiles as sky_of_tiles
     from dustmap.runs.stars import store_checks as store_checks

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from dustmap.sky.stars import PercentileDistances as PercentileDistances
     from dustmap.sky.stars import StarTable as StarTable
     from dustmap.sky.stars import concatenate as concatenate
+    from dustmap.sky.stars import learn_prior as learn_prior
     from dustmap.sky.stars import open_star_store as open_star_store
     from dustmap.sky.stars import read_star_store as read_star_store
     from dustmap.sky.stars import star_store as star_store

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from dustmap.runs.stars._data_checks import store_checks as store_checks
     from dustmap.runs.stars._export import write_in_slabs as write_in_slabs
     from dustmap.runs.stars._input import places_of as places_of
+    from dustmap.runs.stars._input import places_of_map as places_of_map
     from dustmap.runs.stars._map import StarMap as StarMap
     from dustmap.runs.stars._map import reopen_star_map as reopen_star_map
     from dustmap.runs.stars._prior_sky import prior_sky as prior_sky

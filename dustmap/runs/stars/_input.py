@@ -10,7 +10,7 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.config import DataConfig
+from dustmap.config import DataConfig, load
 from dustmap.sky.catalogs import (
     Alias,
     CardColumn,
@@ -24,18 +24,23 @@ from dustmap.sky.catalogs import (
 from dustmap.sky.catalogs.readers import ColumnRef, ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,
-    ExponentialDensity,
-    FlatParallax,
+    ParallaxDistances,
     StarStore,
     StarTable,
+    ToLearn,
     concatenate,
     open_star_store,
+    prior_named,
     star_store,
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
+#: The stars of a run, in its directory.
+ARCHIVE = "stars.zarr"
+
 #: Which stars (N,) of a table somebody needs.
 Needed: TypeAlias = Callable[[StarTable], NDArray[np.bool_]]
+_OF_PRIOR = ("distance_prior", "distance_max", "distance_scale")
 
 
 @final
@@ -64,7 +69,7 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
 def refuse_late_wishes(data: DataConfig) -> None:
     """What happens to rows has happened when they were ingested."""
     usual = DataConfig()
-    for key in ("columns", "cuts", "invalid", "parallax_zero_point"):
+    for key in ("columns", "cuts", "invalid", "parallax_zero_point", *_OF_PRIOR):
         if getattr(data, key) != getattr(usual, key):
             raise ValueError(
                 f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
@@ -90,14 +95,15 @@ def read_stars(
     card: SchemaCard,
     system: ExtinctionSystem | None,
     cuts: str,
+    prior: AbstractDistancePrior | None = None,
 ) -> StarInput:
-    """Catalogs by a card, everything else as [data] says."""
+    """Catalogs by a card, everything else as [data] says; prior: instead of that of [data]."""
     found = read_catalog(
         list(paths),
         card,
         cuts=cuts,
         system=system,
-        prior=distance_prior(data),
+        prior=prior or distance_prior(data),
         invalid=data.invalid or None,
         parallax_zero_point=data.parallax_zero_point,
     )
@@ -132,21 +138,37 @@ def read_truth(
     return found.extinction[rows]
 
 
-def places_of(data: DataConfig, path: Path, card: SchemaCard | str) -> Places:
-    """Rows to predict at, extinctions or none, with distances as [data] takes them."""
-    return read_places(
-        path,
-        card,
-        prior=distance_prior(data),
-        parallax_zero_point=data.parallax_zero_point,
-    )
+def places_of(
+    data: DataConfig,
+    path: Path,
+    card: SchemaCard | str,
+    prior: AbstractDistancePrior | None = None,
+) -> Places:
+    """Rows to predict at, extinctions or none; prior: that of the run's own parallaxes, None where
+    it has none, for the one that [data] states."""
+    if prior is None:
+        stated = distance_prior(data)
+        prior = stated.stated if isinstance(stated, ToLearn) else stated
+    return read_places(path, card, prior=prior, parallax_zero_point=data.parallax_zero_point)
 
 
-def distance_prior(data: DataConfig) -> AbstractDistancePrior:
+def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
+    """Rows to query a map at, with distances as its run takes them, if it is one."""
+    own = path / "config.toml"
+    if not own.is_file():
+        return places_of(DataConfig(), catalog, card)
+    few = open_star_store(path / ARCHIVE).part(slice(0, 1))
+    return places_of(load(own).data, catalog, card, prior_of(few))
+
+
+def distance_prior(data: DataConfig) -> AbstractDistancePrior | ToLearn:
     """What is known of the distance of a star with a parallax before it is measured."""
-    if data.distance_prior == "flat-parallax":
-        return FlatParallax(data.distance_max)
-    return ExponentialDensity(data.distance_scale, data.distance_max)
+    return prior_named(data.distance_prior, data.distance_scale, data.distance_max)
+
+
+def prior_of(stars: StarTable) -> AbstractDistancePrior | None:
+    """The prior under which the distances of a run's stars are; None where they have none."""
+    return stars.distances.prior if isinstance(stars.distances, ParallaxDistances) else None
 
 
 def in_system(stars: StarTable, system: ExtinctionSystem) -> StarTable:

@@ -23,15 +23,16 @@ from dustmap.runs.models import Hyperparameters, StarFit, dust_of
 from dustmap.runs.reports import comparison_of
 from dustmap.runs.stars._data_checks import catalog_checks, warn_of
 from dustmap.runs.stars._input import (
+    ARCHIVE,
     StarInput,
     from_store,
     in_system,
     places_of,
+    prior_of,
     read_stars,
     read_truth,
 )
 from dustmap.runs.stars._run import (
-    ARCHIVE,
     DISTANCES,
     HYPERPARAMETERS,
     POSTERIOR,
@@ -117,7 +118,7 @@ class StarMap(AbstractFinishedRun):
         data = self.run.config.data
         card = card if isinstance(card, SchemaCard) else card_named(card)
         named = system_named(system) if system else None
-        read = read_stars(data, (catalog,), card, named, CUTS)
+        read = read_stars(data, (catalog,), card, named, CUTS, prior_of(self.run.stars))
         given = replace(read, stars=in_system(read.stars, self.run.stars.system))
         warn_of(catalog_checks(thinned(given.stars, SAMPLE)))
         observed = self._observed(given)
@@ -162,7 +163,7 @@ class StarMap(AbstractFinishedRun):
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
         table_format(output)  # before anything is computed
-        places = places_of(self.run.config.data, catalog, card)
+        places = places_of(self.run.config.data, catalog, card, prior_of(self.run.stars))
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances, progress)
         add_answers(table, columns, self.system, labelled=table_format(output) == BARE)

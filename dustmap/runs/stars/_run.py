@@ -38,7 +38,8 @@ from dustmap.runs.stars._data_checks import data_checks, warn_of
 from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
-from dustmap.runs.stars._input import StarInput, from_store, rows_by_fate, store_input
+from dustmap.runs.stars._input import ARCHIVE, StarInput, from_store, rows_by_fate, store_input
+from dustmap.runs.stars._parallaxes import median_fractional_error, told_of_parallaxes
 from dustmap.runs.stars._plan import plan_stars, refuse_nodes
 from dustmap.runs.stars._share import StarShare, copy_store, share_of_store
 from dustmap.runs.stars._tiles import TilePart, described, part_of_sky, read_part
@@ -50,7 +51,6 @@ from dustmap.sky.stars import StarTable, open_star_store
 
 log = logging.getLogger(__name__)
 
-ARCHIVE = "stars.zarr"
 HYPERPARAMETERS = "checkpoint/hyperparameters.json"
 POSTERIOR = "checkpoint/posterior.npz"
 DISTANCES = "checkpoint/distances.npz"
@@ -161,7 +161,10 @@ class StarRun(AbstractRun):
             if self.leads and not (directory.path / ARCHIVE).exists():
                 self._keep_stars(directory.path / ARCHIVE)
         account.watch.add("ingest", self.seconds_to_read)
-        account.sections["data"] = _data(self.given)
+        error = median_fractional_error(self.share, self.observed, self.train)
+        told, checks = told_of_parallaxes(error)
+        account.checks += checks
+        account.sections["data"] = {**_data(self.given), **told}
         account.sections["counts"] = self.counts()
         account.sections["grid"] = _grid(self.grid)
 

@@ -21,18 +21,18 @@ from dustmap.sky.catalogs.readers import CatalogError
 from dustmap.sky.stars import (
     SKY_ORDER,
     AbstractDistancePrior,
-    FlatParallax,
     SkySorter,
     StarStoreWriter,
     StarTable,
+    ToLearn,
     concatenate,
     star_store,
 )
 from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
 
-#: Flat in 1/d up to 10 kpc, where nothing else is declared.
-DEFAULT_PRIOR = FlatParallax(10_000.0)
+#: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
+DEFAULT_PRIOR = ToLearn()
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -52,14 +52,15 @@ def read_catalog(
     *,
     cuts: str = "default",
     system: ExtinctionSystem | None = None,
-    prior: AbstractDistancePrior | None = None,
+    prior: AbstractDistancePrior | ToLearn | None = None,
     invalid: str | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Catalog:
     """The stars of one or more files with one card.
 
     `cuts` is a preset of the card. `system` is what extinctions are converted to, and what they
-    are where neither card nor file says so. `prior` goes with parallaxes. `invalid` is "error" or
+    are where neither card nor file says so. `prior` goes with parallaxes, and is learned from them
+    where none is stated. `invalid` is "error" or
     "drop", by default the card's. The zero point, an angle or mas, is subtracted
     from parallaxes after the cuts, which are on the catalog's own values.
     """
@@ -67,7 +68,7 @@ def read_catalog(
     selection = Selection(_listed(paths), rules)
     parts = list(selection.tables())
     selection.check_some()
-    stars = concatenate(parts)
+    stars = selection.with_prior(concatenate(parts))
     if selection.has_identifiers:
         twice = repeated(stars.source_id)
         _check_repeated(selection, twice, stars.source_id[twice[:1]])
@@ -85,7 +86,7 @@ def ingest(
     *,
     cuts: str = "default",
     system: ExtinctionSystem | None = None,
-    prior: AbstractDistancePrior | None = None,
+    prior: AbstractDistancePrior | ToLearn | None = None,
     invalid: str | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
     overwrite: bool = False,
@@ -114,7 +115,7 @@ def ingest(
         with star_store(target, overwrite) as store:
             buffer = _Buffer(store)
             for table in sorter.tables(twice):
-                buffer.append(table)
+                buffer.append(selection.with_prior(table))
             buffer.flush()
             store.describe({"catalog": _description(selection), "order": dict(SKY_ORDER)})
     return selection.tally.counts()
@@ -183,7 +184,7 @@ def _rules(
     card: SchemaCard | str | Path,
     cuts: str,
     system: ExtinctionSystem | None,
-    prior: AbstractDistancePrior | None,
+    prior: AbstractDistancePrior | ToLearn | None,
     invalid: str | None,
     zero_point: float | u.Quantity,
 ) -> Rules:

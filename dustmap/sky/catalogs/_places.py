@@ -60,7 +60,11 @@ def read_places(
     prior: AbstractDistancePrior | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Places:
-    """Every row is a place: none is cut, and one without a direction or distance is an error."""
+    """Every row is a place: none is cut, and one without a direction or distance is an error.
+
+    prior: of parallaxes, such as that of the stars of a map; stated, as no row says anything of
+    another: without one d² exp(−d/1350 pc).
+    """
     path = Path(path)
     found = card if isinstance(card, SchemaCard) else card_named(card)
     reader = open_reader(path)
@@ -73,9 +77,8 @@ def read_places(
         if bad.any():
             raise invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
-    distances = _rows.distances(
-        binding.distance, values, prior or DEFAULT_PRIOR, milliarcseconds(parallax_zero_point)
-    )
+    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    distances = _rows.distances(binding.distance, values, known, zero_point)
     with translating(path, "a table", Exception):  # of the library of any of the formats
         table = _whole_table(path)
     if len(table) != len(l):

@@ -1,7 +1,8 @@
 """Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -13,9 +14,16 @@ from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._counts import Tally
 from dustmap.sky.catalogs._fingerprint import fingerprint
-from dustmap.sky.catalogs._roles import InvalidRows
+from dustmap.sky.catalogs._roles import DistanceKind, InvalidRows
 from dustmap.sky.catalogs.readers import AbstractReader, CatalogError, open_reader
-from dustmap.sky.stars import AbstractDistancePrior, StarTable
+from dustmap.sky.stars import (
+    AbstractDistancePrior,
+    LearnedPrior,
+    ParallaxDistances,
+    ParallaxSample,
+    StarTable,
+    ToLearn,
+)
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 
 #: Rows that are in memory at once.
@@ -30,7 +38,7 @@ class Rules:
     card: SchemaCard
     preset: str
     system: ExtinctionSystem | None
-    prior: AbstractDistancePrior
+    prior: AbstractDistancePrior | ToLearn
     zero_point: float
     invalid: InvalidRows
 
@@ -57,20 +65,22 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills the tally."""
+    """The stars of some files. `tables` goes through them once and fills tally and sample."""
 
     def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
         if not paths:
             raise CatalogError("expected at least one catalog, got none")
         self.rules = rules
         self.tally = Tally()
+        self._sample = ParallaxSample()
         self._cuts = rules.card.cuts(rules.preset)
         self.files = tuple(self._open(Path(path)) for path in paths)
         self.system = rules.system or self.files[0].system
         self._check_files()
 
     def tables(self) -> Iterator[StarTable]:
-        """Stars of `self.system`, a chunk at a time; duplicates are still among them."""
+        """Stars of `self.system`, a chunk at a time; duplicates are still among them, and their
+        distance prior is not yet that of `with_prior`."""
         for cut in self._cuts:
             self.tally.cut(str(cut), 0)
         for file in self.files:
@@ -78,7 +88,33 @@ class Selection:
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
                 table = self._table(file, file.binding.values(chunk), factor)
                 if table is not None:
+                    if isinstance(table.distances, ParallaxDistances):
+                        self._sample.add(table.distances)
                     yield table
+
+    @cached_property
+    def learned(self) -> LearnedPrior | None:
+        """What the parallaxes of all tables say of their distances, if that is wanted."""
+        if not self._sample or not isinstance(self.rules.prior, ToLearn):
+            return None
+        return self._sample.learned(self.rules.prior)
+
+    def _prior(self) -> dict[str, Any]:
+        """Provenance of the distances, where they are from parallaxes."""
+        if self.learned is not None:
+            return {"distance_prior": self.learned.as_dict()}
+        if self.files[0].binding.distance is not DistanceKind.PARALLAX:
+            return {}
+        assert isinstance(self.rules.prior, AbstractDistancePrior)
+        return {"distance_prior": self.rules.prior.attributes()}
+
+    def with_prior(self, table: StarTable) -> StarTable:
+        """The stars under the prior that was learned, once all tables have been seen."""
+        if self.learned is None:
+            return table
+        assert isinstance(table.distances, ParallaxDistances)
+        distances = replace(table.distances, prior=self.learned.prior)
+        return replace(table, distances=distances)
 
     @property
     def has_identifiers(self) -> bool:
@@ -101,6 +137,7 @@ class Selection:
             "cuts": {"preset": self.rules.preset, "rules": [str(cut) for cut in self._cuts]},
             "invalid_rows": self.rules.invalid.value,
             "parallax_zero_point_mas": self.rules.zero_point,
+            **self._prior(),
         }
 
     def check_some(self) -> None:
@@ -157,7 +194,7 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first = file.binding, self.tally.rows
+        binding, first, prior = file.binding, self.tally.rows, self.rules.prior
         kept = np.arange(len(next(iter(values.values()))))
         self.tally.rows += len(kept)
         for cut in self._cuts:
@@ -180,7 +217,10 @@ class Selection:
             l=l,
             b=b,
             distances=_rows.distances(
-                binding.distance, values, self.rules.prior, self.rules.zero_point
+                binding.distance,
+                values,
+                prior.stated if isinstance(prior, ToLearn) else prior,
+                self.rules.zero_point,
             ),
             extinction=extinction * factor,
             extinction_error=error * factor,

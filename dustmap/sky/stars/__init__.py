@@ -1,7 +1,8 @@
 """Stars: where they are and how well that is known, their extinctions, and the store of both.
 
 `StarTable` holds checked stars; its `distances` are exact or a distribution per star, with a
-survival function sf(d) = P(distance > d). A star store is a zarr v3 group of such tables; a
+survival function sf(d) = P(distance > d); the prior of parallaxes is learned from them
+(`learn_prior`) or stated. A star store is a zarr v3 group of such tables; a
 `SkySorter` brings stars into the order of the sky in bounded memory.
 """
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
     from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
     from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
+    from dustmap.sky.stars._kinds import prior_named as prior_named
+    from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
+    from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
+    from dustmap.sky.stars._learned_prior import ToLearn as ToLearn
+    from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
     from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
     from dustmap.sky.stars._sky_order import SKY_ORDER as SKY_ORDER

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dustmap.sky.stars._distances import Array
 from dustmap.sky.stars._parallax import MAS_PC, AbstractDistancePrior, check_scale
+from dustmap.sky.stars._survey_ratio import SurveyRatio
 
 #: Nodes of a star's table, and stars whose tables are in memory at once.
 NODES = 256
@@ -20,15 +21,19 @@ DEPTH = 30.0
 @final
 @dataclass(frozen=True)
 class ExponentialDensity(AbstractDistancePrior):
-    """p(d) ∝ d² exp(−d/scale) for d ≤ distance_max (Bailer-Jones 2015), lengths in pc.
+    """p(d) ∝ d² exp(−d/scale) r(d) for d ≤ distance_max (Bailer-Jones 2015), lengths in pc.
 
-    The posterior of t = ln d has the logarithm g(t) = 3t − d/L − (ϖ − 1/d)²/2σ². It is tabulated
-    where it is within 30 nats of its mode, integrated with its exact slope (error h⁴), and its
-    integral interpolated by cubics: quantiles and probabilities are good to 1e-6.
+    ratio: ln r, as `learn_prior` has it of a survey; None for r = 1.
+
+    The posterior of t = ln d has the logarithm g(t) = 3t − d/L + ln r − (ϖ − 1/d)²/2σ². It is
+    tabulated where, but for r, it is within 30 nats of its mode, integrated with its exact slope
+    (error h⁴), and its integral interpolated by cubics: quantiles and probabilities are good to
+    1e-6, and to 1e-4 where there is a ratio.
     """
 
     scale: float
     distance_max: float
+    ratio: SurveyRatio | None = None
 
     def __post_init__(self) -> None:
         check_scale("scale", self.scale)
@@ -45,14 +50,25 @@ class ExponentialDensity(AbstractDistancePrior):
         return np.minimum(np.exp(np.concatenate(parts)), self.distance_max)
 
     def attributes(self) -> dict[str, Any]:
-        return {
+        found = {
             "distance_prior": "exponential-density",
             "distance_scale_pc": self.scale,
             "distance_max_pc": self.distance_max,
         }
+        if self.ratio is None:
+            return found
+        return found | {"distance_ratio": self.ratio.attributes()}
 
     def log_density(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
         """g(t) without its constant, and g'(t)."""
+        value, slope = self._volume(parallax, error, t)
+        if self.ratio is None:
+            return value, slope
+        more, steeper = self.ratio.at(t, error)
+        return value + more, slope + steeper
+
+    def _volume(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
+        """The same for r = 1."""
         d, true = np.exp(t), MAS_PC * np.exp(-t)
         misfit = (parallax - true) / error
         return 3 * t - d / self.scale - 0.5 * misfit**2, 3 - d / self.scale - misfit * true / error
@@ -63,9 +79,10 @@ class ExponentialDensity(AbstractDistancePrior):
             yield rows, self._table(parallax[rows], error[rows])
 
     def _table(self, parallax: Array, error: Array) -> "_Table":
-        left, right, highest = self._range(parallax, error)
+        left, right = self._range(parallax, error)
         t = left + (right - left) * np.linspace(0.0, 1.0, NODES)
         value, slope = self.log_density(parallax, error, t)
+        highest = value.max(axis=1, keepdims=True)
         step = (right - left) / (NODES - 1)
         density = np.exp(value - highest) * step
         bend = density * slope * step
@@ -74,16 +91,18 @@ class ExponentialDensity(AbstractDistancePrior):
         total = below[:, -1:]
         return _Table(left, step, below / total, density / total)
 
-    def _range(self, parallax: Array, error: Array) -> tuple[Array, Array, Array]:
-        """Where g is within DEPTH of its highest value: both ends of t and that value, (n, 1)."""
+    def _range(self, parallax: Array, error: Array) -> tuple[Array, Array]:
+        """Where g for r = 1 is within DEPTH, and what r may add, of its highest value: both ends
+        of t (n, 1)."""
+        depth = DEPTH if self.ratio is None else DEPTH + self.ratio.span
         last = np.log(self.distance_max)
         modes = np.minimum(self._stationary(parallax, error), last)
-        heights = self.log_density(parallax, error, modes)[0]
+        heights = self._volume(parallax, error, modes)[0]
         highest = heights.max(axis=1, keepdims=True)
-        high = heights > highest - DEPTH
+        high = heights > highest - depth
 
         def excess(t: Array) -> Array:
-            height: Array = self.log_density(parallax, error, t)[0] - (highest - DEPTH)
+            height: Array = self._volume(parallax, error, t)[0] - (highest - depth)
             return height
 
         nearest = np.maximum(parallax, MAS_PC / self.distance_max) + 20.0 * error
@@ -92,7 +111,7 @@ class ExponentialDensity(AbstractDistancePrior):
         outer = np.where(high, modes, -np.inf).max(axis=1, keepdims=True)
         left = _crossing(excess, np.minimum(first, inner), inner)
         right = _crossing(excess, np.full_like(outer, last), outer)
-        return left, right, highest
+        return left, right
 
     def _stationary(self, parallax: Array, error: Array) -> Array:
         """ln d (n, 3) of the modes and the valley: g' = 0 is a cubic in the true parallax x,

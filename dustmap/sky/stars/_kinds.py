@@ -14,7 +14,9 @@ from dustmap.sky.stars._distances import (
     PercentileDistances,
 )
 from dustmap.sky.stars._flat_prior import FlatParallax
+from dustmap.sky.stars._learned_prior import ToLearn
 from dustmap.sky.stars._parallax import AbstractDistancePrior, ParallaxDistances
+from dustmap.sky.stars._survey_ratio import SurveyRatio
 
 #: Kind -> columns, in the order of the fields.
 KINDS: dict[str, tuple[str, ...]] = {
@@ -52,14 +54,25 @@ def distances_from(
     return ParallaxDistances(values[0], values[1], prior_from(attributes))
 
 
+def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
+    """A prior by the name that configurations and commands have for it; lengths in pc."""
+    if name == "learned":
+        return ToLearn(scale, distance_max)
+    return prior_from(
+        {"distance_prior": name, "distance_scale_pc": scale, "distance_max_pc": distance_max}
+    )
+
+
 def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
-    """The prior of the attributes distance_prior, distance_max_pc and distance_scale_pc."""
+    """The prior of the attributes that `AbstractDistancePrior.attributes` gave."""
     name = attributes.get("distance_prior")
     if name == "flat-parallax":
         return FlatParallax(float(attributes["distance_max_pc"]))
     if name == "exponential-density":
         scale, furthest = attributes["distance_scale_pc"], attributes["distance_max_pc"]
-        return ExponentialDensity(float(scale), float(furthest))
+        ratio = attributes.get("distance_ratio")
+        table = None if ratio is None else SurveyRatio.of(ratio)
+        return ExponentialDensity(float(scale), float(furthest), table)
     raise ValueError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
 
 
@@ -78,4 +91,5 @@ def joined(parts: Sequence[AbstractDistances]) -> AbstractDistances:
 
 
 def _text(attributes: Mapping[str, Any]) -> str:
-    return " ".join(str(value) for value in attributes.values())
+    plain = (v for v in attributes.values() if not isinstance(v, Mapping))
+    return " ".join(map(str, plain))

@@ -1,0 +1,253 @@
+"""The distribution of a survey's distances, from its own parallaxes: deconvolution by penalised
+maximum likelihood."""
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+from scipy.linalg import cho_solve
+from scipy.special import ndtr
+
+from dustmap.sky.stars._density_prior import ExponentialDensity
+from dustmap.sky.stars._distances import Array
+from dustmap.sky.stars._parallax import MAS_PC, ParallaxDistances
+from dustmap.sky.stars._survey_ratio import SurveyRatio
+
+#: Stars from which more than the scale is learned, and the most that are used.
+LEAST, MOST = 200, 20_000
+#: Cells of ln d, the least distance in pc, and the most that ln r falls below its maximum.
+_STEP, _NEAREST, _DEEPEST = 0.08, 1.0, 20.0
+#: Most classes of parallax errors that have a ratio of their own, and the fewest stars of each.
+_CLASSES, _FEWEST = 8, 100
+#: A parallax that so many errors below zero cannot be one.
+_STRANGE = 5.0
+#: Standard deviation of the prior of ln scale, around the scale that is stated.
+_SCALE_STD = 1.0
+#: Weights of the roughness of ln r that are tried, and where Newton's steps end, in nats.
+_ROUGHNESS = 10.0 ** np.array([4.0, 2.5, 1.0, -0.5])
+_STEPS, _SETTLED = 30, 1e-2
+_QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
+
+
+@final
+@dataclass(frozen=True)
+class LearnedPrior:
+    """prior: what was learned; used: stars it was learned from, of `stars`; strange: those among
+    the used ones whose parallax is too negative to say anything."""
+
+    prior: ExponentialDensity
+    stars: int
+    used: int
+    strange: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For provenance and reports: plain values."""
+        (d, p), ratio = _distribution(self.prior), self.prior.ratio
+        names = [f"distance_p{100 * q:02.0f}_pc" for q in _QUANTILES]
+        quantiles = np.interp(_QUANTILES, np.cumsum(p), d).tolist()
+        return {
+            "prior": "learned from the parallaxes",
+            "scale_pc": self.prior.scale,
+            "nonparametric": ratio is not None,
+            "classes_of_errors": 0 if ratio is None else len(ratio.values),
+            "stars": self.stars,
+            "stars_used": self.used,
+            "stars_too_negative": self.strange,
+            **dict(zip(names, quantiles, strict=True)),
+        }
+
+
+@final
+@dataclass(frozen=True)
+class ToLearn:
+    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
+    density, in pc; distance_max: the end of the prior."""
+
+    scale: float = 1350.0
+    distance_max: float = 10_000.0
+
+    @property
+    def stated(self) -> ExponentialDensity:
+        """The prior of stars of which nothing is learned."""
+        return ExponentialDensity(self.scale, self.distance_max)
+
+
+@final
+class ParallaxSample:
+    """At most MOST stars, evenly spread over all that are added, whatever their number."""
+
+    def __init__(self) -> None:
+        self._every, self._seen = 1, 0
+        self._rows = np.empty((0, 2))
+
+    def __len__(self) -> int:
+        return self._seen
+
+    def add(self, distances: ParallaxDistances) -> None:
+        first = -self._seen % self._every
+        taken = slice(first, None, self._every)
+        new = np.stack([distances.parallax[taken], distances.error[taken]], axis=1)
+        self._rows = np.concatenate([self._rows, new])
+        self._seen += len(distances)
+        while len(self._rows) > MOST:
+            self._rows, self._every = self._rows[::2], 2 * self._every
+
+    def learned(self, wanted: ToLearn) -> LearnedPrior:
+        """The distribution p(d) of the stars' distances, selection included.
+
+        d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale; from
+        LEAST stars on times r(d), ln r a spline in ln d whose second differences are normal, with
+        the variance of largest (Laplace) evidence. So is what classes of stars with similar errors
+        differ by: faint stars are not where bright ones are.
+        """
+        parallax, error = self._rows.T
+        usable = parallax > -_STRANGE * error
+        strange = int((~usable).sum())
+        prior = wanted.stated
+        if usable.any():
+            prior = _learned(parallax[usable], error[usable], prior)
+        return LearnedPrior(prior, self._seen, len(parallax), strange)
+
+
+def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
+    """The distribution of these stars' distances, from their parallaxes."""
+    sample = ParallaxSample()
+    sample.add(distances)
+    return sample.learned(wanted or ToLearn())
+
+
+def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> ExponentialDensity:
+    bounds = _bounds(parallax, error, stated.distance_max)
+    likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))
+    t = 0.5 * (bounds[1:] + bounds[:-1])
+    scale = _scale(likelihood, t, stated.scale)
+    if len(parallax) < LEAST:
+        return replace(stated, scale=scale)
+    base = 3.0 * t - np.exp(t) / scale
+    common = _log_ratio(likelihood, base)
+    limits = _limits(error)
+    kind = np.searchsorted(limits, error)
+    values = [common + _log_ratio(likelihood[kind == k], base + common) for k in np.unique(kind)]
+    table = tuple(tuple(np.maximum(row, row.max() - _DEEPEST).tolist()) for row in values)
+    ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
+    return replace(stated, scale=scale, ratio=ratio)
+
+
+def _bounds(parallax: Array, error: Array, distance_max: float) -> Array:
+    """Of the cells of ln d, from the nearest of the stars on."""
+    last = np.log(distance_max)
+    nearest = max(_NEAREST, MAS_PC / float((parallax + (2.0 + _STRANGE) * error).max()))
+    first = min(np.log(nearest), last - 1.0)
+    return np.linspace(first, last, 1 + int(np.ceil((last - first) / _STEP)))
+
+
+def _limits(error: Array) -> Array:
+    """Errors between the classes."""
+    classes = min(_CLASSES, len(error) // _FEWEST)
+    limits = np.unique(np.quantile(error, np.arange(1, classes) / max(classes, 1)))
+    return np.asarray(limits[(limits >= error.min()) & (limits < error.max())])
+
+
+def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
+    """∫N(ϖ; x, σ) dx / Δx over every cell of the true parallax x, over its largest (n, K).
+
+    Exact for a density that is constant in the cell: an error much below the cell does no harm.
+    """
+    z = (bounds - parallax) / error
+    # Differences of whichever tail is the smaller.
+    upper, lower = z[:, :-1], z[:, 1:]
+    above = lower > 0.0
+    mass = np.where(above, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
+    found = mass / -np.diff(bounds)
+    # A parallax far above all cells is that of the nearest.
+    found[:, 0] += np.where(found.max(axis=1) > 0.0, 0.0, 1.0)
+    return np.asarray(found / found.max(axis=1, keepdims=True), np.float64)
+
+
+def _scale(likelihood: Array, t: Array, stated: float) -> float:
+    """L of the largest posterior, to 1 %."""
+    scales = np.exp(np.arange(t[0] - 1.0, t[-1], 0.01))
+    if len(scales) == 0:
+        return stated
+
+    def log_posterior(scale: float) -> float:
+        p = _normalised(3.0 * t - np.exp(t) / scale)
+        off = np.log(scale / stated) / _SCALE_STD
+        return float(np.log(likelihood @ p).sum() - 0.5 * off**2)
+
+    low, high = 0, len(scales) - 1
+    while high - low > 2:  # unimodal in the scale
+        a, b = low + (high - low) // 3, high - (high - low) // 3
+        if log_posterior(scales[a]) < log_posterior(scales[b]):
+            low = a + (a == low)
+        else:
+            high = b - (b == high)
+    return float(max(scales[low : high + 1], key=log_posterior))
+
+
+def _log_ratio(likelihood: Array, base: Array) -> Array:
+    """ln r (K,) at the roughness of the largest evidence."""
+    difference = np.diff(np.eye(len(base)), n=2, axis=0)
+    penalty = difference.T @ difference
+    best, found, f = -np.inf, np.zeros_like(base), np.zeros_like(base)
+    for weight in _ROUGHNESS:
+        f, evidence = _fitted(likelihood, base, weight * penalty, f)
+        evidence += 0.5 * len(difference) * np.log(weight)
+        if evidence > best:
+            best, found = evidence, f
+    return found
+
+
+def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[Array, float]:
+    """The f that maximises Σ ln Σ_k L_nk p_k − fᵀPf/2, p ∝ exp(base + f), and the logarithm of
+    Laplace's integral, without the constants of P."""
+    n = len(likelihood)
+    # The constant is free: any curvature holds it.
+    penalty = penalty + 1e-6 * np.eye(len(base))
+
+    def objective(f: Array) -> float:
+        p = _normalised(base + f)
+        return float(np.log(likelihood @ p).sum() - 0.5 * f @ penalty @ f)
+
+    value = objective(f)
+    for _ in range(_STEPS):
+        p = _normalised(base + f)
+        share = likelihood * p
+        share /= share.sum(axis=1, keepdims=True)
+        counts = share.sum(axis=0)
+        gradient = counts - n * p - penalty @ f
+        complete = n * (np.diag(p) - np.outer(p, p)) + penalty
+        missing = np.diag(counts) - share.T @ share
+        # Where it is not concave, as much of the missing data's curvature as leaves it so.
+        for part in (1.0, 0.9, 0.7, 0.0):
+            try:
+                factor = np.linalg.cholesky(complete - part * missing)
+                break
+            except np.linalg.LinAlgError:
+                continue
+        step = cho_solve((factor, True), gradient)
+        length, gain = 1.0, -np.inf
+        while length > 1e-6 and not (gain := objective(f + length * step) - value) >= 0.0:
+            length *= 0.5
+        if not gain > 0.0:
+            break
+        f, value = f + length * step, value + gain
+        if gain < _SETTLED:
+            break
+    return f - f.mean(), value - float(np.log(np.diag(factor)).sum())
+
+
+def _normalised(log_density: Array) -> Array:
+    p = np.exp(log_density - log_density.max())
+    return np.asarray(p / p.sum(), np.float64)
+
+
+def _distribution(prior: ExponentialDensity) -> tuple[Array, Array]:
+    """Distances and their probabilities, over all classes, which have as many stars each."""
+    t = np.linspace(np.log(0.01 * _NEAREST), np.log(prior.distance_max), 4000)
+    volume = 3.0 * t - np.exp(t) / prior.scale
+    if prior.ratio is None:
+        return np.exp(t), _normalised(volume)
+    errors = np.array([*prior.ratio.bounds, np.inf])[:, None]
+    each = [_normalised(volume + row) for row in prior.ratio.at(t[None, :], errors)[0]]
+    return np.exp(t), np.mean(each, axis=0)

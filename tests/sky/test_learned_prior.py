@@ -1,0 +1,204 @@
+"""Distance priors that are learned from parallaxes, against the distances that stars were made
+with, and against quadrature."""
+
+import json
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dustmap.sky.observations._segments import segments_of
+from dustmap.sky.stars import (
+    AbstractDistancePrior,
+    ExponentialDensity,
+    FlatParallax,
+    ParallaxDistances,
+    ParallaxSample,
+    ToLearn,
+    learn_prior,
+)
+from dustmap.sky.stars._kinds import prior_from
+from dustmap.sky.stars._learned_prior import LEAST, MOST
+from dustmap.sky.stars._survey_ratio import SurveyRatio
+
+Array = NDArray[np.float64]
+FLAT = FlatParallax(10_000.0)
+
+
+def column(d: Array) -> Array:
+    """A(<d) of a density with a cloud at 300 and one at 700 pc."""
+    clouds = [0.5 * a * (1 + np.tanh((d - c) / w)) for c, a, w in ((300, 0.6, 30), (700, 1, 50))]
+    return np.asarray(5e-4 * d + sum(clouds))
+
+
+class Survey:
+    """n stars uniform in the volume to 1 kpc, with median relative errors of the parallax; those
+    that are brighter than a limit, dimmed by the dust, with errors that grow with magnitude."""
+
+    def __init__(self, n: int, fraction: float, limited: bool, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        tries = 30 * n if limited else n
+        d = 1000.0 * rng.uniform(size=tries) ** (1 / 3)
+        if limited:
+            absolute = np.log10(1 + rng.uniform(size=tries) * (10**1.95 - 1)) / 0.15 - 1
+            magnitude = absolute + 5 * np.log10(d / 10) + column(d)
+            seen = np.flatnonzero(magnitude < 15.0)[:n]
+            d, error = d[seen], 10 ** (0.2 * (np.clip(magnitude[seen], 10.0, None) - 15.0))
+        else:
+            error = np.ones(n)
+        assert len(d) == n
+        self.d = d
+        self.error = error * fraction / np.median(error * d / 1000.0)
+        self.parallax = 1000.0 / d + self.error * rng.standard_normal(n)
+
+    def under(self, prior: AbstractDistancePrior) -> ParallaxDistances:
+        return ParallaxDistances(self.parallax, self.error, prior)
+
+    def learned(self) -> ParallaxDistances:
+        return self.under(learn_prior(self.under(FLAT)).prior)
+
+
+CASES = [(f, limited) for f in (0.05, 0.2, 0.3) for limited in (False, True)]
+
+
+def residuals(distances: ParallaxDistances, d: Array) -> tuple[Array, Array]:
+    """Part of the mean extinction by which stars behind others, in fifths of their median distance,
+    have more than ∫ρ sf; and its error."""
+    segments = segments_of(distances, far=np.full(len(d), 1500.0))
+    between = np.diff(column(segments.edges), axis=1)
+    expected = column(segments.edges[:, 0]) + (between * segments.mean).sum(1)
+    off, order = column(d) - expected, np.argsort(distances.median)
+    fifths = np.array_split(order, 5)
+    mean = np.array([expected[i].mean() for i in fifths])
+    return (
+        np.array([off[i].mean() for i in fifths]) / mean,
+        np.array([off[i].std() / np.sqrt(len(i)) for i in fifths]) / mean,
+    )
+
+
+@pytest.mark.parametrize(("fraction", "limited"), CASES)
+def test_extinctions_at_the_true_distances_are_those_expected(
+    fraction: float, limited: bool
+) -> None:
+    """E(A | ϖ) = ∫ρ sf holds of every prior that is the distribution of the stars: no fit is in it.
+
+    Flat in 1/d it is not.
+    """
+    survey = Survey(2000, fraction, limited)
+    off, error = residuals(survey.learned(), survey.d)
+    np.testing.assert_array_less(np.abs(off), 3.5 * error + 0.03)
+    if fraction > 0.1:
+        flat, error = residuals(survey.under(FLAT), survey.d)
+        assert np.abs(flat).max() > 0.1
+        assert np.abs(flat).max() > 2.5 * np.abs(off).max()
+
+
+@pytest.mark.parametrize(("fraction", "limited"), CASES)
+def test_posteriors_hold_the_true_distances(fraction: float, limited: bool) -> None:
+    survey = Survey(2000, fraction, limited, seed=1)
+    p = survey.learned().survival(survey.d[:, None])[:, 0]
+    faint = survey.error >= np.median(survey.error)
+    for some in (np.full(2000, True), faint):
+        assert p[some].mean() == pytest.approx(0.5, abs=0.03)
+        inside = np.abs(p[some] - 0.5) < 0.3413
+        assert inside.mean() == pytest.approx(0.683, abs=0.05)
+
+
+def test_errors_that_follow_the_distance_are_no_trap() -> None:
+    """Errors of a fifth of every parallax say where the star is: one prior for all would err."""
+    rng = np.random.default_rng(2)
+    d = 1000.0 * rng.uniform(size=2000) ** (1 / 3)
+    error = 0.2 * 1000.0 / d
+    distances = ParallaxDistances(1000.0 / d + error * rng.standard_normal(2000), error, FLAT)
+    learned = ParallaxDistances(distances.parallax, error, learn_prior(distances).prior)
+    off = np.log(learned.median / d)
+    for some in np.array_split(np.argsort(d), 4):
+        assert off[some].mean() == pytest.approx(0.0, abs=0.06)
+
+
+def test_few_stars_have_the_scale_of_most_likelihood() -> None:
+    """By quadrature over distances, with the guess as a prior of the scale."""
+    rng = np.random.default_rng(3)
+    n = 60
+    assert n < LEAST
+    d, error = rng.gamma(3.0, 150.0, n), np.full(n, 0.3)
+    parallax = 1000.0 / d + error * rng.standard_normal(n)
+    found = learn_prior(ParallaxDistances(parallax, error, FLAT))
+    assert found.prior.ratio is None
+    nodes = np.linspace(1.0, 10_000.0, 10_000)
+    each = np.exp(-0.5 * ((parallax[:, None] - 1000.0 / nodes) / error[:, None]) ** 2)
+
+    def log_posterior(scale: float) -> float:
+        p = nodes**2 * np.exp(-nodes / scale)
+        return float(np.log(each @ (p / p.sum())).sum() - 0.5 * np.log(scale / 1350.0) ** 2)
+
+    best = max(np.geomspace(80.0, 300.0, 100), key=log_posterior)
+    assert found.prior.scale == pytest.approx(best, rel=0.02)
+    one = learn_prior(ParallaxDistances(np.array([-1.0]), np.array([5.0]), FLAT))
+    assert one.prior.scale == pytest.approx(1350.0, rel=0.5)
+
+
+def test_posteriors_under_a_ratio_are_those_of_quadrature() -> None:
+    t = np.arange(np.log(20.0), np.log(5000.0), 0.1)
+    rows = (np.sin(2.0 * t), -0.5 * (t - 6.0) ** 2)
+    table = tuple(tuple(row.tolist()) for row in rows)
+    prior = ExponentialDensity(400.0, 10_000.0, SurveyRatio(float(t[0]), 0.1, table, (0.5,)))
+    d = np.geomspace(0.5, 10_000.0, 400_001)
+    p = np.array([0.001, 0.16, 0.5, 0.84, 0.999])
+    for parallax, error in ((10.0, 0.01), (3.0, 0.4), (1.0, 0.6), (-0.5, 0.5), (0.0, 30.0)):
+        row = rows[int(error > 0.5)]
+        ln_r = np.interp(np.log(d), t, row)
+        log_p = 3 * np.log(d) - d / 400 + ln_r - 0.5 * ((parallax - 1000 / d) / error) ** 2
+        mass = np.exp(log_p - log_p.max())
+        above = 1.0 - (np.cumsum(mass) - 0.5 * mass) / mass.sum()
+        distances = ParallaxDistances(np.array([parallax]), np.array([error]), prior)
+        q = distances.quantile(p)
+        # Linear between nodes 0.1 apart in the reference, cubic in the prior.
+        np.testing.assert_allclose(np.interp(q[0], d, above), 1 - p, atol=2e-3)
+        np.testing.assert_allclose(distances.survival(q)[0], 1 - p, atol=1e-6)
+
+
+def test_strange_parallaxes_are_counted_and_do_no_harm() -> None:
+    survey = Survey(2000, 0.1, limited=False)
+    usual = learn_prior(survey.under(FLAT)).as_dict()
+    for name, q in (("distance_p16_pc", 0.16), ("distance_p50_pc", 0.5), ("distance_p84_pc", 0.84)):
+        assert usual[name] == pytest.approx(np.quantile(survey.d, q), rel=0.03)
+    assert (usual["stars_used"], usual["stars_too_negative"]) == (2000, 0)
+    survey.parallax[:20] = -9999.0
+    survey.parallax[20:40], survey.error[20:40] = 1e6, 1e-7
+    survey.error[40:60] = 1e-9
+    survey.error[60:80] = 1e6
+    found = learn_prior(survey.under(FLAT))
+    told = found.as_dict()
+    assert told["stars_too_negative"] == 20
+    assert told["distance_p50_pc"] == pytest.approx(usual["distance_p50_pc"], rel=0.03)
+    assert np.isfinite(survey.under(found.prior).quantile(np.array([0.01, 0.5, 0.99]))).all()
+    alone = learn_prior(ParallaxDistances(np.full(5, -99.0), np.full(5, 0.1), FLAT))
+    assert alone.prior == ToLearn().stated
+    assert alone.strange == 5
+
+
+def test_a_catalog_of_any_size_is_learned_from_evenly() -> None:
+    """Parts of any length make one sample, all over the stars and of bounded size."""
+    n = 2 * MOST + 12_345
+    parallax = np.arange(n, dtype=np.float64)
+    distances = ParallaxDistances(parallax, np.ones(n), FLAT)
+    samples = []
+    for parts in (1, 7, 500):
+        sample = ParallaxSample()
+        for rows in np.array_split(np.arange(n), parts):
+            sample.add(distances[rows])
+        assert len(sample) == n
+        samples.append(sample._rows[:, 0])
+    for kept in samples:
+        np.testing.assert_array_equal(kept, samples[0])
+    assert MOST / 2 < len(samples[0]) <= MOST
+    assert np.ptp(np.diff(samples[0])) == 0.0
+    assert samples[0][-1] > n - 10
+
+
+def test_what_was_learned_is_kept_to_the_bit() -> None:
+    prior = learn_prior(Survey(600, 0.3, limited=True).under(FLAT)).prior
+    assert prior.ratio is not None
+    assert len(prior.ratio.values) > 1
+    assert prior_from(json.loads(json.dumps(prior.attributes()))) == prior
