@@ -10,6 +10,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dustmap
 from dustmap.gp.kernels import Matern32
 from dustmap.regression import HIPGPClassifier
+from dustmap.regression._classification import _auto_points
 from tests.regression_cases import Array
 
 
@@ -133,3 +134,10 @@ def test_bad_input(parameters: dict[str, Any], data: dict[str, Any], message: st
     X = np.arange(30.0)[:, None]
     with pytest.raises(ValueError, match=message):
         HIPGPClassifier(**parameters).fit(**{"X": X, "y": np.arange(30) % 2} | data)
+
+
+def test_few_rows_take_few_inducing_points() -> None:
+    X, _, y = simulated(150, 2)
+    (report,) = HIPGPClassifier(epochs=1).fit(X, y).report_
+    assert report["n_inducing"] == 100
+    assert [_auto_points(n) for n in (10, 500, 1_000, 2_500, 10**6)] == [100, 100, 200, 500, 500]

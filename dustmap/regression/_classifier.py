@@ -30,8 +30,8 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     kernel : "matern12", "matern32", "matern52", "squared-exponential", or a kernel
         As in `HIPGPRegressor`; its variance is that of the latent f.
     inducing : "auto" or int
-        Inducing points, at first the centres of clusters of X; "auto" is 500, or as many as rows
-        differ. The cost of a step grows with their cube.
+        Inducing points, at first the centres of clusters of X; "auto" is one for five rows, from
+        100 to 500, or as many as rows differ. The cost of a step grows with their cube.
     mean : "constant" or "linear"
     link : "logit" or "probit"
         σ: the logistic function, or the distribution function of the normal distribution.

@@ -23,7 +23,7 @@ from dustmap.regression._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.regression._global import GlobalPlan, WholeSettings
 from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
-from dustmap.regression._refining import learning_report, refine
+from dustmap.regression._refining import learning_report, refine, refine_noise
 from dustmap.regression._reports import global_report, hip_report
 from dustmap.regression._scaling import Array, Standardisation
 from dustmap.regression._sgpr import SGPRState, fit_sgpr
@@ -181,16 +181,18 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
             n_learn = min(n_learn, _START_ROWS) if batch.functional.dim <= MAX_GRID_DIM else 0
         subset = _learning.random_part(batch, n_learn, settings.seed)
         learned = _learning.learn(prior, subset, settings.max_steps) if n_learn else None
-        refined = None
+        refined, noise = None, None
         if settings.engine == "global":
             refined = refine(prior, batch, len(subset), settings.seed)
+        if settings.engine in ("hip", "global"):
+            noise = refine_noise(prior, batch, len(subset), settings.seed)
     with _timed(clock, "posterior"):
         state, evidence, details = _ENGINES[settings.engine](prior, batch, settings)
     report = {
         "engine": settings.engine,
         "n": len(batch),
         "n_inputs": batch.functional.dim,
-        "learning": learning_report(learned, refined),
+        "learning": learning_report(learned, refined, noise),
         **details,
         "seconds": clock,
     }

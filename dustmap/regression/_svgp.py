@@ -45,6 +45,7 @@ _PROBE, _PROBE_PASSES, _ROWS_PER_POINT = 1000, 4, 5
 class SVGPSettings:
     """Choices of the engine, checked; None stands for "auto".
 
+    most_points: inducing points of "auto", where as many rows differ.
     patience: passes without a better score of held-out rows that end the training, None for all
     epochs. learn_points: whether the inducing points move.
     """
@@ -58,6 +59,7 @@ class SVGPSettings:
     dtype: torch.dtype
     max_memory: int
     seed: int
+    most_points: int = AUTO_INDUCING
 
 
 @final
@@ -197,7 +199,8 @@ def starting_points(
             f"inducing = {asked:,} but X has {n:,} rows: ask for no more points than rows, or "
             f'leave inducing="auto"'
         )
-    points = _clusters(kernel, batch, min(AUTO_INDUCING, n) if asked is None else asked, generator)
+    count = min(settings.most_points, n) if asked is None else asked
+    points = _clusters(kernel, batch, count, generator)
     if asked is not None and len(points) < asked:
         raise ValueError(
             f"inducing = {asked:,} but only {len(points):,} rows of X differ: ask for no more, or "
