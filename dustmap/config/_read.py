@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dustmap.config import _values
-from dustmap.config._schema import Key
+from dustmap.config._key import Key
 from dustmap.config._values import ConfigError, Rejected, shown
 from dustmap.config._whole import Config
 

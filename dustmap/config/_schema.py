@@ -4,12 +4,11 @@ A field is declared once, as `name: Annotated[type, Key(parser, meaning, unit)] 
 checking, echoing and the commented example all follow from the declaration.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, final
 
+from dustmap.config._key import Key, always, card_file
 from dustmap.config._values import (
-    Parser,
     bytes_of,
     choice,
     choices,
@@ -31,32 +30,6 @@ from dustmap.config._values import (
 STAR_FIGURES = ("slice", "above", "shell", "line", "extinctions", "residuals", "calibration")
 
 
-def _never(text: str) -> bool:
-    return False
-
-
-def _always(text: str) -> bool:
-    return bool(text)
-
-
-def _card_file(text: str) -> bool:
-    return text.endswith(".toml")
-
-
-@final
-@dataclass(frozen=True)
-class Key:
-    """What is known of one key beside its type and default."""
-
-    parse: Parser
-    meaning: str
-    unit: str = ""
-    # Which of the key's texts are paths: relative ones are relative to the file they stand in.
-    path: Callable[[str], bool] = _never
-    # Of a table of its own, [section.key]: a line that says what may stand there.
-    table: str = ""
-
-
 @final
 @dataclass(frozen=True)
 class DataConfig:
@@ -65,7 +38,7 @@ class DataConfig:
     kind: Annotated[str, Key(choice("stars", "regression"), "a map of dust, or any data")] = "stars"
     catalog: Annotated[
         tuple[str, ...],
-        Key(texts(), "the file, or a list of files, with the data; has no default", path=_always),
+        Key(texts(), "the file, or a list of files, with the data; has no default", path=always),
     ] = ()
     schema: Annotated[
         str,
@@ -73,7 +46,7 @@ class DataConfig:
             text(),
             "stars: which columns the catalog has: the name of a survey's card, or the path of "
             "your own card.toml",
-            path=_card_file,
+            path=card_file,
         ),
     ] = "generic"
     system: Annotated[
@@ -136,7 +109,7 @@ class DataConfig:
         Key(
             text(empty=True),
             "stars: true density (zarr) drawn beside the map; may be empty",
-            path=_always,
+            path=always,
         ),
     ] = ""
     tile: Annotated[
