@@ -13,6 +13,7 @@ from astropy.io import fits
 from astropy.table import QTable, Table
 from astropy.wcs import WCS
 from numpy.typing import NDArray
+from PIL import Image
 
 from dustmap.cli import DONE, main
 from dustmap.config import load
@@ -94,12 +95,22 @@ def test_the_report_has_what_was_promised(sky: Path) -> None:
     assert {"rmse", "chi2", "coverage68", "loglike", "n"} <= set(report["held_out_stars"])
     assert report["held_out_stars"]["n"] == 20
     assert report["truth"]["n"] == 7 * 5 * 3
+    assert report["grid"]["nodes"] == "7 × 5 × 3"
+    told = (sky / "run" / "report.md").read_text()
+    for name in ("box", "spacing", "nodes"):
+        assert f"| {name.capitalize()} | {report['grid'][name]} |" in told
     stages = report["stages"]["stages"]
     assert [line["stage"] for line in stages] == ["ingest", "fit", "evaluate", "export"]
     assert all(line["seconds"] >= 0 and 0.1 < line["peak_gib"] < 8 for line in stages)
     assert {"torch", "numpy", "astropy", "dustmap", "python"} <= set(report["versions"])
     assert report["compute"]["dtype"] == "float64"
     assert np.isfinite(report["fit"]["log_evidence"])
+
+
+def test_the_figures_say_of_which_run_they_are(sky: Path) -> None:
+    config = json.loads((sky / "run" / "report.json").read_text())["config_sha256"]
+    with Image.open(sky / "run" / "plots" / "slice.png") as picture:
+        assert config in picture.info["Description"]
 
 
 def test_metrics_tell_how_learning_went(sky: Path) -> None:
