@@ -111,7 +111,9 @@ def test_all_that_comes_after_has_the_prior_of_the_run(folder: Path, finished: S
     store = str(folder / "stars.zarr")
     catalog = str(folder / "stars.csv")
     assert main(["ingest", catalog, "--system", "A_V", "--output", store]) == DONE
-    assert next(open_star_store(store).chunks()).distances.prior == kept.prior  # type: ignore[attr-defined]
+    ingested = next(open_star_store(store).chunks()).distances
+    assert isinstance(ingested, ParallaxDistances)
+    assert ingested.prior == kept.prior
     assert prior_of(configured(folder, f"data.catalog={store}")) == kept.prior
 
 
@@ -133,7 +135,7 @@ def test_a_prior_is_stated_when_stars_are_ingested(
 
 
 @pytest.mark.parametrize(("fraction", "code"), [(0.1, DONE), (0.45, CHECK_FAILED)])
-def test_parallaxes_that_say_little_fail_a_check(tmp_path: Path, fraction: float, code: int) -> None:
+def test_poor_parallaxes_fail_a_check(tmp_path: Path, fraction: float, code: int) -> None:
     write_stars(tmp_path / "stars.csv", fraction)
     (tmp_path / "run.toml").write_text(CONFIG)
     config = configured(tmp_path)

@@ -116,6 +116,17 @@ def test_errors_that_follow_the_distance_are_no_trap() -> None:
         assert off[some].mean() == pytest.approx(0.0, abs=0.06)
 
 
+@pytest.mark.parametrize("repeated", [[800], [1, 799], [799, 1], [300, 500], [10] * 80])
+def test_errors_may_repeat(repeated: list[int]) -> None:
+    survey = Survey(800, 0.2, limited=False)
+    survey.error = np.repeat(0.2 + 0.01 * np.arange(len(repeated)), repeated)
+    distances = survey.learned()
+    assert isinstance(distances.prior, ExponentialDensity)
+    assert distances.prior.ratio is not None
+    assert len(distances.prior.ratio.values) <= len(repeated)
+    assert np.isfinite(distances.median).all()
+
+
 def test_few_stars_have_the_scale_of_most_likelihood() -> None:
     """By quadrature over distances, with the guess as a prior of the scale."""
     rng = np.random.default_rng(3)
@@ -186,8 +197,8 @@ def test_a_catalog_of_any_size_is_learned_from_evenly() -> None:
     samples = []
     for parts in (1, 7, 500):
         sample = ParallaxSample()
-        for rows in np.array_split(np.arange(n), parts):
-            sample.add(distances[rows])
+        for part in np.array_split(np.arange(n), parts):
+            sample.add(distances[part])
         assert len(sample) == n
         samples.append(sample._rows[:, 0])
     for kept in samples:

@@ -127,7 +127,7 @@ def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> Expon
     common = _log_ratio(likelihood, base)
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
-    values = [common + _log_ratio(likelihood[kind == k], base + common) for k in np.unique(kind)]
+    values = [common + _log_ratio(likelihood[kind == k], base + common) for k in range(len(limits) + 1)]
     table = tuple(tuple(np.maximum(row, row.max() - _DEEPEST).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
     return replace(stated, scale=scale, ratio=ratio)
@@ -144,8 +144,9 @@ def _bounds(parallax: Array, error: Array, distance_max: float) -> Array:
 def _limits(error: Array) -> Array:
     """Errors between the classes."""
     classes = min(_CLASSES, len(error) // _FEWEST)
-    limits = np.unique(np.quantile(error, np.arange(1, classes) / max(classes, 1)))
-    return np.asarray(limits[(limits >= error.min()) & (limits < error.max())])
+    parts = np.arange(1, classes) / max(classes, 1)
+    limits = np.unique(np.quantile(error, parts, method="lower"))  # no class is empty
+    return np.asarray(limits[limits < error.max()], np.float64)
 
 
 def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
