@@ -127,7 +127,9 @@ def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> Expon
     common = _log_ratio(likelihood, base)
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
-    values = [common + _log_ratio(likelihood[kind == k], base + common) for k in range(len(limits) + 1)]
+    values = [
+        common + _log_ratio(likelihood[kind == k], base + common) for k in range(len(limits) + 1)
+    ]
     table = tuple(tuple(np.maximum(row, row.max() - _DEEPEST).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
     return replace(stated, scale=scale, ratio=ratio)
