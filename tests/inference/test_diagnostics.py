@@ -122,8 +122,8 @@ def test_student_t_scores_against_integrals_of_their_distribution(nu: float) -> 
     cdf += 0.5 - cdf[2000]
     for i in (2000, 2100, 1400, 3200):
         y = x[i]
-        columns = (torch.tensor([v], dtype=torch.float64) for v in (y, 0.0, variance, width2))
-        got = diagnostics.scores_of_student_t(*columns, nu)
+        one = torch.ones(1, dtype=torch.float64)
+        got = diagnostics.scores_of_student_t(y * one, 0 * one, variance * one, width2 * one, nu)
         assert float(got.log_density) == pytest.approx(math.log(density[i]), abs=1e-7)
         assert float(got.pit) == pytest.approx(cdf[i], abs=2e-6)
         below = integrate.simpson((cdf**2 * np.cosh(t))[: i + 1], x=t[: i + 1])

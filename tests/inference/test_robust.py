@@ -1,6 +1,5 @@
 """Student-t noise: outliers lose their say, clean data keep theirs, the density is the integral."""
 
-import math
 
 import pytest
 import scipy.integrate

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dustmap.cli import COMMANDS, parser
+from dustmap.inference import scores_of_normal
 from dustmap.runs import Check, LogProgress, Report, Stage
 from dustmap.runs.memory._seconds import rounded
 from dustmap.runs.reports._calibration import (
@@ -29,7 +30,9 @@ def predictions(n: int, scale: float) -> Predictions:
     generator = torch.Generator().manual_seed(0)
     mean = torch.linspace(0.0, 10.0, n, dtype=torch.float64)
     noise = scale * torch.randn(n, dtype=torch.float64, generator=generator)
-    return Predictions(mean + noise, mean, torch.ones_like(mean), np.arange(n))
+    one = torch.ones_like(mean)
+    data = scores_of_normal(mean + noise, mean, one)
+    return Predictions(mean + noise, mean, one, data, np.arange(n))
 
 
 def test_calibrated_predictions_have_flat_histograms_and_nominal_coverage() -> None:

@@ -1,4 +1,4 @@
-"""Normal distributions of unknown variance: what a datum with Student-t noise is predicted to be."""
+"""Normal distributions of unknown variance: predictions under Student-t noise."""
 
 import math
 from dataclasses import dataclass
@@ -71,7 +71,8 @@ class NormalMixture:
         for k in range(weights.shape[1]):
             pairs = (variances + variances[:, k, None]).sqrt()
             apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
-        return (weights * apart).sum(-1)
+        score: Tensor = (weights * apart).sum(-1)
+        return score
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from dustmap.inference.lognormal._mgvi_draws import (
     curved_draw,
     drawn_together,
     metric_draws,
-    prior_square,
     metric_solve,
+    prior_square,
 )
 from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend

@@ -67,7 +67,7 @@ class Answers:
         weights = cells.weights.double()
         here = _summary((corners * weights).sum(-1), mode, levels, positive=True)
         around = _summary(corners.flatten(1), mode, levels, positive=True)
-        around = (around.unflatten(1, (-1, 8)) * weights).sum(-1)
+        around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
         factor[:, inside] = torch.where(around > 0, here / around, 1.0)
         return factor
 
