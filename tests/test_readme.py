@@ -1,11 +1,17 @@
 """What the README promises is there."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+from astropy.table import Table
 
 from dustmap.cli import parser
 from dustmap.sky.catalogs import known_cards
@@ -28,6 +34,73 @@ SHELL = [
 def test_commands_parse(line: str) -> None:
     words = shlex.split(line, comments=True)
     parser().parse_args(words[1 : words.index(">") if ">" in words else None])
+
+
+#: Sections whose commands run as they are, in order -> how lines begin that do not: long runs,
+#: several ranks and tiles, which tests/runs, tests/distributed and tests/sky/tiles try.
+STARS = {
+    "Make a map": (),
+    "Ask it": (),
+    "Long runs, large skies": ("torchrun", "dustmap run", "dustmap status", "dustmap merge"),
+    "Export it": (),
+    "Your catalog": (),
+}
+PRICES = {"Regression in ten lines": ()}
+#: What makes an environment, or takes an hour.
+NOT_RUN = {"Two commands", "Install", "A real map"}
+
+
+def shell() -> list[tuple[str, str]]:
+    """Title of its section, and every command."""
+    found = []
+    for section in TEXT.split("\n## ")[1:]:
+        title = section.partition("\n")[0]
+        for block in re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL):
+            found += [(title, line) for line in block.replace("\\\n", " ").splitlines() if line]
+    return found
+
+
+def run_sections(folder: Path, sections: Mapping[str, tuple[str, ...]]) -> None:
+    """Their commands in one shell that ends with the first that fails."""
+    lines = [
+        line
+        for title, line in shell()
+        if title in sections and not (sections[title] and line.startswith(sections[title]))
+    ]
+    command = f'dustmap() {{ "{sys.executable}" -m dustmap "$@"; }}\n' + "\n".join(lines)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_section_with_commands_is_run_or_said_not_to_be() -> None:
+    assert {title for title, _ in shell()} == {*STARS, *PRICES} | NOT_RUN
+
+
+@pytest.mark.slow
+def test_commands_of_maps_end_well(tmp_path: Path) -> None:
+    """With exit code 0: no check of the example fails."""
+    rng = np.random.default_rng(0)
+    l, b, d = rng.uniform(0, 360, 20), rng.uniform(-9, 9, 20), rng.uniform(20, 100, 20)
+    Table({"l": l, "b": b, "distance_pc": d}).write(tmp_path / "places.csv")
+    run_sections(tmp_path, STARS)
+
+
+@pytest.mark.slow
+def test_commands_of_regression_end_well(tmp_path: Path) -> None:
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    rng = np.random.default_rng(0)
+    for name, rows in (("houses.csv", 1500), ("more_houses.csv", 200), ("places.csv", 50)):
+        long, lat = rng.uniform(-122.5, -121.5, rows), rng.uniform(47.2, 47.8, rows)
+        log_price = 13.0 + np.sin(7.0 * long) * np.cos(9.0 * lat) + 0.2 * rng.standard_normal(rows)
+        Table({"long": long, "lat": lat, "price": np.exp(log_price)}).write(tmp_path / name)
+    run_sections(tmp_path, PRICES)
 
 
 def test_python_compiles() -> None:

@@ -1,5 +1,7 @@
 """Learned values that the data do not speak for fail a check."""
 
+from dataclasses import replace
+
 import pytest
 
 from dustmap.config import Config, from_mapping
@@ -61,3 +63,20 @@ def test_a_length_that_left_its_prior_is_named(fit: StarFit) -> None:
 def test_nothing_is_said_where_nothing_was_learned(fit: StarFit) -> None:
     at = Hyperparameters(1.0, 9.0, 1e-3, 1.0)
     assert checks_of_fit(config(), StarFit(fit.posterior, at, {}, None)) == ()
+
+
+def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
+    at = Hyperparameters(60.0, 0.8, 1e-3, 1.0)
+
+    def checks(stars: int, nu: float | None, *settings: str) -> list[str]:
+        learning = replace(LEARNING, n_data=stars)
+        found = StarFit(fit.posterior, replace(at, nu=nu), {}, learning)
+        all_of_it = checks_of_fit(config(*settings), found)
+        return [check.advice for check in all_of_it if not check.passed]
+
+    assert checks(40, None) == []
+    (advice,) = checks(39, None)
+    assert "39 stars cannot say 4 hyperparameters: give 40 or more" in advice
+    assert checks(1, None, "model.learn=[]") == []
+    (advice,) = checks(1, 4.0, 'model.learn=["mean"]')
+    assert "1 stars cannot say 2" in advice

@@ -67,7 +67,7 @@ class Answers:
         weights = cells.weights.astype(np.float64)
         here = _summary((corners * weights).sum(-1), mode, levels, positive=True)
         around = _summary(corners.reshape(len(cubes), -1), mode, levels, positive=True)
-        around = (around.reshape(len(around), -1, 8) * weights).sum(-1)
+        around = (around.reshape(len(around), len(cells), 8) * weights).sum(-1)
         factor[:, inside] = np.divide(here, around, out=np.ones_like(here), where=around > 0)
         return factor
 
