@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.integrate import trapezoid
 
 from dustmap.sky.figures._planes import Axis, projection_of, slice_of
 from tests.sky.figures.clouds import GRID, cloud, posterior
@@ -50,10 +49,10 @@ def test_a_projection_is_the_integral_of_the_linear_interpolant(axis: Axis) -> N
     density = posterior()
     plane = projection_of(density, axis)
     h = GRID.spacing[axis.value]
-    expected = trapezoid(density.mean.astype(np.float64), dx=h, axis=2 - axis.value)
+    expected = np.trapezoid(density.mean.astype(np.float64), dx=h, axis=2 - axis.value)
     np.testing.assert_allclose(plane.mean, expected, rtol=1e-12)
     drawn = np.stack([density.cube(q, k) for q in density.available[-1:] for k in range(4)])
-    columns = trapezoid(drawn.astype(np.float64), dx=h, axis=3 - axis.value)
+    columns = np.trapezoid(drawn.astype(np.float64), dx=h, axis=3 - axis.value)
     assert plane.std is not None
     np.testing.assert_allclose(plane.std, columns.std(0, ddof=1), rtol=1e-10)
     assert plane.integrated
@@ -65,7 +64,7 @@ def test_coverage_of_a_column_is_weighted_by_its_dust() -> None:
     plane = projection_of(density, Axis.X)
     rho = density.mean.astype(np.float64)
     coverage = np.linspace(0.0, 1.0, GRID.shape[0])
-    expected = trapezoid(rho * coverage, axis=2) / trapezoid(rho, axis=2)
+    expected = np.trapezoid(rho * coverage, axis=2) / np.trapezoid(rho, axis=2)
     assert plane.coverage is not None
     np.testing.assert_allclose(plane.coverage, expected, rtol=1e-6)
 
