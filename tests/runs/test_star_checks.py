@@ -76,7 +76,7 @@ def test_few_stars_do_not_carry_what_is_learned(fit: StarFit) -> None:
 
     assert checks(40, None) == []
     (advice,) = checks(39, None)
-    assert "39 stars cannot say 4 hyperparameters: give 40 or more" in advice
+    assert "4 hyperparameters were learned from stars too few (39): give 40 or more" in advice
     assert checks(1, None, "model.learn=[]") == []
     (advice,) = checks(1, 4.0, 'model.learn=["mean"]')
-    assert "1 stars cannot say 2" in advice
+    assert "2 hyperparameters were learned from stars too few (1)" in advice

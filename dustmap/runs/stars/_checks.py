@@ -89,8 +89,8 @@ def _carried(config: Config, fit: StarFit, stars: int) -> Check:
     learned = len(config.model.learn) + (fit.hyperparameters.nu is not None)
     enough = math.ceil(learned / _MOST_PER_STAR)
     advice = (
-        f"{stars:,} stars cannot say {learned} hyperparameters: give {enough:,} or more, or hold "
-        f"what is known by leaving it out of model.learn"
+        f"{learned} hyperparameters were learned from stars too few ({stars:,}): give {enough:,} "
+        f"or more, or hold what is known by leaving it out of model.learn"
     )
     share = learned / max(1, stars)
     return Check("learned hyperparameters per star", share, 0.0, _MOST_PER_STAR, advice)
