@@ -87,11 +87,16 @@ def fit_lognormal(
 
 
 def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
-    """The posterior that an earlier fit has left: its samples are all there is to it."""
+    """The posterior that an earlier fit has left: its samples are all there is to it.
+
+    Runs of earlier versions have no prior_square; their coverage goes by the prior's variance.
+    """
     centre, samples, square = (
-        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
+        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device) if name in arrays else None
         for name in ("log_density", "log_samples", "prior_square")
     )
+    assert centre is not None
+    assert samples is not None
     posterior = LogNormalPosterior(_rows(config), centre, samples, square)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
