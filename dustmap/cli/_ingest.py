@@ -20,6 +20,7 @@ from dustmap.cli._parser import (
     columns_of,
     new,
 )
+from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _add_parallaxes(command: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     from dustmap.runs import store_checks
+    from dustmap.sky import check_output
     from dustmap.sky.catalogs import card_named, ingest
     from dustmap.sky.systems import system_named
 
@@ -105,6 +107,8 @@ def execute(options: argparse.Namespace) -> int:
     if output.suffix != ".zarr":
         raise BadInput(f"--output {output}: expected a name that ends in .zarr")
     with checking_input(), _counter() as progress:
+        inputs = inputs_of(*options.catalogs, schema=options.schema)
+        check_output(output, options.overwrite, inputs)
         use_threads(compute_alone(options).threads)
         counts = ingest(
             options.catalogs,

@@ -104,14 +104,13 @@ def _one(options: argparse.Namespace) -> int:
     import numpy as np
 
     from dustmap.sky import labels, unit_of
-    from dustmap.sky.stars import ExactDistances
 
     with checking_input():
         l, b = _direction(options)
         distance = _positive(options.distance, "--distance")
         source = _opened(options)
         lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-        found = _answers(source, lon, lat, ExactDistances(far), options.percentiles or ())
+        found = _answers(source, lon, lat, far, options.percentiles or ())
         if np.isnan(found["density_mean"][0]):
             raise ValueError(
                 f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
@@ -150,8 +149,6 @@ def _profile(options: argparse.Namespace) -> int:
     import numpy as np
     from astropy.table import Table
 
-    from dustmap.sky.stars import ExactDistances
-
     with checking_input():
         l, b = _direction(options)
         source = _opened(options)
@@ -159,7 +156,7 @@ def _profile(options: argparse.Namespace) -> int:
         distance = _distances(source, l, b, step)
         direction = np.full_like(distance, l), np.full_like(distance, b)
         levels = sorted({*BAND, *(options.percentiles or ())})
-        found = _answers(source, *direction, ExactDistances(distance), levels)
+        found = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
     _tell_table(table, found, source.system, {"rows": len(table)} if options.json else None)
     return DONE
@@ -256,15 +253,20 @@ def _answers(
     source: "StarMap | DustMap",
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
-    distances: "AbstractDistances",
+    distances: "AbstractDistances | NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
     """density_mean, extinction_mean, their std and percentiles (N,), NaN outside; of a map at the
-    median distance."""
-    from dustmap.cli._progress import progress
+    median distance. distances: in pc where they are exact."""
+    import numpy as np
+
     from dustmap.sky.maps import DustMap, quietly
 
     if not isinstance(source, DustMap):
+        from dustmap.cli._progress import progress
+        from dustmap.sky.stars import ExactDistances
+
+        distances = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
             found = dict(source.at_stars(l, b, distances, shown))
         if levels:
@@ -273,7 +275,8 @@ def _answers(
         return found
     # Four questions about the same places would count those outside four times.
     with quietly():
-        return _of_map(source, l, b, distances.median, levels)
+        median = distances if isinstance(distances, np.ndarray) else distances.median
+        return _of_map(source, l, b, median, levels)
 
 
 def _named(quantity: str, levels: Sequence[float], values: "NDArray[np.float64]") -> "Columns":

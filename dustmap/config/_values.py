@@ -197,10 +197,11 @@ def names() -> Parser:
     one = text()
 
     def parse(raw: object) -> tuple[tuple[str, str], ...]:
-        pairs = raw if isinstance(raw, tuple) else None
+        # What was read once is pairs already, which JSON makes lists of.
+        pairs = [tuple(pair) for pair in raw] if isinstance(raw, list | tuple) else None
         if isinstance(raw, Mapping):
-            pairs = tuple(sorted(raw.items()))
-        if pairs is None:
+            pairs = sorted(raw.items())
+        if pairs is None or any(len(pair) != 2 for pair in pairs):
             raise Rejected('a table such as {l = "GLON"}')
         return tuple((key, one(name)) for key, name in pairs)
 

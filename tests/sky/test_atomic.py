@@ -26,6 +26,14 @@ OURS = {"attributes": {"source": "dustmap 2.0"}}
 LONG = "a" * 240
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """SIGINT as a terminal has it, whatever started the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def store(path: Path, content: str = "old") -> Path:
     """A zarr group as dustmap writes them."""
     (path / "density_mean" / "c" / "0").mkdir(parents=True)

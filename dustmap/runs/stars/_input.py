@@ -124,6 +124,7 @@ def read_truth(
         extinctions=(ExtinctionKind.ERROR,),
         columns=columns,
         constants={**card.constants, "extinction_error": 1.0},
+        named=card.named.difference(measured) | {"extinction"},
     )
     found = read_stars(data, (path,), noise_free, stars.system, cuts).stars
     order = np.argsort(found.source_id)
