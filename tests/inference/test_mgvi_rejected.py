@@ -49,7 +49,7 @@ def pushed(push: tuple[float, ...]) -> Step:
 _evidence_step = _mgvi_hyper.evidence_step
 
 
-@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize("dim", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("push", [(0.0, 0.0, -12.0), (0.0, math.inf, 0.0)])
 def test_a_step_that_leaves_the_data_is_not_taken(
     dim: int, push: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
