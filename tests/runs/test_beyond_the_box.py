@@ -82,7 +82,7 @@ def inwards(found: StarMap) -> NDArray[np.float64]:
     return np.asarray(np.minimum(places - grid.lower, grid.upper - places).min(1))
 
 
-@pytest.mark.parametrize("error", [0.0, 0.1])
+@pytest.mark.parametrize("error", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_uniform_dust_is_uniform_up_to_the_faces(tmp_path: Path, error: float) -> None:
     uniform(tmp_path, 500, error)
     found, report = finished(tmp_path)
