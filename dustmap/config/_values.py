@@ -198,14 +198,18 @@ def names() -> Parser:
 
     def parse(raw: object) -> tuple[tuple[str, str], ...]:
         # What was read once is pairs already, which JSON makes lists of.
-        pairs = [tuple(pair) for pair in raw] if isinstance(raw, list | tuple) else None
+        pairs = list(raw) if isinstance(raw, list | tuple) else None
         if isinstance(raw, Mapping):
             pairs = sorted(raw.items())
-        if pairs is None or any(len(pair) != 2 for pair in pairs):
+        if pairs is None or not all(map(_is_named, pairs)):
             raise Rejected('a table such as {l = "GLON"}')
         return tuple((key, one(name)) for key, name in pairs)
 
     return Parser(parse)
+
+
+def _is_named(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
 
 
 def _quoted(values: tuple[str, ...]) -> str:

@@ -251,9 +251,9 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogEr
     guess = close[0] if close else "NAME"
     card = matcher.card
     said = [f"{n} = {card.columns[n].aliases[0].ref}" for n in names if n in card.named]
-    looked = f", named {', '.join(said)}," if said else ""
+    looked = f"; looked for as {', '.join(said)}" if said else ""
     return CatalogError(
-        f"{matcher.path}: missing {', '.join(names)}{looked} (card {card.name}) for {purpose}; the "
+        f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; the "
         f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
         f"{names[0]}={guess} or [data.columns] {names[0]} = {json.dumps(guess)}; "
         "catalogs/README.md says more"
