@@ -107,8 +107,7 @@ def solve_global(
         return restored_solution(model, data, reading)
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
-    if start is not None:
-        _refuse_other_grid(start, phi)
+    earlier, known = _of_start(start, phi)
     A = PrecisionOperator(phi, sigma.reciprocal())
     draws = Draws(phi, sigma, settings.seed, settings.solved_samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
@@ -116,10 +115,8 @@ def solve_global(
         partial = _approached(A, draws, profile, settings, start, progress)
         journal.keep(lambda: partial.kept(len(data)))
     else:
-        earlier = None if start is None else start.preconditioner
         partial = PartialSolve.restored(reading, len(data), _columns(A, draws), earlier)
     mean, T = partial.mean, partial.preconditioner
-    known = None if start is None else start.posterior.independent
     solve = solved(
         A,
         System(draws, profile.residual(mean.x), known),
@@ -131,8 +128,7 @@ def solve_global(
         progress=progress,
     )
     mean = _finished(mean, profile, draws, solve, T, settings, progress)
-    solve = _with_mean(solve, mean, draws.length)
-    solution = _solution(model, profile, draws, solve, T, settings)
+    solution = _solution(model, profile, draws, _with_mean(solve, mean, draws.length), T, settings)
     journal.finish(kept_solution(solution))
     return solution
 
@@ -260,9 +256,15 @@ def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
     return sigma.detach()
 
 
-def _refuse_other_grid(start: GlobalSolution, phi: AbstractOperator) -> None:
+def _of_start(
+    start: GlobalSolution | None, phi: AbstractOperator
+) -> tuple[AbstractOperator | None, Tensor | None]:
+    """Preconditioner and independent draws of an earlier solution, of the same grid."""
+    if start is None:
+        return None, None
     if start.eps_mean.shape[0] != phi.shape[1] or start.eps_mean.dtype != phi.dtype:
         raise ValueError(
             f"start has {start.eps_mean.shape[0]} variables in {start.eps_mean.dtype}, the model "
             f"{phi.shape[1]} in {phi.dtype}: warm starts need the same grid, torus and dtype"
         )
+    return start.preconditioner, start.posterior.independent

@@ -33,7 +33,9 @@ def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperpara
         at = replace(at, std=config.model.std or STD)
     if "mean" in config.model.learn:
         mean = density * math.exp(-0.5 * at.std**2) if config.density == "lognormal" else density
-        at = replace(at, mean=mean, beyond_std=LEVEL_STD)
+        at = replace(at, mean=mean)
+        if observed.beyond is not None:
+            at = replace(at, beyond_std=LEVEL_STD)
     return density, at
 
 
@@ -44,8 +46,9 @@ def typical_density(config: Config, observed: Observations) -> float:
     p: the profile of the mean. Of the rays as they are clipped where no dust is expected beyond the
     box, else of the whole rays.
     """
-    profile = profile_of(config.model, 1.0).to(observed.measured.device)
-    paths = float(profile.values(observed.batch.functional).sum())
+    profile = profile_of(config.model, 1.0)
+    inside = profile_of(config.model, 1.0).to(observed.measured.device)
+    paths = float(inside.values(observed.batch.functional).sum())
     unit = PriorDust(kernel_of(config.model, start_of(config.model)), profile, lognormal=False)
     paths += float(observed.expected(unit).sum())
     density = float(observed.measured.sum()) / paths

@@ -63,11 +63,12 @@ class PriorDust:
 
     @torch.no_grad()
     def expected(self, points: Tensor) -> Tensor:
-        """E ρ at points (..., 3): (...), float64."""
-        m = self.mean.values(PointValues(points.reshape(-1, 3))).reshape(points.shape[:-1])
-        if self.lognormal:
-            m = (m + 0.5 * self.kernel.variance().to(m)).exp()
-        return self.level * m
+        """E ρ at points (..., 3): (...), float64, on their device."""
+        variance = self.kernel.variance()
+        places = points.reshape(-1, 3).to(variance.device)
+        m = self.mean.values(PointValues(places)).reshape(points.shape[:-1])
+        density = (m + 0.5 * variance).exp() if self.lognormal else m
+        return (self.level * density).to(points.device)
 
     def size(self, expected: Tensor) -> Tensor:
         """What multiplies the covariance of distance: Eρ of a log-normal density, 1 of others."""
