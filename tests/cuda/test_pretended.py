@@ -90,3 +90,18 @@ def test_runs_stay_on_their_device(sky: Path, tmp_path: Path, name: str) -> None
     assert main(["evaluate", str(output), *stars, *here]) == DONE
     picture = ["--output", str(tmp_path / "los.png")]
     assert main(["plot", str(output), "--los", "10", "20", *picture, *here]) == DONE
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_dust_beyond_the_box_is_expected_on_the_device_of_the_rays(
+    sky: Path, tmp_path: Path
+) -> None:
+    small = ('grid.size=["80pc","40pc","40pc"]', "fit.samples=4", "model.learn=['mean']")
+    overrides = [word for setting in (*small, *SMALL) for word in ("--set", setting)]
+    output = str(tmp_path / "run")
+    arguments = ["--output", output, "--device", "cuda", "--until", "evaluate"]
+    assert main(["run", f"{sky}/run.toml", *arguments, *overrides]) in (DONE, CHECK_FAILED)
+    told = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert told["counts"]["rays_that_leave_the_box"] > 10
+    assert told["hyperparameters"]["beyond_std"] > 0
