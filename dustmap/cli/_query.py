@@ -169,7 +169,7 @@ def _distances(
     import numpy as np
 
     from dustmap.sky import cartesian
-    from dustmap.sky.maps import DustMap
+    from dustmap.sky.maps import DustMap, within_box
 
     grid = source.grid if isinstance(source, DustMap) else source.run.grid
     step = min(grid.spacing) if step is None else step
@@ -178,10 +178,7 @@ def _distances(
         raise ValueError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
     distance = step * np.arange(1.0, far // step + 1.0)
     ahead = cartesian(l, b, 1.0)
-    places = distance[:, None] * ahead
-    slack = 1e-6 * (np.array(grid.upper) - grid.lower)
-    inside = (places >= grid.lower - slack) & (places <= grid.upper + slack)
-    found: NDArray[np.float64] = distance[inside.all(axis=1)]
+    found: NDArray[np.float64] = distance[within_box(grid, distance[:, None] * ahead)]
     if len(found) == 0:
         raise ValueError(
             f"l = {l:g}, b = {b:g}: none of the places every {step:g} pc is inside the box"

@@ -5,13 +5,12 @@ from typing import final
 
 import numpy as np
 
-from dustmap.gp._grid import EDGE_SLACK
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._modes import Mode, Outside
 from dustmap.sky.maps._rays import Rays, integrate, within
 from dustmap.sky.maps._request import PERCENTILES, Quantity
 from dustmap.sky.maps._statistics import deviation, percentiles
-from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, within_box
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Answers:
         other: between them it varies less than at either.
         """
         factor = np.ones((max(1, len(levels)), len(positions)))
-        inside = self.inside(positions)
+        inside = within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
@@ -94,16 +93,9 @@ class Answers:
             return (Cube(Quantity.SAMPLES, int(self._random.integers(self.layout.samples))),)
         return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.layout.samples))
 
-    def inside(self, positions: Floats) -> Flags:
-        """Which places lie in the box of voxel centres, (N,)."""
-        slack = EDGE_SLACK * np.array(self.layout.grid.spacing)
-        lower, upper = np.array(self.layout.grid.lower), np.array(self.layout.grid.upper)
-        inside: Flags = (positions >= lower - slack) & (positions <= upper + slack)
-        return np.asarray(inside.all(-1))
-
     def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
         """(C, N) float64."""
-        inside = self.inside(positions)
+        inside = within_box(self.layout.grid, positions)
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else np.nan
         found = np.full((len(cubes), len(positions)), fill)

@@ -23,6 +23,7 @@ from dustmap.sky.maps._places import (
 )
 from dustmap.sky.maps._reliable import reliable_range
 from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class DustMap:
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
         """Which coordinates lie in the box of voxel centres."""
-        return self._answers.inside(positions_of(coords)).reshape(coords.shape)
+        return within_box(self.grid, positions_of(coords)).reshape(coords.shape)
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
         """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.gp._grid import EDGE_SLACK
 from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -22,6 +23,13 @@ _CHUNK = 65_536
 _BLOCK = 64
 #: A cube is read whole where blocks would be more than this part of it.
 _PART = 0.25
+
+
+def within_box(grid: RegularGrid, positions: Floats) -> Flags:
+    """Which of the places (N, D) lie in the box that the nodes span, (N,): as `grid.contains`."""
+    slack = EDGE_SLACK * np.array(grid.spacing)
+    inside = (positions >= grid.lower - slack) & (positions <= grid.upper + slack)
+    return np.asarray(inside.all(-1))
 
 
 @final
