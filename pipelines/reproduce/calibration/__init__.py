@@ -1,0 +1,1 @@
+"""What fits claim, against references that share no code with them."""
