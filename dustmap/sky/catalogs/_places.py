@@ -33,6 +33,8 @@ _FORMATS = {
     ".votable": "votable",
     ".xml": "votable",
 }
+#: Columns of a table of places: astropy takes a millisecond for each.
+MOST_COLUMNS = 5000
 
 
 @final
@@ -68,6 +70,11 @@ def read_places(
     path = Path(path)
     found = card if isinstance(card, SchemaCard) else card_named(card)
     reader = open_reader(path)
+    if len(reader.columns) > MOST_COLUMNS:
+        raise CatalogError(
+            f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
+            f"answers, got {len(reader.columns):,}; select those you need"
+        )
     binding = bind(path, found, reader.columns, (), with_extinctions=False)
     chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
     if not chunks:

@@ -257,3 +257,12 @@ def test_most_identifiers_are_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     table["source_id"] = 5
     with pytest.raises(CatalogError, match="is that column the right one"):
         ingest(write(tmp_path, "fits", table), "generic", tmp_path / "s.zarr", system=A_V)
+
+
+def test_places_of_a_table_with_too_many_columns(tmp_path: Path) -> None:
+    """All columns are kept beside the answers, which takes minutes for 10⁵ of them."""
+    path = tmp_path / "wide.csv"
+    others = ",".join(f"c{number}" for number in range(5000))
+    path.write_text(f"l,b,distance_pc,{others}\n10,5,100,{',' * 4999}\n")
+    with pytest.raises(CatalogError, match="at most 5,000 columns.* got 5,003; select"):
+        read_places(path)
