@@ -264,5 +264,5 @@ def test_places_of_a_table_with_too_many_columns(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     others = ",".join(f"c{number}" for number in range(5000))
     path.write_text(f"l,b,distance_pc,{others}\n10,5,100,{',' * 4999}\n")
-    with pytest.raises(CatalogError, match="at most 5,000 columns.* got 5,003; select"):
+    with pytest.raises(CatalogError, match=r"at most 5,000 columns.* got 5,003; select"):
         read_places(path)
