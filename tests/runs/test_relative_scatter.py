@@ -1,5 +1,7 @@
 """Noise that grows with the extinction: learned beside a constant scatter, and what it predicts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -96,4 +98,8 @@ def test_noise_grows_with_the_extinction_that_is_predicted() -> None:
     wider = at.with_student_t(StudentTNoise(5.0, 2.0))
     assert wider.relative_scatter == pytest.approx(1.0)
     assert at.as_dict()["relative_scatter"] == 0.5
-    assert "relative_scatter" not in Hyperparameters(60.0, 1.0, 1e-3, 2.0).as_dict()
+    plain = Hyperparameters(60.0, 1.0, 1e-3, 2.0)
+    assert list(plain.as_dict()) == ["length", "std", "mean", "noise"]
+    # A level with its error: both, also where the level is what it was before the fit.
+    leaves = replace(plain, beyond_std=0.5).as_dict()
+    assert (leaves["beyond"], leaves["beyond_std"]) == (1.0, 0.5)

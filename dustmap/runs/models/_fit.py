@@ -20,11 +20,11 @@ from dustmap.inference import (
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
 
-_ABSENT = (
-    ("scatter", 0.0),
-    ("relative_scatter", 0.0),
-    ("beyond", 1.0),
-    ("beyond_std", 0.0),
+#: Parts of the model that few have -> their values where it has none.
+_ABSENT: tuple[Mapping[str, float], ...] = (
+    {"scatter": 0.0},
+    {"relative_scatter": 0.0},
+    {"beyond": 1.0, "beyond_std": 0.0},
 )
 
 Arrays = Mapping[str, NDArray[np.generic]]
@@ -106,13 +106,12 @@ class Hyperparameters:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """What the model has: no scatter of zero, nothing that is None."""
-        values = asdict(self).items()
-        return {
-            name: value
-            for name, value in values
-            if value is not None and (name, value) not in _ABSENT
-        }
+        """Those of the parts that the model has: no scatter of zero, nothing that is None."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        for part in _ABSENT:
+            if part.items() <= values.items():
+                values = {name: value for name, value in values.items() if name not in part}
+        return values
 
 
 @final
