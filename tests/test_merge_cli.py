@@ -127,7 +127,7 @@ def test_parts_of_a_sky(
 
 
 def test_refusals(tiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    end = ["--output", str(tmp_path / "map.zarr"), "--partial"]
+    end = ["--output", str(tmp_path / "map.fits"), "--partial"]
     twice = error_of(["merge", tiles[3], tiles[3], *end], capsys)
     assert "are both tile 1/3: leave one out" in twice
 
@@ -135,8 +135,9 @@ def test_refusals(tiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     other = write_tile(tmp_path / "a.zarr", 5, hyperparameters=hotter)
     told = error_of(["merge", tiles[3], str(other), *end], capsys)
     assert "hyperparameter length = 13.0, and 12.0 in" in told
-    other = write_tile(tmp_path / "b.zarr", 5, hyperparameters=HYPERPARAMETERS | {"nu": 4.0})
-    assert "hyperparameter nu = 4.0, and none in" in error_of(
+    disc = HYPERPARAMETERS | {"disc_height": 90.0}
+    other = write_tile(tmp_path / "b.zarr", 5, hyperparameters=disc)
+    assert "hyperparameter disc_height = 90.0, and none in" in error_of(
         ["merge", tiles[3], str(other), *end], capsys
     )
     other = write_tile(tmp_path / "c.zarr", 5, fit__samples="16")
@@ -144,6 +145,11 @@ def test_refusals(tiles: list[str], tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "fit.samples = 16, and 32 in" in told
     other = write_tile(tmp_path / "d.zarr", 5, system="E(B-V)")
     assert "extinction system" in error_of(["merge", tiles[3], str(other), *end], capsys)
+    # The noise is each tile's own.
+    noise = {"noise": 1.2, "nu": 4.0, "beyond": 1.1, "beyond_std": 0.2}
+    other = write_tile(tmp_path / "f.zarr", 5, hyperparameters=HYPERPARAMETERS | noise)
+    assert main(["merge", tiles[3], str(other), *end]) == 0
+    Path(end[1]).rename(tmp_path / "first.zarr")
     # Where a tile was computed does not matter.
     other = write_tile(tmp_path / "e.zarr", 5, compute__threads="3", compute__memory="2GiB")
     assert main(["merge", tiles[3], str(other), *end]) == 0

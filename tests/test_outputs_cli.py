@@ -258,9 +258,7 @@ def test_stdout_that_takes_nothing(command: str, stdout: str) -> None:
     else:
         taken = os.open(stdout, os.O_WRONLY)
     arguments = [sys.executable, "-m", "dustmap", *command.split()]
-    called = subprocess.run(
-        arguments, stdout=taken, stderr=subprocess.PIPE, text=True, check=False
-    )
+    called = subprocess.run(arguments, stdout=taken, stderr=subprocess.PIPE, text=True, check=False)
     os.close(taken)
     if stdout == "reader gone":
         assert (called.returncode, called.stderr) == (DONE, "")
@@ -273,9 +271,7 @@ def test_stdout_that_takes_nothing(command: str, stdout: str) -> None:
 def test_python_without_docstrings(level: str, code: int) -> None:
     arguments = [sys.executable, "-m", "dustmap", "config", "--example"]
     environment = os.environ | {"PYTHONOPTIMIZE": level}
-    called = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env=environment
-    )
+    called = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
     assert called.returncode == code
     assert ("unset PYTHONOPTIMIZE" in called.stderr) == (code == BAD_INPUT)
     assert "# None" not in called.stdout

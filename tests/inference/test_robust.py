@@ -1,6 +1,5 @@
 """Student-t noise: outliers lose their say, clean data keep theirs, the density is the integral."""
 
-
 import pytest
 import scipy.integrate
 import scipy.stats

@@ -217,9 +217,7 @@ def test_evaluate_scores_another_catalog(
     assert told["chi2"] == pytest.approx(again["chi2"])
 
 
-def test_predict_adds_columns_and_keeps_rows(
-    sky: Path, finished: StarMap, tmp_path: Path
-) -> None:
+def test_predict_adds_columns_and_keeps_rows(sky: Path, finished: StarMap, tmp_path: Path) -> None:
     table = QTable(
         {"name": ["here", "away"], "l": [90.0, 90.0], "b": [0.0, 0.0], "distance_pc": [20.0, 500.0]}
     )

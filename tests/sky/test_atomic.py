@@ -113,9 +113,7 @@ def test_zarr_groups_and_empty_directories_are_replaced(tmp_path: Path, as_store
     assert names(tmp_path) == ["a.zarr", "b.zarr"]
 
 
-def test_a_group_is_there_at_every_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is done to the names, the target is never absent: no kill can leave it so."""
     target, other = store(tmp_path / "map.zarr"), store(tmp_path / "other")
     if not _atomic._exchange(target, other):

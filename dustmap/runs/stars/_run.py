@@ -176,9 +176,7 @@ class StarRun(AbstractRun):
         else:
             copy_store(path, self.config)
 
-    def _fit(
-        self, directory: RunDirectory, account: "_Account", progress: Progress
-    ) -> DistanceFit:
+    def _fit(self, directory: RunDirectory, account: "_Account", progress: Progress) -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         step = itertools.count()
 
@@ -187,9 +185,7 @@ class StarRun(AbstractRun):
 
         with account.watch.stage("fit"), directory.keeping():
             journal = directory.journal("fit")
-            found = fit_distances(
-                self.config, self.observed, self.train, journal, tell, progress
-            )
+            found = fit_distances(self.config, self.observed, self.train, journal, tell, progress)
         fit = found.fit
         _record_fit(directory, found)
         account.sections["hyperparameters"] = fit.hyperparameters.as_dict()
@@ -221,9 +217,7 @@ class StarRun(AbstractRun):
                 )
         return held_out
 
-    def held_out(
-        self, found: DistanceFit, progress: Progress = unwatched
-    ) -> Predictions | None:
+    def held_out(self, found: DistanceFit, progress: Progress = unwatched) -> Predictions | None:
         """Of the held-out stars, noise included; None if there are none."""
         if len(self.holdout) == 0:
             return None

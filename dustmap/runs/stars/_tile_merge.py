@@ -28,7 +28,9 @@ FREE = (
     ("compute", "memory"),
     ("compute", "checkpoint"),
 )
-#: Hyperparameters are the same, but for the last digits of what JSON holds.
+#: Hyperparameters of the dust are the same, but for the last digits of what JSON holds. Those of
+#: the noise and of the dust beyond the box are each tile's own: the prior of the map has none.
+DUST = ("length", "std", "mean", "disc_height", "disc_length")
 RELATIVE = 1e-9
 
 
@@ -47,7 +49,14 @@ class TileRun:
     def line(self) -> str:
         """Where it comes from, for the history of the merged map."""
         seed, sha = self.config.fit.seed, configuration.sha256(self.config)
-        return f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
+        own = _listed({name: v for name, v in self.hyperparameters.items() if name not in DUST})
+        tile = f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
+        return f"{tile}, {own}" if own else tile
+
+    @property
+    def dust(self) -> Mapping[str, float]:
+        """Hyperparameters that all tiles share."""
+        return {name: v for name, v in self.hyperparameters.items() if name in DUST}
 
 
 @final
@@ -75,8 +84,7 @@ class SkyOfTiles:
         catalogs = dict.fromkeys(str(name) for run in self.runs for name in run.config.data.catalog)
         missing = self.merged.uncovered
         gap = (f"{missing} voxels lie in no tile given: NaN",) if missing else ()
-        values = self.runs[0].hyperparameters.items()
-        held = ", ".join(f"{name} {value:.6g}" for name, value in values)
+        held = _listed(self.runs[0].dust)
         return Provenance(
             configuration.sha256(whole),
             (
@@ -126,15 +134,14 @@ def _tile_run(path: Path) -> TileRun:
 
 
 def _check_alike(run: TileRun, first: TileRun) -> None:
-    """One configuration and one set of hyperparameters, but for what is free."""
+    """One configuration and one prior of the dust, but for what is free."""
     for key, mine, other in _differences(run.config, first.config):
         raise ValueError(
             f"{run.name}: {key} = {_shown(mine)}, and {_shown(other)} in {first.name}: tiles of "
             "one sky have one configuration, but for data.tile and where they compute"
         )
-    names = sorted(run.hyperparameters.keys() | first.hyperparameters.keys())
-    for name in names:
-        a, b = run.hyperparameters.get(name), first.hyperparameters.get(name)
+    for name in sorted(run.dust.keys() | first.dust.keys()):
+        a, b = run.dust.get(name), first.dust.get(name)
         if a is None or b is None or not math.isclose(a, b, rel_tol=RELATIVE):
             raise ValueError(
                 f"{run.name}: hyperparameter {name} = {_shown(a)}, and {_shown(b)} in "
@@ -153,6 +160,10 @@ def _differences(one: Config, other: Config) -> Iterator[tuple[str, object, obje
 
 def _shown(value: object) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _listed(hyperparameters: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in hyperparameters.items())
 
 
 def _whole(config: Config) -> Config:

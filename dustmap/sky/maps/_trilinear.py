@@ -62,7 +62,7 @@ class Cells:
     def weights(self) -> Values:
         """Of the 8 corners (N, 8), x the fastest."""
         x, y, z = (np.stack([1.0 - t, t], axis=-1) for t in self.offset.T)
-        product: Values = (z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :])
+        product: Values = z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :]
         return product.reshape(len(self), 8)
 
 

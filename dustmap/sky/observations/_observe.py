@@ -115,9 +115,7 @@ class Observations:
             values.to(self.measured) for values in (added.mean, added.variance, added.shared)
         )
         noise = self.error_variance + variance
-        batch = Batch(
-            self.batch.functional, self.measured - mean, noise, added_variance=variance
-        )
+        batch = Batch(self.batch.functional, self.measured - mean, noise, added_variance=variance)
         return replace(self, batch=batch, shared=shared)
 
     def training(self, index: Tensor) -> Batch:

@@ -125,9 +125,10 @@ def test_few_samples_in_a_map_bend_its_cubes_between_voxels_only() -> None:
     exact = law.predict(PointValues(nodes)).std
     np.testing.assert_allclose(few.query(coordinates(nodes.numpy()), mode="std"), exact, rtol=2e-5)
     places = torch.from_numpy(positions(300, seed=5))
-    ratio = few.query(coordinates(places.numpy()), mode="std") / law.predict(
-        PointValues(places)
-    ).std.numpy()
+    ratio = (
+        few.query(coordinates(places.numpy()), mode="std")
+        / law.predict(PointValues(places)).std.numpy()
+    )
     assert abs(np.median(ratio) - 1.0) < 0.1
     bare = DustMap.from_field(node_field(40), NODES, MapRequest((Quantity.MEAN, Quantity.STD)))
     above = bare.query(coordinates(places.numpy()), mode="std")
