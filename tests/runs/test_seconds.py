@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dustmap import config as configuration
-from dustmap.runs import prepare
+from dustmap.linalg import _circulant
+from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs.memory import _seconds
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from tests.cuda.pretended import pretended_gpu
@@ -74,3 +75,34 @@ def test_a_gpu_is_timed_on_the_gpu(
     assert devices == {"cuda"}
     assert waited
     monkeypatch.undo()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stars", [1000, 3000])
+@pytest.mark.parametrize("learn", [True, False], ids=["learned", "held"])
+@pytest.mark.parametrize("density", ["lognormal", "gaussian"])
+def test_fits_need_as_many_products_as_the_estimate_says(
+    stars: int, learn: bool, density: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a factor of two: of transforms back to the grid, one for each product with a field."""
+    model = SkyModel(size=(400.0, 400.0, 240.0), spacing=20.0)
+    write_sky(tmp_path / "sky.fits", simulate(model, stars, 1), True)
+    tables = {
+        "data": {"catalog": str(tmp_path / "sky.fits")},
+        "grid": {"size": [400, 400, 240], "spacing": 20},
+        "model": {"density": density} if learn else {"density": density, "learn": []},
+    }
+    config = configuration.from_mapping(tables)
+    run = prepare(config)
+    fields = 0
+    transform = _circulant.cropped_irfftn
+
+    def counted(spectrum: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
+        nonlocal fields
+        fields += spectrum.shape[:-3].numel()
+        return transform(spectrum, *shapes)
+
+    monkeypatch.setattr(_circulant, "cropped_irfftn", counted)
+    execute_run(run, tmp_path / "run", config, False, Stage.FIT)
+    expected = _seconds.expected_products(config)
+    assert 0.5 * expected <= fields <= 2.0 * expected

@@ -15,17 +15,20 @@ from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.features import BeamTable, interpolation
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractOperator
-from dustmap.runs.memory._allotment import allotted
+from dustmap.runs.memory._allotment import KRIGING, LINEAR, allotted
 from dustmap.runs.models import dtype_of, kernel_of, start_of
 from dustmap.sky.observations import HealpixBeams
 
 #: Products of the features with one field: of the mode, of learning, and for each sample.
-#: Measured on simulated skies.
-PRODUCTS = {"lognormal": (600, 7300, 106), "gaussian": (0, 0, 120)}
+#: Measured on simulated skies of 500 to 8,000 stars at 10 and 20 pc; later rounds of distances
+#: start where the first ended and add few.
+PRODUCTS = {"lognormal": (900, 6000, 81), "gaussian": (0, 8000, 38)}
+#: Rows of kriging weights, beside those that interpolate: nodes across a ray.
+ROW_NODES = {"lognormal": 1.0, "gaussian": (KRIGING / LINEAR) ** 2}
 #: Of a product, what is neither transform nor rows: the steps of the solver around it.
 STEP_SECONDS = 4.5e-4
 #: Of a run, what is neither learning nor solving: imports, the catalog, maps and pictures.
-OVERHEAD = 10.0
+OVERHEAD = 5.0
 #: Length scales of padding on each side of the torus.
 PADDING = 4.0
 #: Times that each is taken.
@@ -79,10 +82,14 @@ def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> f
     torus = torus_for(kernel_of(config.model, start_of(config.model)), grid, PADDING)
     field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
     fft = _seconds(lambda: torch.fft.irfftn(torch.fft.rfftn(field), s=field.shape), rays.device)
-    product = 2 * _row_seconds(config, rays, grid)
+    product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
+    return expected_products(config) * (fft + product + STEP_SECONDS)
+
+
+def expected_products(config: Config) -> int:
+    """Products of the features with one field, in a whole fit of the global engine."""
     mode, learning, sample = PRODUCTS[config.density]
-    products = mode + bool(config.model.learn) * learning + sample * config.fit.samples
-    return products * (fft + product + STEP_SECONDS)
+    return mode + bool(config.model.learn) * learning + sample * config.fit.samples
 
 
 def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:

@@ -126,8 +126,7 @@ class StarRun(AbstractRun):
     def seconds(self) -> float:
         """Of the whole run, roughly."""
         rays = own_rays(self.observed.batch.functional[self.train])
-        rounds = 1 if self.observed.exact else 1 + self.config.fit.distance_rounds
-        return rounded(OVERHEAD + rounds * estimated_seconds(self.config, rays, self.grid))
+        return rounded(OVERHEAD + estimated_seconds(self.config, rays, self.grid))
 
     def counts(self) -> dict[str, Any]:
         """What became of the rows of the catalog, and the size of the map."""
