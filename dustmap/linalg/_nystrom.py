@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dustmap.linalg._gram import gram, orthonormal_rows, row_factor, symmetric
 from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg._progress import PRODUCTS, Progress, unwatched
 from dustmap.linalg._world import AbstractWorld, Alone
 
 # Eigenvalues below this many rounding errors of the largest are none, and below minus as many
@@ -83,7 +84,9 @@ class NystromPreconditioner(AbstractOperator):
         along = self.world.total(x @ vectors.mT)
         return self.world.gathered(x - (along * taken.to(x.dtype)) @ vectors, self.world.shares(n))
 
-    def refreshed(self, A: AbstractOperator) -> "NystromPreconditioner":
+    def refreshed(
+        self, A: AbstractOperator, progress: Progress = unwatched
+    ) -> "NystromPreconditioner":
         """For an operator that has changed a little: one product with A on the basis U.
 
         A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
@@ -93,7 +96,7 @@ class NystromPreconditioner(AbstractOperator):
         if A.shape != self.shape:
             raise ValueError(f"A: expected shape {self.shape} like before, got {A.shape}")
         with torch.no_grad():
-            return _approximation(A, self.vectors, self.shift, self.world)
+            return _approximation(A, self.vectors, self.shift, self.world, progress)
 
 
 def nystrom(
@@ -104,6 +107,7 @@ def nystrom(
     seed: int = 0,
     power_steps: int = 0,
     world: AbstractWorld | None = None,
+    progress: Progress = unwatched,
 ) -> NystromPreconditioner:
     """Preconditioner of A = shift · I + G, G positive semi-definite, of `rank` products with A.
 
@@ -113,7 +117,7 @@ def nystrom(
     left out: the result has the rank of G if that is smaller than `rank`.
 
     power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
-    world: ranks that make and apply it together; all of them have A.
+    world: ranks that make and apply it together; all of them have A. progress: of the products.
 
     Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place
     of their shift.
@@ -129,13 +133,13 @@ def nystrom(
     omega = torch.randn(min(rank, n), n, dtype=A.dtype, generator=generator).to(A.device)
     with torch.no_grad():
         for _ in range(power_steps):
-            product = _shifted_product(A, _orthonormal(omega, world), shift, world)
+            product = _shifted_product(A, _orthonormal(omega, world), shift, world, progress)
             omega = _whole(product, n, world)
-        return _approximation(A, _orthonormal(omega, world), shift, world)
+        return _approximation(A, _orthonormal(omega, world), shift, world, progress)
 
 
 def _approximation(
-    A: AbstractOperator, omega: Tensor, shift: float, world: AbstractWorld
+    A: AbstractOperator, omega: Tensor, shift: float, world: AbstractWorld, progress: Progress
 ) -> NystromPreconditioner:
     """Nyström from an orthonormal basis `omega` (l, n). Blocks of vectors are of a rank's share of
     the columns: their inner products are sums over ranks."""
@@ -143,7 +147,7 @@ def _approximation(
     if len(omega) == 0:
         none = torch.zeros(0, dtype=torch.float64, device=omega.device)
         return NystromPreconditioner(omega, none, shift, 0.0, world)
-    Y = _shifted_product(A, omega, shift, world)
+    Y = _shifted_product(A, omega, shift, world, progress)
     core = world.total(gram(omega[:, world.share(n)], Y))
     if not bool(core.isfinite().all()):
         raise ValueError("nystrom: products with A are not finite; check its entries and scale")
@@ -164,13 +168,18 @@ def _approximation(
     return NystromPreconditioner(_whole(basis, n, world), values, shift, tail, world)
 
 
-def _shifted_product(A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld) -> Tensor:
+def _shifted_product(
+    A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld, progress: Progress
+) -> Tensor:
     """This rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
     mine = world.share(x.shape[1])
-    parts = [x[i : i + _ROWS_TOGETHER] for i in range(0, len(x), _ROWS_TOGETHER)]
-    if not parts:
-        return x[:, mine]
-    return torch.cat([A.matmul(part)[:, mine].sub(part[:, mine], alpha=shift) for part in parts])
+    parts = [x[:0, mine]]
+    for first in range(0, len(x), _ROWS_TOGETHER):
+        progress(PRODUCTS, first, len(x))
+        part = x[first : first + _ROWS_TOGETHER]
+        parts.append(A.matmul(part)[:, mine].sub(part[:, mine], alpha=shift))
+    progress(PRODUCTS, len(x), len(x))
+    return torch.cat(parts)
 
 
 def _orthonormal(x: Tensor, world: AbstractWorld) -> Tensor:

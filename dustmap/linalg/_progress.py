@@ -7,6 +7,8 @@ from typing import TypeAlias
 Progress: TypeAlias = Callable[[str, int, int], None]
 #: What solvers do, in calls of it: right-hand sides, and steps of those at work.
 SOLVES, STEPS = "solves", "steps of CG"
+#: What makes a preconditioner, in products with vectors.
+PRODUCTS = "products for the preconditioner"
 
 
 def unwatched(what: str, done: int, total: int) -> None:

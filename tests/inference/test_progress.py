@@ -10,7 +10,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, MGVISettings, fit_global, fit_mgvi
-from dustmap.linalg import DenseOperator, block_pcg, pcg
+from dustmap.linalg import DenseOperator, block_pcg, nystrom, pcg
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 
@@ -37,6 +37,15 @@ def test_solvers_count_their_steps(solve: object) -> None:
     assert callable(solve)
     found = solve(DenseOperator(x @ x.mT + torch.eye(40)), x[:3], progress=heard, max_steps=200)
     assert max(heard.counts["steps of CG"][:-1]) + 1 == int(found.steps.max())
+    assert not heard.open
+
+
+def test_preconditioners_count_their_products() -> None:
+    x = torch.randn(90, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A, heard = DenseOperator(x @ x.mT + torch.eye(90, dtype=torch.float64)), Heard()
+    made = nystrom(A, 70, progress=heard)
+    made.refreshed(A, heard)
+    assert heard.counts == {"products for the preconditioner": [0, 32, 64, 70] * 2}
     assert not heard.open
 
 

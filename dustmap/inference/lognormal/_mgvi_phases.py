@@ -354,7 +354,9 @@ class Fit:
         self.state.slowest = 0
         gram, world = self.problem.gram(self.state.centre.density), self.problem.model.prior.world
         self.state.preconditioner = (
-            nystrom(gram, rank, seed=0, world=world) if old is None else old.refreshed(gram)
+            nystrom(gram, rank, seed=0, world=world, progress=self.progress)
+            if old is None
+            else old.refreshed(gram, self.progress)
         )
 
     def _rough(self) -> Accuracy:

@@ -142,7 +142,7 @@ def _approached(
     progress: Progress,
 ) -> PartialSolve:
     """The preconditioner, and the mean to a residual of the length of a draw's right-hand side."""
-    T = _preconditioner(A, draws, settings, start)
+    T = _preconditioner(A, draws, settings, start, progress)
     x = start.eps_mean if start else torch.zeros(A.shape[0], dtype=A.dtype, device=A.device)
     mean = profile.refined(x, draws.length, T, settings.max_steps, progress)
     own = start is None or T is not start.preconditioner
@@ -218,7 +218,11 @@ def _rounding(profile: MeanProfile, draws: Draws) -> float:
 
 
 def _preconditioner(
-    A: AbstractOperator, draws: Draws, settings: SolveSettings, start: GlobalSolution | None
+    A: AbstractOperator,
+    draws: Draws,
+    settings: SolveSettings,
+    start: GlobalSolution | None,
+    progress: Progress,
 ) -> AbstractOperator | None:
     """That of the earlier solve, else a new one of the rank asked for."""
     rank = _chosen_rank(A, draws, settings.memory) if settings.rank is None else settings.rank
@@ -226,7 +230,7 @@ def _preconditioner(
         return None
     if start is not None and start.preconditioner is not None:
         return start.preconditioner
-    return nystrom(A, rank, seed=settings.seed)
+    return nystrom(A, rank, seed=settings.seed, progress=progress)
 
 
 def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:

@@ -169,7 +169,8 @@ class _Rounds:
             assert fresh is not None
             return kept.values, fresh
         at = with_level(self.config, fit, self.observed, added, self.train)
-        fresh = self.observed.added(fit.for_many_rays(), dust_of(self.config, at))
+        dust = dust_of(self.config, at)
+        fresh = self.observed.added(fit.for_many_rays(), dust, self.progress)
         line = _line(number, at, fit, self.observed, added, fresh, self.train)
         log.info(
             "uncertain distances and dust beyond the box: the errors they cause changed by %.2g "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.functionals import Counts, OutsidePolicy, Sharded
+from dustmap.linalg import Progress, unwatched
 from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._sight_lines import sight_lines
 from dustmap.sky.observations._spread import DistanceSpread
@@ -79,10 +80,14 @@ class Observations:
         own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
         return self._added(outside, own, dust)
 
-    def added(self, posterior: AbstractPosterior, dust: PriorDust) -> Moments:
+    def added(
+        self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
+    ) -> Moments:
         """The same with the posterior density in the box: the mean over its draws."""
         outside, spread = self._outside(dust), self.spread
-        own = 0.0 if spread is None else spread.added_variance(posterior, behind=outside[0])
+        if spread is None:
+            return self._added(outside, 0.0, dust)
+        own = spread.added_variance(posterior, behind=outside[0], progress=progress)
         return self._added(outside, own, dust)
 
     def _added(

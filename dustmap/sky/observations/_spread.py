@@ -10,10 +10,13 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
+from dustmap.linalg import Progress, unwatched
 
 #: Segments whose integrals are drawn at once: of fields that are stored as draws, and of others,
 #: whose joint draws may take a dense covariance.
 _STORED, _DENSE = 2**17, 128
+#: What is done, for whoever watches.
+_SPREADS = "spread of distances, stars"
 
 
 @final
@@ -69,11 +72,12 @@ class DistanceSpread:
         samples: int = 8,
         seed: int = 0,
         behind: Tensor | None = None,
+        progress: Progress = unwatched,
     ) -> Tensor:
         """V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
 
         A posterior that is stored as fewer draws gives those it has. behind (N,): E A of what the
-        rays have behind their last edge.
+        rays have behind their last edge. progress: of the rays.
 
         With the variance of the weighted ray it makes up the variance of the extinction:
         Var A = Var_ρ E_d A + E_ρ Var_d A.
@@ -84,10 +88,12 @@ class DistanceSpread:
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
         for rows in self._chunks(_DENSE if stored is None else _STORED):
             # Draws know a segment by its key: neither chunks nor ranks change them.
+            progress(_SPREADS, rows.start, len(self))
             chunk = self[rows]
             a = chunk._segment_draws(posterior, count, generator.manual_seed(seed))
             more = None if behind is None else behind[rows]
             parts.append(chunk.of_segments(a, more).mean(0))
+        progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
 
     def _chunks(self, segments: int) -> Iterator[slice]:
