@@ -83,9 +83,9 @@ def _lines(nodes: Iterator[ast.stmt]) -> set[int]:
 def _docstrings(tree: ast.Module) -> Iterator[ast.stmt]:
     """Docstrings, and strings that stand where no value is used."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node
+        string = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if string and isinstance(node.value.value, str):
+            yield node
 
 
 def _comments_and_code(text: str) -> tuple[set[int], set[int]]:
