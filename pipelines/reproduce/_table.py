@@ -8,6 +8,7 @@ from pipelines.reproduce._experiment import Experiment
 from pipelines.reproduce.accuracy_per_second import experiment as accuracy_per_second
 from pipelines.reproduce.ananke import experiment as ananke
 from pipelines.reproduce.beyond_memory import experiment as beyond_memory
+from pipelines.reproduce.calibration import experiment as calibration
 from pipelines.reproduce.ciq import _full as _ciq_full
 from pipelines.reproduce.ciq import experiment as ciq
 from pipelines.reproduce.clusters import experiment as clusters

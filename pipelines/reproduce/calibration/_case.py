@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
-from pipelines.reproduce._experiment import Goal, Row
+from pipelines.reproduce._experiment import Goal, Row, number
 
 
 @final
@@ -35,6 +35,19 @@ class Claim:
             "fitted": self.fitted,
             "range": [self.low, self.high],
         }
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """The claim of a row."""
+        bounds = row["range"]
+        assert isinstance(bounds, list)
+        names = ("reference", "fitted", "before")
+        values = (number(row, name) for name in names)
+        return cls(str(row["case"]), str(row["quantity"]), *values, float(bounds[0]), float(bounds[1]))
+
+    def deviation(self, value: float) -> float:
+        """Of a value from the middle of the range, in half widths: right within ±1."""
+        return (value - 0.5 * (self.low + self.high)) / (0.5 * (self.high - self.low))
 
     def goal(self) -> Goal:
         """low ≤ fitted ≤ high."""
