@@ -113,7 +113,14 @@ def test_the_exact_process_is_approached_as_the_grid_is_refined(dim: int, kind: 
 
 
 @pytest.mark.parametrize(
-    ("dim", "kind"), [(1, "points"), (1, "derivatives"), (1, "rays"), (2, "points"), (2, "rays")]
+    ("dim", "kind"),
+    [
+        (1, "points"),
+        (1, "derivatives"),
+        (1, "rays"),
+        pytest.param(2, "points", marks=pytest.mark.slow),
+        pytest.param(2, "rays", marks=pytest.mark.slow),
+    ],
 )
 def test_the_gradient_of_the_evidence_approaches_the_exact_one(dim: int, kind: str) -> None:
     """By Fisher's identity with exact posterior moments, against the dense evidence's autograd."""

@@ -176,6 +176,7 @@ def test_rays_beyond_the_box_follow_the_policy(sky: Path) -> None:
         prepare(load(sky / "run.toml", (*half, "grid.outside=error")))
 
 
+@pytest.mark.slow
 def test_learning_is_told_step_by_step(sky: Path) -> None:
     learn = 'model.learn=["length", "std", "mean"]'
     folder = run(sky, "learned", "model.density=gaussian", learn, "fit.learn_rows=80")

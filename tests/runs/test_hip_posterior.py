@@ -38,6 +38,7 @@ def everywhere(rays: LineIntegrals) -> VariationalPosterior:
     return VariationalPosterior(model, found.state)
 
 
+@pytest.mark.slow
 def test_places_by_their_neighbours_are_places_by_all_nodes(
     everywhere: VariationalPosterior, rays: LineIntegrals
 ) -> None:
