@@ -67,6 +67,8 @@ from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISetting
 from dustmap.inference.lognormal._mgvi_report import MGVISolution as MGVISolution
 from dustmap.inference.lognormal._mgvi_report import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi_weights import Weighing as Weighing
+from dustmap.inference.solve._coefficients import CoefficientSpread as CoefficientSpread
+from dustmap.inference.solve._coefficients import coefficient_spread as coefficient_spread
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import PathwisePosterior, VariationalPosterior
-from dustmap.regression import _global, _grid, _hip, _learning
+from dustmap.regression import _global, _hip, _learning
 from dustmap.regression._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.regression._global import GlobalPlan, WholeSettings
 from dustmap.regression._learning import Prior
-from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
+from dustmap.regression._plan import HipPlan, HipSettings
+from dustmap.regression._planning import global_plan, hip_plan
 from dustmap.regression._refining import learning_report, refine, refine_noise
 from dustmap.regression._reports import global_report, hip_report
 from dustmap.regression._scaling import Array, Standardisation
@@ -226,23 +226,23 @@ def _fit_exact(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
 
 def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     _refuse_negligible_noise(prior, batch)
-    plan, expected = _plan_for(prior, batch, settings)
-    plan.check()
-    plan, told = _precise_enough(prior, plan, batch)
+    planned = hip_plan(prior, batch, settings.grid, settings.hip)
+    planned.plan.check()
+    plan, told = _precise_enough(prior, planned.plan, batch)
     model = _hip.build_model(prior, plan)
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
-    report = hip_report(plan, fitted) | {"expected": expected}
+    report = hip_report(plan, fitted) | {"expected": planned.expected}
     report["advice"] = told + report["advice"]
     posterior = VariationalPosterior(model, fitted.solution.state)
     return HipState(posterior, plan), fitted.solution.elbo, report
 
 
 def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
-    plan, expected = _global_plan_for(prior, batch, settings)
-    plan.check()
-    fitted = _global.fit_whole(prior, batch, plan)
-    report = global_report(fitted) | {"expected": expected}
-    if fitted.plan != plan:
+    planned = global_plan(prior, batch, settings.grid, settings.whole, settings.seed)
+    planned.plan.check()
+    fitted = _global.fit_whole(prior, batch, planned.plan)
+    report = global_report(fitted) | {"expected": planned.expected}
+    if fitted.plan != planned.plan:
         report["advice"].insert(0, 'fitted in float64: float32 lost it; pass dtype="float64"')
     return GlobalState(fitted.posterior, fitted.plan), None, report
 
@@ -299,63 +299,6 @@ def _precise_enough(prior: Prior, plan: HipPlan, batch: Batch) -> tuple[HipPlan,
     )
     log.warning("%s", told)
     return plan, [told]
-
-
-def _plan_for(prior: Prior, batch: Batch, settings: FitSettings) -> tuple[HipPlan, dict[str, Any]]:
-    """The plan on the grid asked for, or on an automatic one with what is expected of it."""
-    points, n = batch.functional, len(batch)
-    assert isinstance(points, PointValues)
-    if settings.grid is not None:
-        given = settings.grid
-        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
-        return plan_fit(prior.kernel, grid, n, settings.hip), {}
-    with torch.no_grad():
-        noise = float(prior.likelihood.noise_variance(batch).median())
-    choices = []
-    for candidate, budget in candidates(n, settings.hip):
-        n_features = functools.partial(_n_features, prior.kernel, n, candidate)
-        choice = _grid.automatic_grid(prior.kernel, points.x, noise, n_features, budget)
-        choices.append((choice, candidate))
-        if choice.fine_enough:
-            break
-    choice, candidate = min(choices, key=lambda pair: pair[0].posterior_share)
-    return plan_fit(prior.kernel, choice.grid, n, candidate), _expected(choice)
-
-
-def _global_plan_for(
-    prior: Prior, batch: Batch, settings: FitSettings
-) -> tuple[GlobalPlan, dict[str, Any]]:
-    """The plan on the grid asked for, or on the coarsest that is fine enough, if that fits."""
-    points, n = batch.functional, len(batch)
-    assert isinstance(points, PointValues)
-    plan = functools.partial(
-        _global.plan_global, prior.kernel, n=n, seed=settings.seed, settings=settings.whole
-    )
-    if settings.grid is not None:
-        given = settings.grid
-        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
-        return plan(grid), {}
-    with torch.no_grad():
-        noise = float(prior.likelihood.noise_variance(batch).median())
-    choice = _grid.automatic_grid(
-        prior.kernel,
-        points.x,
-        noise,
-        lambda grid: plan(grid).n_features,
-        settings.whole.max_features(n),
-    )
-    return plan(choice.grid), _expected(choice)
-
-
-def _expected(choice: _grid.GridChoice) -> dict[str, float]:
-    return {
-        "residual_over_noise": choice.noise_share,
-        "residual_over_posterior": choice.posterior_share,
-    }
-
-
-def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
-    return plan_fit(kernel, grid, n, settings).n_features
 
 
 def _exp(log: Tensor) -> float:

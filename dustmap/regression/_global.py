@@ -15,6 +15,7 @@ from dustmap.gp import Batch, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import HIPFeatures, LocalFeatures
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
+    CoefficientSpread,
     DataSpaceSolution,
     GlobalSolution,
     GridModel,
@@ -100,9 +101,14 @@ class GlobalPlan:
         fits = draws * self.n_features * self.dtype.itemsize <= self.max_memory
         return self.n <= self.n_features and fits
 
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds what is needed."""
+        return self.bytes_needed <= self.max_memory
+
     def check(self) -> None:
         """Refuses what does not fit."""
-        if self.bytes_needed > self.max_memory:
+        if not self.fits:
             raise MemoryError(
                 f"grid {' × '.join(map(str, self.grid.shape))} needs {self.bytes_needed:,} bytes "
                 f"for {self.samples} samples of {self.n_features:,} variables; max_memory = "
@@ -216,7 +222,7 @@ def some_draws(
             f'engine="global" solved for; fit again with samples={max(count, 2)} or more'
         )
     chosen = torch.randperm(have, generator=generator)[:count]
-    return replace(posterior, deviations=posterior.deviations[chosen])
+    return posterior.with_draws(chosen)
 
 
 def arrays_of(posterior: PathwisePosterior) -> dict[str, NDArray[Any]]:
@@ -225,6 +231,7 @@ def arrays_of(posterior: PathwisePosterior) -> dict[str, NDArray[Any]]:
         "coefficients": posterior.coefficients,
         "eps_mean": posterior.eps_mean,
         "deviations": posterior.deviations,
+        **({} if posterior.spread is None else posterior.spread.tensors()),
     }
     return {name: np.asarray(value.numpy()) for name, value in kept.items()}
 
@@ -236,4 +243,5 @@ def restored(prior: Prior, plan: GlobalPlan, arrays: Mapping[str, Tensor]) -> Pa
         arrays["coefficients"],
         arrays["eps_mean"],
         arrays["deviations"],
+        spread=CoefficientSpread.of_tensors(arrays),
     )

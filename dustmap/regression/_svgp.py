@@ -1,5 +1,6 @@
 """Sparse variational inference with free inducing points, on minibatches, in any dimension."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -29,6 +30,8 @@ from dustmap.inference import (
 AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
 #: Of K_uu, relative to the kernel's variance: learned points may come close to each other.
 _NUGGET = 1e-6
+#: Of K_uu, its factor and their gradients, and of the matrices of q, in float64.
+_BYTES_PER_PAIR = 72
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
 #: Adam's rate falls tenfold at each of these fractions of the passes.
@@ -61,6 +64,11 @@ class SVGPSettings:
     seed: int
     most_points: int = AUTO_INDUCING
 
+    @property
+    def max_points(self) -> int:
+        """Inducing points that the memory holds, at least one."""
+        return max(1, math.isqrt(self.max_memory // _BYTES_PER_PAIR))
+
 
 @final
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class SVGPPlan:
     @property
     def bytes_needed(self) -> int:
         """Of K_uu, its factor and their gradients, and of the matrices of q, in float64."""
-        return 72 * self.n_inducing**2
+        return _BYTES_PER_PAIR * self.n_inducing**2
 
     def check(self) -> None:
         """Refuses what does not fit."""
@@ -199,7 +207,7 @@ def starting_points(
             f"inducing = {asked:,} but X has {n:,} rows: ask for no more points than rows, or "
             f'leave inducing="auto"'
         )
-    count = min(settings.most_points, n) if asked is None else asked
+    count = min(settings.most_points, n, settings.max_points) if asked is None else asked
     points = _clusters(kernel, batch, count, generator)
     if asked is not None and len(points) < asked:
         raise ValueError(
