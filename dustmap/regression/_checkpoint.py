@@ -2,7 +2,8 @@
 
 model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
 arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε;
-              svgp, sgpr: as hip, and the inducing points
+              svgp, sgpr: as hip, and the inducing points; where coefficients of the mean were
+              fitted, their spread, which models of earlier versions do not have
 """
 
 import json
@@ -57,6 +58,8 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "evidence": fitted.evidence,
         "report": fitted.report,
     }
+    if isinstance(fitted.state, ExactState):
+        content["mean_is_fitted"] = fitted.state.mean_is_fitted
     if isinstance(fitted.state, HipState | GlobalState | SVGPState | SGPRState):
         content["plan"] = plain_plan(fitted.state.plan)
     np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
@@ -148,7 +151,8 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
 
 def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     if content["engine"] == "exact":
-        return ExactState.of(prior, Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"]))
+        data = Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"])
+        return ExactState.of(prior, data, content.get("mean_is_fitted", False))
     if content["engine"] == "global":
         whole = _global_plan(content["plan"])
         return GlobalState(_global.restored(prior, whole, arrays), whole)

@@ -43,7 +43,9 @@ _DATA_RTOL = {torch.float32: 3e-4, torch.float64: 1e-5}
 _MAX_STEPS = 3000
 _WIDE = 1e-5
 #: An automatic grid has a torus of at most so many points per datum, or of so many in all.
-_MOST_PER_DATUM, _FEW = 16, 2**15
+# In 3-D with 10,001 rows, ℓ a third of the box and little noise, 16 per datum left an error of
+# 0.049, 50 one of 0.041, where the exact process left 0.040.
+_MOST_PER_DATUM, _FEW = 48, 2**15
 
 
 @final

@@ -9,6 +9,7 @@ import torch
 from dustmap.gp import Batch, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.regression._exact import most_exact
 from dustmap.regression._global import GlobalPlan, WholeSettings, plan_global
 from dustmap.regression._grid import GridChoice, automatic_grid, grid_of_shape
 from dustmap.regression._learning import Prior
@@ -91,3 +92,19 @@ def _noise(prior: Prior, batch: Batch) -> float:
     """Variance of the noise of the median datum."""
     with torch.no_grad():
         return float(prior.likelihood.noise_variance(batch).median())
+
+
+def engine_for(prior: Prior, batch: Batch, settings: HipSettings) -> str:
+    """The engine of "auto" for more than a few rows of few columns, by the kernel that was learned.
+
+    "hip" where a grid is fine enough for its full family, which is then as good as "exact" and
+    quicker; else "exact" while the memory holds it; else "hip" where a grid is fine enough for
+    its other families, and "global", which has the finer grids, where none is.
+    """
+    planned = hip_plan(prior, batch, None, settings)
+    assert planned.choice is not None
+    fine = planned.choice.fits and planned.choice.fine_enough
+    dense = len(batch) <= most_exact(settings.max_memory)
+    if fine and (planned.plan.family == "full" or settings.family != "auto" or not dense):
+        return "hip"
+    return "exact" if dense else "global"

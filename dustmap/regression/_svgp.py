@@ -174,7 +174,8 @@ def elbo_at_start(
     generator = torch.Generator().manual_seed(settings.seed)
     picked = torch.randperm(len(batch), generator=generator)[:_PROBE].sort().values
     some = batch[picked]
-    count = min(settings.inducing or AUTO_INDUCING, max(1, len(some) // _ROWS_PER_POINT))
+    most = settings.inducing or min(AUTO_INDUCING, settings.max_points)
+    count = min(most, max(1, len(some) // _ROWS_PER_POINT))
     with torch.no_grad():
         points = _clusters(kernel, some, count, generator)
         plan = SVGPPlan(len(points), len(some), torch.float64, settings.max_memory)
