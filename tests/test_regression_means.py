@@ -52,9 +52,7 @@ def model(engine: str, mean: str, dim: int, **others: object) -> HIPGPRegressor:
 @pytest.mark.parametrize(
     ("engine", "dtype"), [("exact", "float64"), ("global", "float64"), ("global", "float32")]
 )
-def test_learned_means_add_their_uncertainty(
-    engine: str, dtype: str, mean: str, dim: int
-) -> None:
+def test_learned_means_add_their_uncertainty(engine: str, dtype: str, mean: str, dim: int) -> None:
     X, y, at = table(dim)
     fitted = model(engine, mean, dim, dtype=dtype).fit(X, y)
     expected, C = krige(X, y, at, mean)
@@ -65,6 +63,26 @@ def test_learned_means_add_their_uncertainty(
     np.testing.assert_allclose(spread, std, rtol=1e-6 if exact else 0.2)
     # Far away the coefficients are most of it, and they are not drawn.
     np.testing.assert_allclose(spread[-1], std[-1], rtol=0.1)
+    draws = fitted.sample_y(at, 400, random_state=0)
+    error = np.sqrt((C**2 + np.outer(C.diagonal(), C.diagonal())) / 400)
+    assert (np.abs(np.cov(draws) - C) / error).max() < 6
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize("engine", ["hip", "sgpr", "svgp"])
+def test_inducing_points_know_of_learned_means(engine: str, mean: str, dim: int) -> None:
+    X, y, at = table(dim)
+    grid = {1: (60,), 2: (32, 32)}[dim]
+    own = {"grid": grid, "family": "full"} if engine == "hip" else {"inducing": 60, "epochs": 100}
+    fitted = model(engine, mean, dim, **own).fit(X, y)
+    expected, C = krige(X, y, at, mean)
+    std = np.sqrt(C.diagonal())
+    found, spread = fitted.predict(at, return_std=True)
+    np.testing.assert_allclose(spread, std, rtol=0.02)
+    np.testing.assert_allclose(found, expected, atol=0.05 * std.max())
+    found, covariance = fitted.predict(at, return_cov=True)
+    np.testing.assert_allclose(np.sqrt(covariance.diagonal()), spread, rtol=1e-6)
     draws = fitted.sample_y(at, 400, random_state=0)
     error = np.sqrt((C**2 + np.outer(C.diagonal(), C.diagonal())) / 400)
     assert (np.abs(np.cov(draws) - C) / error).max() < 6
@@ -81,7 +99,7 @@ def test_means_that_are_not_learned_add_nothing(engine: str) -> None:
     assert std[-1] == pytest.approx(VARIANCE**0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["exact", "global"])
+@pytest.mark.parametrize("engine", ["exact", "global", "hip", "svgp"])
 def test_saved_models_keep_the_uncertainty_of_their_means(engine: str, tmp_path: Path) -> None:
     X, y, at = table(2)
     fitted = model(engine, "linear", 2).fit(X, y)
@@ -94,7 +112,7 @@ def test_saved_models_keep_the_uncertainty_of_their_means(engine: str, tmp_path:
     np.testing.assert_allclose(again.sample_y(at, 5), fitted.sample_y(at, 5), rtol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["exact", "global"])
+@pytest.mark.parametrize("engine", ["exact", "global", "hip", "sgpr"])
 def test_models_saved_before_means_had_uncertainty_are_read(engine: str, tmp_path: Path) -> None:
     X, y, at = table(2)
     fitted = model(engine, "linear", 2).fit(X, y)

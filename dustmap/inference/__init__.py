@@ -95,6 +95,8 @@ from dustmap.inference.variational._decay import StepDecay as StepDecay
 from dustmap.inference.variational._direct import DirectSolution as DirectSolution
 from dustmap.inference.variational._direct import full_elbo as full_elbo
 from dustmap.inference.variational._direct import solve_direct as solve_direct
+from dustmap.inference.variational._fitted_mean import fit_mean as fit_mean
+from dustmap.inference.variational._fitted_mean import mean_spread as mean_spread
 from dustmap.inference.variational._model import VariationalModel as VariationalModel
 from dustmap.inference.variational._natural_step import natural_step as natural_step
 from dustmap.inference.variational._predict import VariationalPosterior as VariationalPosterior

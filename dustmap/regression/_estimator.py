@@ -61,8 +61,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
         "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
     mean : "constant" or "linear"
-        Learned coefficients add their own uncertainty to the predictions of the exact and the
-        global engine (universal kriging); the others take them as known.
+        Learned coefficients add their own uncertainty to predictions and draws (universal
+        kriging).
     noise : "auto", "learn", "given", "scale", "jitter" or a number
         "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
         learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there

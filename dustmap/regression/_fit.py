@@ -247,7 +247,7 @@ def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
     report = hip_report(plan, fitted) | {"expected": planned.expected}
     report["advice"] = told + report["advice"]
-    posterior = VariationalPosterior(model, fitted.solution.state)
+    posterior = VariationalPosterior(model, fitted.solution.state, fitted.spread)
     return HipState(posterior, plan), fitted.solution.elbo, report
 
 

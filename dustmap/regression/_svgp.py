@@ -23,6 +23,7 @@ from dustmap.inference import (
     VariationalModel,
     VariationalPosterior,
     fit_svi,
+    mean_spread,
     settle,
 )
 
@@ -155,7 +156,8 @@ def fit_svgp(
     model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     settled = settle(model, posterior, batch, source, max_passes=_MAX_PASSES)
-    state = SVGPState(VariationalPosterior(model, settled.posterior), plan)
+    spread = mean_spread(model, settled.posterior, batch, source)
+    state = SVGPState(VariationalPosterior(model, settled.posterior, spread), plan)
     return SVGPFit(state, settled.elbo, _report(plan, settled) | trained)
 
 
