@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +42,9 @@ def table(dim: int) -> tuple[Array, Array, Array]:
     return X, y, np.concatenate([X[:3] + 0.05, np.array([[1.2], [3.0]]) * np.ones(dim)])
 
 
-def model(engine: str, mean: str, dim: int, **others: object) -> HIPGPRegressor:
+def model(engine: str, mean: str, dim: int, **others: Any) -> HIPGPRegressor:
     kernel = Matern32([LENGTH] * dim, VARIANCE)
-    kept = {"learn": ("mean",), "noise": NOISE, "samples": 400} | others
+    kept: dict[str, Any] = {"learn": ("mean",), "noise": NOISE, "samples": 400} | others
     return HIPGPRegressor(kernel, engine=engine, mean=mean, **kept)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from dustmap.gp.functionals import AbstractFunctional
 
-
 #: Directions of H below this fraction of the largest are not determined by the data.
 _UNDETERMINED = 1e-10
 

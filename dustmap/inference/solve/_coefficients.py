@@ -73,7 +73,8 @@ class CoefficientSpread:
         """None where there are none: of coefficients that were given, or of an earlier version."""
         if f"spread_{_NAMES[0]}" not in tensors:
             return None
-        return CoefficientSpread(*(tensors[f"spread_{name}"] for name in _NAMES))
+        directions, fields, draws = (tensors[f"spread_{name}"] for name in _NAMES)
+        return CoefficientSpread(directions, fields, draws)
 
 
 @torch.no_grad()
@@ -113,7 +114,9 @@ def coefficient_spread(
         if error <= _ERROR:
             break
         least = float(torch.linalg.eigvalsh(tried).min().clamp_min(0.0)) ** 0.5
-        W = W + _corrections(precision, r, 0.5 * _ERROR * least, preconditioner, max_steps, progress)
+        W = W + _corrections(
+            precision, r, 0.5 * _ERROR * least, preconditioner, max_steps, progress
+        )
     spread = CoefficientSpread.of_gram(gram, directions, best, seed, count, antithetic)
     return replace(spread, error=error)
 
@@ -122,7 +125,8 @@ def inverse_root(gram: Tensor) -> Tensor:
     """R (K, K) with R Rᵀ = gram⁻¹ for a positive definite matrix."""
     values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
     least = torch.finfo(values.dtype).eps * values.max()
-    return vectors * values.clamp_min(least).rsqrt()
+    root: Tensor = vectors * values.clamp_min(least).rsqrt()
+    return root
 
 
 def _corrections(

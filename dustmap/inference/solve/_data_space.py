@@ -141,7 +141,7 @@ def solve_in_data_space(
 
 
 def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) -> CoefficientSpread:
-    """Of coefficients with H (P, N) and X = H A⁻¹, in units that make HᵀA⁻¹H one on its diagonal."""
+    """Of coefficients with H (P, N) and X = H A⁻¹, in units where HᵀA⁻¹H has a unit diagonal."""
     gram = X @ H.mT
     T = gram.diagonal().rsqrt().diag()
     fields = system.phi.rmatmul((T @ X).to(system.phi.dtype))

@@ -206,9 +206,7 @@ def _solution(
     deviations = paired(solve.x[1:], settings.antithetic)
     beta = profile.fitted_coefficients(eps_mean)
     return GlobalSolution(
-        PathwisePosterior(
-            model, beta, eps_mean, deviations, settings.antithetic, spread=spread
-        ),
+        PathwisePosterior(model, beta, eps_mean, deviations, settings.antithetic, spread=spread),
         draws.sigma,
         solve,
         preconditioner,

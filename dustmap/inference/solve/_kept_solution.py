@@ -60,9 +60,7 @@ def restored_solution(model: GridModel, data: Batch, reading: Reading) -> Global
     deviations = paired(solve.x[1:], antithetic)
     spread = _spread(reading, beta, solve.x, len(deviations))
     return GlobalSolution(
-        PathwisePosterior(
-            model, coefficients, solve.x[0], deviations, antithetic, spread=spread
-        ),
+        PathwisePosterior(model, coefficients, solve.x[0], deviations, antithetic, spread=spread),
         reading.real("sigma", y, len(y)),
         solve,
         restored_preconditioner(reading, "preconditioner", width, like),

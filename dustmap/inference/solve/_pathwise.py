@@ -79,9 +79,9 @@ class PathwisePosterior(AbstractPosterior):
         """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r."""
         fields = torch.cat([self.independent, self._trend_fields])
         seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
-        seen, u = seen.split([len(self.independent), len(self._trend_fields)])
-        u = self._trend(functional, u)
-        covariance = seen.mT @ seen / len(seen) + u.mT @ u
+        count = len(self.independent)
+        seen, u = seen[:count], self._trend(functional, seen[count:])
+        covariance: Tensor = seen.mT @ seen / count + u.mT @ u
         covariance.diagonal().add_(self._residual_variance(functional))
         return covariance
 

@@ -22,7 +22,8 @@ def mean_spread(
 ) -> CoefficientSpread | None:
     """What learned coefficients of the mean leave open; None where they are given.
 
-    Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise alone, by CG with the posterior's S as preconditioner.
+    Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise
+    alone, by CG with the posterior's S as preconditioner.
     """
     fitted = any(p.requires_grad for p in model.mean.parameters())
     if not (fitted and isinstance(model.likelihood, GaussianLikelihood)):

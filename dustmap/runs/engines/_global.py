@@ -100,11 +100,10 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
         for name, value in arrays.items()
         if name in _FIELDS or name.startswith("spread_")
     }
-    posterior = PathwisePosterior(
-        maker.on_torus(torus, order),
-        *(tensors[name] for name in _FIELDS),
-        spread=CoefficientSpread.of_tensors(tensors),
-    )
+    coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
+    spread = CoefficientSpread.of_tensors(tensors)
+    model = maker.on_torus(torus, order)
+    posterior = PathwisePosterior(model, coefficients, mean, deviations, spread=spread)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
