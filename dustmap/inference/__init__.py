@@ -17,6 +17,8 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
+from dustmap.inference._coefficients import CoefficientSpread as CoefficientSpread
+from dustmap.inference._coefficients import coefficient_spread as coefficient_spread
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import Scores as Scores
 from dustmap.inference._diagnostics import scores as scores
@@ -67,8 +69,6 @@ from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISetting
 from dustmap.inference.lognormal._mgvi_report import MGVISolution as MGVISolution
 from dustmap.inference.lognormal._mgvi_report import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi_weights import Weighing as Weighing
-from dustmap.inference.solve._coefficients import CoefficientSpread as CoefficientSpread
-from dustmap.inference.solve._coefficients import coefficient_spread as coefficient_spread
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings

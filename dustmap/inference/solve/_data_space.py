@@ -9,7 +9,7 @@ from torch import Tensor
 from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
-from dustmap.inference.solve._coefficients import CoefficientSpread
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
 from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import GridModel

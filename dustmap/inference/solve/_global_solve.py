@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
 from dustmap.inference._kept import Reading
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
-from dustmap.inference.solve._coefficients import CoefficientSpread, coefficient_spread
 from dustmap.inference.solve._draws import Draws
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._kept_solution import kept_solution, restored_solution

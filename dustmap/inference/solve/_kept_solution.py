@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference._journal import Kept
 from dustmap.inference._kept import (
     Reading,
@@ -12,7 +13,6 @@ from dustmap.inference._kept import (
     state,
 )
 from dustmap.inference.solve._blocks import SOLVE, restored_result
-from dustmap.inference.solve._coefficients import CoefficientSpread
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import GlobalSolution, paired

@@ -11,7 +11,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
-from dustmap.inference.solve._coefficients import CoefficientSpread
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._on_grid import prior_of
 from dustmap.linalg import standard_normal

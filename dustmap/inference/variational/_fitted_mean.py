@@ -5,8 +5,8 @@ import torch
 from dustmap.gp import Batch, orthogonal_directions
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
 from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
-from dustmap.inference.solve._coefficients import CoefficientSpread, coefficient_spread
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.inference.variational._source import RowSource
 

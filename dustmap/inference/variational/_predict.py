@@ -11,7 +11,7 @@ from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.inference.solve._coefficients import CoefficientSpread
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.linalg import UnconvergedWarning, standard_normal
 
