@@ -265,6 +265,22 @@ def test_engine_is_chosen_by_size_and_columns() -> None:
     assert given.grid_.shape == (40,)
 
 
+def test_one_row_more_changes_nothing_where_the_engine_may() -> None:
+    """Detail that no grid of few points resolves: what follows the exact engine is as good."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(2_401, 3))
+    f = np.sin(11.0 * X[:, 0]) * np.cos(9.0 * X[:, 1]) * np.cos(8.0 * X[:, 2])
+    y, new = f + 0.02 * rng.standard_normal(2_401), slice(2_001, None)
+    errors, densities = [], []
+    for n in (2_000, 2_001):
+        model = HIPGPRegressor(n_learn=150, max_steps=30).fit(X[:n], y[:n])
+        mean, std = model.predict(X[new], return_std=True, include_noise=True)
+        errors.append(np.sqrt(np.mean((mean - f[new]) ** 2)))
+        densities.append(np.mean(0.5 * ((y[new] - mean) / std) ** 2 + np.log(std)))
+    assert errors[1] == pytest.approx(errors[0], rel=0.1)
+    assert densities[1] == pytest.approx(densities[0], abs=0.05)
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])
 def test_automatic_grid_is_as_good_as_exact(dim: int) -> None:
     X, truth, noise = wave(300, min(dim, 3))

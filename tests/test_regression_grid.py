@@ -78,11 +78,11 @@ def test_typical_density_is_that_of_the_clusters() -> None:
 def test_a_grid_within_its_budget_is_the_coarsest_that_is_fine_enough() -> None:
     x = torch.rand((500, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kernel = Matern32([0.2, 0.4])
-    fine = automatic_grid(kernel, x, 0.1, lambda grid: grid.size, 10_000)
+    fine = automatic_grid(kernel, x, 0.1, lambda grid: grid.size <= 10_000)
     assert fine.fine_enough
     assert fine.grid.spacing[1] == pytest.approx(2.0 * fine.grid.spacing[0])
     assert bool(fine.grid.contains(x).all())
-    coarse = automatic_grid(kernel, x, 0.1, lambda grid: grid.size, 100)
+    coarse = automatic_grid(kernel, x, 0.1, lambda grid: grid.size <= 100)
     assert not coarse.fine_enough
     assert coarse.grid.size <= 100
     assert coarse.noise_share > fine.noise_share

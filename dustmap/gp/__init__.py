@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
     from dustmap.gp._means import LinearMean as LinearMean
+    from dustmap.gp._means import orthogonal_directions as orthogonal_directions
     from dustmap.gp._neighbour_evidence import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbour_evidence import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dustmap.gp import _evidence
 from dustmap.gp._batch import Batch
-from dustmap.gp._means import AbstractMean, generalised_least_squares
+from dustmap.gp._means import AbstractMean, generalised_least_squares, orthogonal_directions
 from dustmap.gp._posterior import AbstractPosterior, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import AbstractFunctional
@@ -60,14 +60,29 @@ class ExactGP(nn.Module):
 
     @torch.no_grad()
     def condition(
-        self, functional: AbstractFunctional, y: Tensor, noise_variance: Tensor
+        self,
+        functional: AbstractFunctional,
+        y: Tensor,
+        noise_variance: Tensor,
+        *,
+        mean_is_fitted: bool = False,
     ) -> "ExactPosterior":
-        """The posterior given y (N,) with noise_variance (N,), at the present parameters."""
+        """The posterior given y (N,) with noise_variance (N,), at the present parameters.
+
+        mean_is_fitted: whether the mean's coefficients were fitted to these data, see `fit_mean`.
+        Their uncertainty is then part of the posterior (universal kriging); coefficients that are
+        given add none.
+        """
         _check_data(functional, y, noise_variance)
         residual = y.double() - self.mean.values(functional)
         L = self._factor(functional, noise_variance)
         alpha = torch.cholesky_solve(residual[:, None], L).squeeze(-1)
-        return ExactPosterior(copy.deepcopy(self), functional, L, alpha, y.dtype)
+        H = self.mean.basis(functional)
+        trend, directions = H[:, :0], H.new_zeros(H.shape[1], 0)
+        if mean_is_fitted:
+            white = torch.linalg.solve_triangular(L, H, upper=False)
+            trend, directions = orthogonal_directions(white)
+        return ExactPosterior(copy.deepcopy(self), functional, L, alpha, y.dtype, trend, directions)
 
     @torch.no_grad()
     def fit_mean(self, functional: AbstractFunctional, y: Tensor, noise_variance: Tensor) -> None:
@@ -104,8 +119,15 @@ class ExactGP(nn.Module):
 class ExactPosterior(AbstractPosterior):
     """The Gaussian process given data.
 
-    gp: the prior, as it was; functional: the N data; cholesky (N, N): factor of K_ff + diag(σ²);
-    alpha (N,) = (K_ff + diag(σ²))⁻¹ (y − m); dtype: of the answers, that of y.
+        E f_* = m_* + K_*f α        Cov f_* = K_** − V_*ᵀV_* + u_* u_*ᵀ
+        V_* = L⁻¹ K_f*              u_* = H_* T − V_*ᵀ U
+
+    u is what fitted coefficients of the mean add: T Tᵀ = (Hᵀ A⁻¹ H)⁻¹ is their covariance under a
+    flat prior, and L⁻¹ H T = U.
+
+    gp: the prior, as it was; functional: the N data; cholesky (N, N): factor L of
+    A = K_ff + diag(σ²); alpha (N,) = A⁻¹ (y − m); dtype: of the answers, that of y;
+    trend (N, K): U; directions (P, K): T; K = 0 where the coefficients are given.
     """
 
     gp: ExactGP
@@ -113,10 +135,12 @@ class ExactPosterior(AbstractPosterior):
     cholesky: Tensor
     alpha: Tensor
     dtype: torch.dtype
+    trend: Tensor
+    directions: Tensor
 
     @torch.no_grad()
     def predict(self, functional: AbstractFunctional) -> Prediction:
-        """m_* + K_*f α and k_** − ‖L⁻¹ K_f*‖², by chunks of the functionals asked for."""
+        """m_* + K_*f α and k_** − ‖V_*‖² + ‖u_*‖², by chunks of the functionals asked for."""
         parts = [self._predict_chunk(functional[c]) for c in self._chunks(functional)]
         mean = torch.cat([mean for mean, _ in parts])
         variance = torch.cat([variance for _, variance in parts])
@@ -132,7 +156,7 @@ class ExactPosterior(AbstractPosterior):
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """K_** − (L⁻¹K_f*)ᵀ (L⁻¹K_f*)."""
+        """K_** − V_*ᵀV_* + u_* u_*ᵀ."""
         return self._covariance(functional).to(self.dtype)
 
     @torch.no_grad()
@@ -150,14 +174,20 @@ class ExactPosterior(AbstractPosterior):
     def _covariance(self, functional: AbstractFunctional) -> Tensor:
         K = self.gp.covariance(functional)
         V = torch.cat([self._whitened(functional[c])[1] for c in self._chunks(functional)], dim=1)
-        return K.addmm_(V.mT, V, alpha=-1.0)
+        u = self._trend_error(functional, V)
+        return K.addmm_(V.mT, V, alpha=-1.0).addmm_(u, u.mT)
 
     def _predict_chunk(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
         K_sf, V = self._whitened(functional)
         prior = self.gp.variance(functional)
         variance = prior - V.square().sum(0)
         _evidence.refuse_negative(variance, prior, "a posterior variance")
-        return self.gp.mean.values(functional) + K_sf @ self.alpha, variance
+        fitted = self._trend_error(functional, V).square().sum(1)
+        return self.gp.mean.values(functional) + K_sf @ self.alpha, variance + fitted
+
+    def _trend_error(self, functional: AbstractFunctional, V: Tensor) -> Tensor:
+        """u_* (N_*, K) for V (N, N_*) = L⁻¹ K_f*."""
+        return self.gp.mean.basis(functional) @ self.directions - V.mT @ self.trend
 
     def _whitened(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:
         K_sf = self.gp.between(functional, self.functional)

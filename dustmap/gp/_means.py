@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from dustmap.gp.functionals import AbstractFunctional
 
+#: Directions of H below this fraction of the largest are not determined by the data.
+_UNDETERMINED = 1e-10
+
 
 class AbstractMean(nn.Module, ABC):
     """A prior mean m(x) = Σ_p β_p h_p(x), linear in its coefficients β.
@@ -97,6 +100,21 @@ class LinearMean(AbstractMean):
 def _sizes(basis: Tensor) -> Tensor:
     """Root mean square (P,) of the columns."""
     return basis.square().mean(0).sqrt()
+
+
+def orthogonal_directions(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """U (N, K) and T (P, K) with `scaled` T = U, UᵀU = I, for scaled (N, P) = A^{-1/2} H.
+
+    T Tᵀ = (Hᵀ A⁻¹ H)⁻¹ is then the covariance of generalised-least-squares coefficients. K ≤ P:
+    directions that the data do not determine are left out.
+    """
+    if scaled.shape[1] == 0:
+        return scaled, scaled.new_zeros(0, 0)
+    norms = scaled.norm(dim=0)
+    unit = torch.where(norms > 0, norms, 1.0)
+    U, S, Vh = torch.linalg.svd(scaled / unit, full_matrices=False)
+    keep = _UNDETERMINED * max(1.0, float(S.max())) < S
+    return U[:, keep], (Vh[keep].mT / S[keep]) / unit[:, None]
 
 
 def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
+from dustmap.inference._coefficients import CoefficientSpread as CoefficientSpread
+from dustmap.inference._coefficients import coefficient_spread as coefficient_spread
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import Scores as Scores
 from dustmap.inference._diagnostics import scores as scores
@@ -93,6 +95,8 @@ from dustmap.inference.variational._decay import StepDecay as StepDecay
 from dustmap.inference.variational._direct import DirectSolution as DirectSolution
 from dustmap.inference.variational._direct import full_elbo as full_elbo
 from dustmap.inference.variational._direct import solve_direct as solve_direct
+from dustmap.inference.variational._fitted_mean import fit_mean as fit_mean
+from dustmap.inference.variational._fitted_mean import mean_spread as mean_spread
 from dustmap.inference.variational._model import VariationalModel as VariationalModel
 from dustmap.inference.variational._natural_step import natural_step as natural_step
 from dustmap.inference.variational._predict import VariationalPosterior as VariationalPosterior

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -142,6 +142,8 @@ class GlobalFit:
             "solver": self.solution.message(),
             "residual_variance_over_noise": self.residual_ratio,
         }
+        if self.posterior.spread is not None:
+            found["coefficient_error"] = self.posterior.spread.error
         if self.learned is not None:
             found["learning_monte_carlo_errors"] = list(self.learned.monte_carlo_errors)
             found["learning_standard_deviations"] = list(self.learned.standard_deviations)
@@ -340,7 +342,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         start: GlobalSolution | None,
         journal: AbstractJournal = NO_JOURNAL,
     ) -> GlobalSolution:
-        settings = self.settings.solve(samples, self.fit_mean)
+        settings = replace(self.settings.solve(samples, self.fit_mean), spread=False)
         return solve_global(
             model,
             self.data,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.regression._choices import one_of
+from dustmap.regression._exact import MAX_DENSE, most_exact
 from dustmap.regression._global import WholeSettings
 from dustmap.regression._grid import refuse_outside
 from dustmap.regression._plan import FAMILIES, WHITENINGS, HipSettings
@@ -20,12 +21,9 @@ from dustmap.regression._svgp import SVGPSettings
 ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
-#: `engine="auto"` is exact up to so many rows; where X has more columns than a grid axes, up to
-#: `MAX_DENSE`, and "svgp" beyond.
+#: `engine="auto"` is exact up to so many rows without asking for anything else.
 MAX_EXACT = 2_000
 MAX_GRID_DIM = 4
-#: The dense engine never takes more.
-MAX_DENSE = 10_000
 
 
 def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
@@ -53,12 +51,16 @@ def seed_of(random_state: Any) -> int:
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def engine_of(engine: object, grid: object, n: int, dim: int) -> str:
-    """The engine's name; "auto" goes by the size of the data, and by whether a grid was given."""
+def engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
+    """The engine's name, by the size of the data and whether a grid was given.
+
+    It stays "auto" where the choice depends on the kernel that will be learned: see
+    `engine_for`.
+    """
     name = one_of("engine", engine, ENGINES)
     has_grid = not isinstance(grid, str)
     if name == "auto":
-        name = _automatic_engine(has_grid, n, dim)
+        name = _automatic_engine(has_grid, n, dim, max_memory)
     if name == "exact":
         _check_exact(has_grid, n)
     elif name in ("svgp", "sgpr"):
@@ -154,12 +156,13 @@ def at_least(low: int, name: str, value: int) -> int:
     return int(value)
 
 
-def _automatic_engine(has_grid: bool, n: int, dim: int) -> str:
+def _automatic_engine(has_grid: bool, n: int, dim: int, max_memory: int) -> str:
     if has_grid:
         return "hip"
+    dense = most_exact(max_memory)
     if dim > MAX_GRID_DIM:
-        return "exact" if n <= MAX_DENSE else "svgp"
-    return "exact" if n <= MAX_EXACT else "hip"
+        return "exact" if n <= dense else "svgp"
+    return "exact" if n <= min(MAX_EXACT, dense) else "auto"
 
 
 def _check_exact(has_grid: bool, n: int) -> None:

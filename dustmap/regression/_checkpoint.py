@@ -2,7 +2,8 @@
 
 model.json    arguments of the estimator, scaling, hyperparameters, sizes and the report
 arrays.npz    exact: the data; hip: mean and statistics of q(ε); global: mean and draws of ε;
-              svgp, sgpr: as hip, and the inducing points
+              svgp, sgpr: as hip, and the inducing points; where coefficients of the mean were
+              fitted, their spread, which models of earlier versions do not have
 """
 
 import json
@@ -26,7 +27,7 @@ from dustmap.gp import (
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
-from dustmap.inference import VariationalPosterior
+from dustmap.inference import CoefficientSpread, VariationalPosterior
 from dustmap.regression import _global, _hip
 from dustmap.regression._fit import ExactState, GlobalState, HipState, Regression, State
 from dustmap.regression._global import GlobalPlan
@@ -57,6 +58,8 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "evidence": fitted.evidence,
         "report": fitted.report,
     }
+    if isinstance(fitted.state, ExactState):
+        content["mean_is_fitted"] = fitted.state.mean_is_fitted
     if isinstance(fitted.state, HipState | GlobalState | SVGPState | SGPRState):
         content["plan"] = plain_plan(fitted.state.plan)
     np.savez(path / ARRAYS, allow_pickle=False, **_arrays(fitted.state))
@@ -134,7 +137,8 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
         return _global.arrays_of(state.posterior)
     if isinstance(state, HipState):
         q = state.posterior.state
-        return {"mean": q.mean.numpy(), "statistics": q.statistics.numpy()}
+        tensors = {"mean": q.mean, "statistics": q.statistics, **_spread(state.posterior)}
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
     if isinstance(state, SVGPState):
         return svgp_arrays(state)
     if isinstance(state, SGPRState):
@@ -148,7 +152,8 @@ def _arrays(state: State) -> dict[str, NDArray[Any]]:
 
 def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     if content["engine"] == "exact":
-        return ExactState.of(prior, Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"]))
+        data = Batch(PointValues(arrays["x"]), arrays["y"], arrays["noise"])
+        return ExactState.of(prior, data, content.get("mean_is_fitted", False))
     if content["engine"] == "global":
         whole = _global_plan(content["plan"])
         return GlobalState(_global.restored(prior, whole, arrays), whole)
@@ -159,13 +164,14 @@ def _state(prior: Prior, content: _Json, arrays: Mapping[str, Tensor]) -> State:
     plan = _plan(content["plan"])
     model = _hip.build_model(prior, plan)
     q = model.family.posterior(arrays["mean"], arrays["statistics"])
-    return HipState(VariationalPosterior(model, q), plan)
+    return HipState(VariationalPosterior(model, q, CoefficientSpread.of_tensors(arrays)), plan)
 
 
 def svgp_arrays(state: SVGPState) -> dict[str, NDArray[Any]]:
     """Inducing points, mean and statistics."""
     q = state.posterior.state
     tensors = {"inducing": state.inducing, "mean": q.mean, "statistics": q.statistics}
+    tensors |= _spread(state.posterior)
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
@@ -181,7 +187,11 @@ def svgp_state(
     with torch.no_grad():
         model = build_model(kernel, mean, likelihood, read, arrays["inducing"])
     q = model.family.posterior(arrays["mean"], arrays["statistics"])
-    return SVGPState(VariationalPosterior(model, q), read)
+    return SVGPState(VariationalPosterior(model, q, CoefficientSpread.of_tensors(arrays)), read)
+
+
+def _spread(posterior: VariationalPosterior) -> dict[str, Tensor]:
+    return {} if posterior.spread is None else posterior.spread.tensors()
 
 
 def _terms(kernel: AbstractKernel) -> list[_Json]:

@@ -38,10 +38,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     grid : "auto", tuple of points per axis, or RegularGrid
         "auto" covers the data with a spacing tied to the learned length scale and the noise.
     engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
-        "auto" is the dense exact GP for N ≤ 2,000, unless a grid is given, and "hip" otherwise:
-        inducing points on a grid and a structured posterior. "global" has no such structure: one
-        solve on the grid for the mean and for `samples` draws from the posterior, which standard
-        deviations are made of. "svgp" has free inducing points and learns from minibatches, in any
+        "auto" is the dense exact GP for N ≤ 2,000, and for N ≤ 10,000 unless 3,000 points of a
+        grid are fine enough for the length scale and the noise that were learned, or a grid is
+        given; beyond, "hip" where a grid is fine enough, else "global". "hip" has inducing points
+        on a grid and a structured posterior. "global" has no such structure: one solve on a finer
+        grid for the mean and for `samples` draws from the posterior, which standard deviations are
+        made of. "svgp" has free inducing points and learns from minibatches, in any
         dimension; with more than four columns "auto" is exact for N ≤ 10,000 and "svgp" beyond.
         "sgpr" learns the same points, with kernel and noise, from all rows at once by at most
         `max_steps` steps of L-BFGS along the collapsed bound (Titsias 2009): no rate to choose,
@@ -59,6 +61,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
         "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
     mean : "constant" or "linear"
+        Learned coefficients add their own uncertainty to predictions and draws (universal
+        kriging).
     noise : "auto", "learn", "given", "scale", "jitter" or a number
         "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
         learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
@@ -86,7 +90,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     dtype : "float64" or "float32"
         Of the engines with inducing points; the exact and the sgpr engine are float64.
     max_memory : int
-        Bytes the fit may take; a plan beyond it is refused before it starts.
+        Bytes the fit may take: automatic engines and grids stay within it, and what was asked for
+        beyond it is refused before it starts.
     random_state : int, RandomState instance or None
 
     Attributes
@@ -226,8 +231,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.max_memory,
         )
         seed = _arguments.seed_of(self.random_state)
+        n, dim = inputs.shape
         return FitSettings(
-            engine=_arguments.engine_of(self.engine, self.grid, *inputs.shape),
+            engine=_arguments.engine_of(self.engine, self.grid, n, dim, hip.max_memory),
             grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
             hip=hip,
             whole=_arguments.global_settings(hip, self.samples),

@@ -14,15 +14,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, Batch, ExactGP, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, ExactGP, ExactPosterior, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import PathwisePosterior, VariationalPosterior
-from dustmap.regression import _global, _grid, _hip, _learning
+from dustmap.regression import _global, _hip, _learning
 from dustmap.regression._arguments import MAX_GRID_DIM, noise_std_of
+from dustmap.regression._exact import bytes_of_exact, check_exact, most_exact
 from dustmap.regression._global import GlobalPlan, WholeSettings
 from dustmap.regression._learning import Prior
-from dustmap.regression._plan import HipPlan, HipSettings, candidates, plan_fit
+from dustmap.regression._plan import HipPlan, HipSettings
+from dustmap.regression._planning import engine_for, global_plan, hip_plan
 from dustmap.regression._refining import learning_report, refine, refine_noise
 from dustmap.regression._reports import global_report, hip_report
 from dustmap.regression._scaling import Array, Standardisation
@@ -45,6 +46,7 @@ _LEAST_NOISE = 1e-13
 class FitSettings:
     """Everything about a fit but the data, checked.
 
+    engine: "auto" where the kernel that is learned decides, see `engine_for`.
     grid: in standardised units, or points per axis, or None for an automatic one.
     search_start: try a few starts of a named kernel; a user's kernel starts where it stands.
     """
@@ -63,17 +65,23 @@ class FitSettings:
 @final
 @dataclass(frozen=True, eq=False)
 class ExactState:
-    """The dense engine. data: what it is conditioned on, with their whole noise."""
+    """The dense engine. data: what it is conditioned on, with their whole noise.
 
-    posterior: AbstractPosterior
+    mean_is_fitted: whether the mean's coefficients were fitted to these data.
+    """
+
+    posterior: ExactPosterior
     data: Batch
+    mean_is_fitted: bool
 
     @staticmethod
-    def of(prior: Prior, data: Batch) -> "ExactState":
+    def of(prior: Prior, data: Batch, mean_is_fitted: bool) -> "ExactState":
         """Conditions on data, whose noise_variance is all the noise there is."""
         assert data.noise_variance is not None
-        gp = ExactGP(prior.kernel, prior.mean)
-        return ExactState(gp.condition(data.functional, data.y, data.noise_variance), data)
+        posterior = ExactGP(prior.kernel, prior.mean).condition(
+            data.functional, data.y, data.noise_variance, mean_is_fitted=mean_is_fitted
+        )
+        return ExactState(posterior, data, mean_is_fitted)
 
 
 @final
@@ -179,17 +187,21 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
         n_learn = settings.n_learn
         if settings.engine in _FREE:  # a start only: they learn from all rows afterwards
             n_learn = min(n_learn, _START_ROWS) if batch.functional.dim <= MAX_GRID_DIM else 0
+        n_learn = min(n_learn, most_exact(settings.hip.max_memory))
         subset = _learning.random_part(batch, n_learn, settings.seed)
         learned = _learning.learn(prior, subset, settings.max_steps) if n_learn else None
+        engine = settings.engine
+        if engine == "auto":
+            engine = engine_for(prior, batch, settings.hip)
         refined, noise = None, None
-        if settings.engine == "global":
+        if engine == "global":
             refined = refine(prior, batch, len(subset), settings.seed)
-        if settings.engine in ("hip", "global"):
+        if engine in ("hip", "global"):
             noise = refine_noise(prior, batch, len(subset), settings.seed)
     with _timed(clock, "posterior"):
-        state, evidence, details = _ENGINES[settings.engine](prior, batch, settings)
+        state, evidence, details = _ENGINES[engine](prior, batch, settings)
     report = {
-        "engine": settings.engine,
+        "engine": engine,
         "n": len(batch),
         "n_inputs": batch.functional.dim,
         "learning": learning_report(learned, refined, noise),
@@ -215,34 +227,36 @@ _Outcome = tuple[State, float | None, dict[str, Any]]
 
 @torch.no_grad()
 def _fit_exact(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
+    check_exact(len(batch), settings.hip.max_memory)
     gp = ExactGP(prior.kernel, prior.mean)
     noise = prior.likelihood.noise_variance(batch)
-    if any(p.requires_grad for p in prior.mean.parameters()):
+    fitted = any(p.requires_grad for p in prior.mean.parameters())
+    if fitted:
         gp.fit_mean(batch.functional, batch.y, noise)
-    evidence = float(gp.log_evidence(batch.functional, batch.y, noise))
-    state = ExactState.of(prior, Batch(batch.functional, batch.y, noise))
-    return state, evidence, {"advice": []}
+    state = ExactState.of(prior, Batch(batch.functional, batch.y, noise), fitted)
+    evidence = float(state.posterior.log_evidence(batch.y))
+    return state, evidence, {"bytes_needed": bytes_of_exact(len(batch)), "advice": []}
 
 
 def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     _refuse_negligible_noise(prior, batch)
-    plan, expected = _plan_for(prior, batch, settings)
-    plan.check()
-    plan, told = _precise_enough(prior, plan, batch)
+    planned = hip_plan(prior, batch, settings.grid, settings.hip)
+    planned.plan.check()
+    plan, told = _precise_enough(prior, planned.plan, batch)
     model = _hip.build_model(prior, plan)
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
-    report = hip_report(plan, fitted) | {"expected": expected}
+    report = hip_report(plan, fitted) | {"expected": planned.expected}
     report["advice"] = told + report["advice"]
-    posterior = VariationalPosterior(model, fitted.solution.state)
+    posterior = VariationalPosterior(model, fitted.solution.state, fitted.spread)
     return HipState(posterior, plan), fitted.solution.elbo, report
 
 
 def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
-    plan, expected = _global_plan_for(prior, batch, settings)
-    plan.check()
-    fitted = _global.fit_whole(prior, batch, plan)
-    report = global_report(fitted) | {"expected": expected}
-    if fitted.plan != plan:
+    planned = global_plan(prior, batch, settings.grid, settings.whole, settings.seed)
+    planned.plan.check()
+    fitted = _global.fit_whole(prior, batch, planned.plan)
+    report = global_report(fitted) | {"expected": planned.expected}
+    if fitted.plan != planned.plan:
         report["advice"].insert(0, 'fitted in float64: float32 lost it; pass dtype="float64"')
     return GlobalState(fitted.posterior, fitted.plan), None, report
 
@@ -299,63 +313,6 @@ def _precise_enough(prior: Prior, plan: HipPlan, batch: Batch) -> tuple[HipPlan,
     )
     log.warning("%s", told)
     return plan, [told]
-
-
-def _plan_for(prior: Prior, batch: Batch, settings: FitSettings) -> tuple[HipPlan, dict[str, Any]]:
-    """The plan on the grid asked for, or on an automatic one with what is expected of it."""
-    points, n = batch.functional, len(batch)
-    assert isinstance(points, PointValues)
-    if settings.grid is not None:
-        given = settings.grid
-        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
-        return plan_fit(prior.kernel, grid, n, settings.hip), {}
-    with torch.no_grad():
-        noise = float(prior.likelihood.noise_variance(batch).median())
-    choices = []
-    for candidate, budget in candidates(n, settings.hip):
-        n_features = functools.partial(_n_features, prior.kernel, n, candidate)
-        choice = _grid.automatic_grid(prior.kernel, points.x, noise, n_features, budget)
-        choices.append((choice, candidate))
-        if choice.fine_enough:
-            break
-    choice, candidate = min(choices, key=lambda pair: pair[0].posterior_share)
-    return plan_fit(prior.kernel, choice.grid, n, candidate), _expected(choice)
-
-
-def _global_plan_for(
-    prior: Prior, batch: Batch, settings: FitSettings
-) -> tuple[GlobalPlan, dict[str, Any]]:
-    """The plan on the grid asked for, or on the coarsest that is fine enough, if that fits."""
-    points, n = batch.functional, len(batch)
-    assert isinstance(points, PointValues)
-    plan = functools.partial(
-        _global.plan_global, prior.kernel, n=n, seed=settings.seed, settings=settings.whole
-    )
-    if settings.grid is not None:
-        given = settings.grid
-        grid = given if isinstance(given, RegularGrid) else _grid.grid_of_shape(points.x, given)
-        return plan(grid), {}
-    with torch.no_grad():
-        noise = float(prior.likelihood.noise_variance(batch).median())
-    choice = _grid.automatic_grid(
-        prior.kernel,
-        points.x,
-        noise,
-        lambda grid: plan(grid).n_features,
-        settings.whole.max_features(n),
-    )
-    return plan(choice.grid), _expected(choice)
-
-
-def _expected(choice: _grid.GridChoice) -> dict[str, float]:
-    return {
-        "residual_over_noise": choice.noise_share,
-        "residual_over_posterior": choice.posterior_share,
-    }
-
-
-def _n_features(kernel: AbstractKernel, n: int, settings: HipSettings, grid: RegularGrid) -> int:
-    return plan_fit(kernel, grid, n, settings).n_features
 
 
 def _exp(log: Tensor) -> float:

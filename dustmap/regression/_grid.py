@@ -20,7 +20,8 @@ NOISE_SHARE = 0.3
 POSTERIOR_SHARE = 0.1
 #: Nodes per length scale, from coarse to fine.
 # Each about a quarter finer than the one before: a kernel may be far longer than the box.
-_DENSITIES = tuple(2.0 ** (step / 3) for step in range(31))
+_STEP = 2.0 ** (1 / 3)
+_DENSITIES = tuple(_STEP**step for step in range(31))
 _STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
 _DIRECTIONS = 64
 _MIN_NODES = 4
@@ -29,11 +30,15 @@ _MIN_NODES = 4
 @final
 @dataclass(frozen=True)
 class GridChoice:
-    """A grid and the median Var r expected of it, over σ² and over the posterior variance."""
+    """A grid and the median Var r expected of it, over σ² and over the posterior variance.
+
+    fits: whether it is within its budget.
+    """
 
     grid: RegularGrid
     noise_share: float
     posterior_share: float
+    fits: bool
 
     @property
     def fine_enough(self) -> bool:
@@ -44,28 +49,39 @@ def automatic_grid(
     kernel: AbstractKernel,
     x: Tensor,
     noise_variance: float,
-    n_features: Callable[[RegularGrid], int],
-    max_features: int,
+    fits: Callable[[RegularGrid], bool],
 ) -> GridChoice:
     """The coarsest grid over the data x (N, D) that is fine enough.
 
-    n_features: grid ↦ M_w. Where no such grid has M_w ≤ max_features, the finest that has; at
-    least the coarsest of all, of one node per length scale.
+    fits: whether a fit on a grid is within the budget. Where no grid that is fine enough fits, the
+    finest that does: with fewer nodes than one per length scale, if need be. Where none does, the
+    coarsest of all.
     """
     lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
     _refuse_flat(lower, upper)
     density_of_data = typical_density(x, shortest_lengths(kernel))
     expected = expected_variance(kernel, density_of_data, noise_variance)
+    lengths = shortest_lengths(kernel).tolist()
+
+    def judged(grid: RegularGrid) -> GridChoice:
+        unexplained = float(unexplained_variance(kernel, grid.spacing).median())
+        shares = (unexplained / noise_variance, unexplained / expected)
+        return GridChoice(grid, *shares, fits(grid))
+
     chosen: GridChoice | None = None
     for density in _DENSITIES:
-        grid = _covering(lower, upper, (shortest_lengths(kernel) / density).tolist())
-        if chosen is not None and n_features(grid) > max_features:
+        grid = _covering(lower, upper, [length / density for length in lengths])
+        if not fits(grid):
             break
-        unexplained = float(unexplained_variance(kernel, grid.spacing).median())
-        chosen = GridChoice(grid, unexplained / noise_variance, unexplained / expected)
+        chosen = judged(grid)
         if chosen.fine_enough:
             break
-    assert chosen is not None
+    if chosen is None:
+        widest = [
+            max(length, (b - a) / (_MIN_NODES - 1) * (1.0 + 1e-6))
+            for a, b, length in zip(lower, upper, longest_lengths(kernel).tolist(), strict=True)
+        ]
+        chosen = judged(_coarser(lower, upper, lengths, widest, fits))
     return chosen
 
 
@@ -138,6 +154,12 @@ def shortest_lengths(kernel: AbstractKernel) -> Tensor:
     return torch.stack(terms).amin(0)
 
 
+def longest_lengths(kernel: AbstractKernel) -> Tensor:
+    """The longest length scale of any term, on every axis (D,)."""
+    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
+    return torch.stack(terms).amax(0)
+
+
 def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
     """An error when data X (N, D) lie outside the user's grid: how many, on which axis, how far."""
     outside = ~grid.contains(X)
@@ -154,6 +176,25 @@ def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
         f"{grid.upper[axis]:.6g} and X from {float(X[:, axis].min()):.6g} to "
         f'{float(X[:, axis].max()):.6g}: widen grid, use grid="auto", or drop these rows'
     )
+
+
+def _coarser(
+    lower: list[float],
+    upper: list[float],
+    spacing: list[float],
+    widest: list[float],
+    fits: Callable[[RegularGrid], bool],
+) -> RegularGrid:
+    """The finest grid that fits of those coarser than `spacing`, else the one of `widest`.
+
+    `widest` is that of the least number of nodes, or of the longest length scale where it is more:
+    beyond, an axis loses accuracy and saves nothing.
+    """
+    while True:
+        spacing = [min(_STEP * h, w) for h, w in zip(spacing, widest, strict=True)]
+        grid = _covering(lower, upper, spacing)
+        if fits(grid) or spacing == widest:
+            return grid
 
 
 def _covering(lower: list[float], upper: list[float], spacing: list[float]) -> RegularGrid:

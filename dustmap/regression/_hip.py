@@ -23,9 +23,13 @@ from dustmap.gp.features import (
 )
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
+    CoefficientSpread,
     DirectSolution,
     RowSource,
     VariationalModel,
+    fit_mean,
+    full_elbo,
+    mean_spread,
     nugget_for,
     solve_direct,
 )
@@ -45,10 +49,14 @@ _MAX_STEPS = 3000
 @final
 @dataclass(frozen=True, eq=False)
 class HipFit:
-    """The fitted model with q. rows: how the solves behind the rows ended, of all or of a part."""
+    """The fitted model with q. rows: how the solves behind the rows ended, of all or of a part.
+
+    spread: of the coefficients of the mean where they were fitted.
+    """
 
     model: VariationalModel
     solution: DirectSolution
+    spread: CoefficientSpread | None
     rows: SolveSummary
     residual_ratio: float
 
@@ -77,19 +85,26 @@ def rounding_share(prior: Prior, plan: HipPlan, batch: Batch) -> float:
 def fit_posterior(
     model: VariationalModel, batch: Batch, max_memory: int, progress: Progress = unwatched
 ) -> HipFit:
-    """The direct solution; rows are kept where half of the memory holds them."""
+    """The direct solution; rows are kept where half of the memory holds them.
+
+    A learned mean gets the coefficients that fit all data best, in place.
+    """
     source = RowSource(model.features, batch.functional, max_memory // 2)
     rtol = 1e-6 if model.features.dtype == torch.float64 else 1e-4
     solution = solve_direct(
         model, batch, source, rtol=rtol, max_steps=_MAX_STEPS, progress=progress
     )
+    spread = mean_spread(model, solution.state, batch, source, max_steps=_MAX_STEPS)
+    if spread is not None:
+        state = fit_mean(model, solution.state, batch, source, spread)
+        solution = replace(solution, state=state, elbo=full_elbo(model, state, batch, source))
     with torch.no_grad():
         noise = model.likelihood.noise_variance(batch)
         # Of the median datum: a part of the data is enough.
         some = slice(0, len(batch), max(1, len(batch) // _SAMPLE))
         rows = source.select(some)
         ratio = float((rows.residual_variance / noise[some]).median())
-    return HipFit(model, solution, rows.solves, ratio)
+    return HipFit(model, solution, spread, rows.solves, ratio)
 
 
 def make_features(kernel: AbstractKernel, plan: HipPlan) -> AbstractFeatureMap:

@@ -98,9 +98,14 @@ class HipPlan:
         """Of all that cannot be streamed."""
         return self.bytes_prior + self.bytes_family
 
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds what is needed."""
+        return self.bytes_needed <= self.max_memory
+
     def check(self) -> None:
         """Refuses what does not fit."""
-        if self.bytes_needed > self.max_memory:
+        if not self.fits:
             raise MemoryError(
                 f"grid {_times(self.grid.shape)} needs {self.bytes_needed:,} bytes: "
                 f"{self.bytes_prior:,} for whitening={self.whitening!r} with "
@@ -148,8 +153,9 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
 def candidates(n: int, settings: HipSettings) -> list[tuple[HipSettings, int]]:
     """Settings an automatic grid may use, with the largest M_w of each; the better ones first.
 
-    The full family has the right standard deviations, but few variables. The structured ones keep
-    the rows of all n data within half of the memory, and have no more than a few variables a datum.
+    Their plans have to fit the memory besides. The full family has the right standard deviations,
+    but few variables. The structured ones keep the rows of all n data within half of the memory,
+    and have no more than a few variables a datum.
     """
     rows = settings.max_memory // (2 * n * settings.dtype.itemsize)
     most = max(min(rows, _MOST_PER_DATUM * n), max_full(settings))

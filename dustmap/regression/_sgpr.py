@@ -14,6 +14,7 @@ from dustmap.inference import (
     RowSource,
     VariationalPosterior,
     fit_collapsed,
+    mean_spread,
     solve_collapsed,
 )
 from dustmap.regression._learning import TOLERANCE
@@ -85,7 +86,8 @@ def fit_sgpr(
     model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     solution = solve_collapsed(model, batch, source)
-    state = SGPRState(SVGPState(VariationalPosterior(model, solution.state), plan))
+    spread = mean_spread(model, solution.state, batch, source)
+    state = SGPRState(SVGPState(VariationalPosterior(model, solution.state, spread), plan))
     return SGPRFit(state, solution.value, _report(plan, learned))
 
 

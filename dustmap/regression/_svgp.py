@@ -1,5 +1,6 @@
 """Sparse variational inference with free inducing points, on minibatches, in any dimension."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,6 +23,7 @@ from dustmap.inference import (
     VariationalModel,
     VariationalPosterior,
     fit_svi,
+    mean_spread,
     settle,
 )
 
@@ -29,6 +31,8 @@ from dustmap.inference import (
 AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
 #: Of K_uu, relative to the kernel's variance: learned points may come close to each other.
 _NUGGET = 1e-6
+#: Of K_uu, its factor and their gradients, and of the matrices of q, in float64.
+_BYTES_PER_PAIR = 72
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
 #: Adam's rate falls tenfold at each of these fractions of the passes.
@@ -61,6 +65,11 @@ class SVGPSettings:
     seed: int
     most_points: int = AUTO_INDUCING
 
+    @property
+    def max_points(self) -> int:
+        """Inducing points that the memory holds, at least one."""
+        return max(1, math.isqrt(self.max_memory // _BYTES_PER_PAIR))
+
 
 @final
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class SVGPPlan:
     @property
     def bytes_needed(self) -> int:
         """Of K_uu, its factor and their gradients, and of the matrices of q, in float64."""
-        return 72 * self.n_inducing**2
+        return _BYTES_PER_PAIR * self.n_inducing**2
 
     def check(self) -> None:
         """Refuses what does not fit."""
@@ -147,7 +156,8 @@ def fit_svgp(
     model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     settled = settle(model, posterior, batch, source, max_passes=_MAX_PASSES)
-    state = SVGPState(VariationalPosterior(model, settled.posterior), plan)
+    spread = mean_spread(model, settled.posterior, batch, source)
+    state = SVGPState(VariationalPosterior(model, settled.posterior, spread), plan)
     return SVGPFit(state, settled.elbo, _report(plan, settled) | trained)
 
 
@@ -166,7 +176,8 @@ def elbo_at_start(
     generator = torch.Generator().manual_seed(settings.seed)
     picked = torch.randperm(len(batch), generator=generator)[:_PROBE].sort().values
     some = batch[picked]
-    count = min(settings.inducing or AUTO_INDUCING, max(1, len(some) // _ROWS_PER_POINT))
+    most = settings.inducing or min(AUTO_INDUCING, settings.max_points)
+    count = min(most, max(1, len(some) // _ROWS_PER_POINT))
     with torch.no_grad():
         points = _clusters(kernel, some, count, generator)
         plan = SVGPPlan(len(points), len(some), torch.float64, settings.max_memory)
@@ -199,7 +210,7 @@ def starting_points(
             f"inducing = {asked:,} but X has {n:,} rows: ask for no more points than rows, or "
             f'leave inducing="auto"'
         )
-    count = min(settings.most_points, n) if asked is None else asked
+    count = min(settings.most_points, n, settings.max_points) if asked is None else asked
     points = _clusters(kernel, batch, count, generator)
     if asked is not None and len(points) < asked:
         raise ValueError(

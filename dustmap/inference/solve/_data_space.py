@@ -9,6 +9,7 @@ from torch import Tensor
 from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
 from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import GridModel
@@ -120,19 +121,32 @@ def solve_in_data_space(
         max_steps=settings.max_steps,
     )
     alpha, X, draws = solve.x[0].double(), solve.x[1 : 1 + len(H)].double(), solve.x[1 + len(H) :]
+    spread = None
     if settings.fit_mean:
         change = torch.linalg.solve(X @ H.mT, X @ target)
         beta, alpha, target = beta + change, alpha - change @ X, target - change @ H
+        spread = _spread(system, X, H, settings) if settings.spread else None
     eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
     deviations = paired(eps - system.phi.rmatmul(draws), settings.antithetic)
     return DataSpaceSolution(
-        PathwisePosterior(model, beta.detach(), eps_mean, deviations, settings.antithetic),
+        PathwisePosterior(
+            model, beta.detach(), eps_mean, deviations, settings.antithetic, spread=spread
+        ),
         system.sigma,
         solve,
         precision,
         float(target @ alpha),
         eps,
     )
+
+
+def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) -> CoefficientSpread:
+    """Of coefficients with H (P, N) and X = H A⁻¹, in units where HᵀA⁻¹H has a unit diagonal."""
+    gram = X @ H.mT
+    T = gram.diagonal().rsqrt().diag()
+    fields = system.phi.rmatmul((T @ X).to(system.phi.dtype))
+    seed, count = settings.seed, settings.samples
+    return CoefficientSpread.of_gram(T @ gram @ T, T, fields, seed, count, settings.antithetic)
 
 
 @final

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
 from dustmap.inference._kept import Reading
 from dustmap.inference._precision import PrecisionOperator
@@ -40,6 +41,8 @@ class SolveSettings:
     rank: of the Nyström preconditioner; 0 for none, None to choose.
     memory: bytes of the vectors solved for at once; what exceeds it is solved in several blocks.
     fit_mean: also fit the coefficients of the prior mean by generalised least squares.
+    spread: whether the posterior has the uncertainty of fitted coefficients, for one solve more
+        per coefficient; learning, which holds them at their fitted values, does without.
     """
 
     rtol: float = 1e-3
@@ -50,6 +53,7 @@ class SolveSettings:
     rank: int | None = None
     memory: int = 2**33
     fit_mean: bool = False
+    spread: bool = True
 
     def __post_init__(self) -> None:
         if self.samples < 1 or (self.antithetic and self.samples % 2):
@@ -128,7 +132,9 @@ def solve_global(
         progress=progress,
     )
     mean = _finished(mean, profile, draws, solve, T, settings, progress)
-    solution = _solution(model, profile, draws, _with_mean(solve, mean, draws.length), T, settings)
+    solve = _with_mean(solve, mean, draws.length)
+    spread = _spread(A, profile, T, settings, progress)
+    solution = _solution(model, profile, draws, solve, T, settings, spread)
     journal.finish(kept_solution(solution))
     return solution
 
@@ -194,18 +200,44 @@ def _solution(
     solve: SolveResult,
     preconditioner: AbstractOperator | None,
     settings: SolveSettings,
+    spread: CoefficientSpread | None,
 ) -> GlobalSolution:
     eps_mean = solve.x[0]
     deviations = paired(solve.x[1:], settings.antithetic)
     beta = profile.fitted_coefficients(eps_mean)
     return GlobalSolution(
-        PathwisePosterior(model, beta, eps_mean, deviations, settings.antithetic),
+        PathwisePosterior(model, beta, eps_mean, deviations, settings.antithetic, spread=spread),
         draws.sigma,
         solve,
         preconditioner,
         profile.quadratic_form(eps_mean),
         draws.length,
         _rounding(profile, draws),
+    )
+
+
+def _spread(
+    A: AbstractOperator,
+    profile: MeanProfile,
+    preconditioner: AbstractOperator | None,
+    settings: SolveSettings,
+    progress: Progress,
+) -> CoefficientSpread | None:
+    """What the fitted coefficients leave open; None where none was fitted."""
+    if not (profile.is_fitted and settings.spread):
+        return None
+    return coefficient_spread(
+        profile.phi,
+        A,
+        profile.D,
+        profile.U,
+        profile.directions,
+        seed=settings.seed,
+        count=settings.samples,
+        antithetic=settings.antithetic,
+        preconditioner=preconditioner,
+        max_steps=settings.max_steps,
+        progress=progress,
     )
 
 

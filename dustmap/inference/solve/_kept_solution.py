@@ -1,8 +1,10 @@
 """A global solution as arrays, and back at a model of the same parameters."""
 
 import torch
+from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference._journal import Kept
 from dustmap.inference._kept import (
     Reading,
@@ -19,6 +21,7 @@ from dustmap.inference.solve._solution import GlobalSolution, paired
 def kept_solution(solution: GlobalSolution) -> Kept:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
+    spread = posterior.spread
     return state(
         SOLVE,
         {
@@ -27,6 +30,7 @@ def kept_solution(solution: GlobalSolution) -> Kept:
             "quadratic_form": solution.quadratic_form,
             "scale": solution.scale,
             "rounding": solution.rounding,
+            "spread_error": 0.0 if spread is None else spread.error,
         },
         {
             "x": solve.x,
@@ -35,6 +39,7 @@ def kept_solution(solution: GlobalSolution) -> Kept:
             "residuals": solve.residuals,
             "coefficients": posterior.coefficients,
             "sigma": solution.sigma,
+            **({} if spread is None else spread.tensors()),
         },
         {"preconditioner": kept_preconditioner(solution.preconditioner)},
         finished=True,
@@ -53,12 +58,25 @@ def restored_solution(model: GridModel, data: Batch, reading: Reading) -> Global
     coefficients = reading.array("coefficients", beta, len(beta))
     antithetic = reading.flag("antithetic")
     deviations = paired(solve.x[1:], antithetic)
+    spread = _spread(reading, beta, solve.x, len(deviations))
     return GlobalSolution(
-        PathwisePosterior(model, coefficients, solve.x[0], deviations, antithetic),
+        PathwisePosterior(model, coefficients, solve.x[0], deviations, antithetic, spread=spread),
         reading.real("sigma", y, len(y)),
         solve,
         restored_preconditioner(reading, "preconditioner", width, like),
         reading.number("quadratic_form"),
         reading.number("scale"),
         reading.number("rounding"),
+    )
+
+
+def _spread(reading: Reading, beta: Tensor, fields: Tensor, count: int) -> CoefficientSpread | None:
+    """None where there is none: of coefficients that were given, or of an earlier version."""
+    if not reading.has("spread_fields"):
+        return None
+    return CoefficientSpread(
+        reading.array("spread_directions", beta, len(beta), None),
+        reading.array("spread_fields", fields, None, fields.shape[1]),
+        reading.array("spread_draws", beta, count, None),
+        reading.number("spread_error"),
     )

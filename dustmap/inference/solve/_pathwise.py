@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._on_grid import prior_of
 from dustmap.linalg import standard_normal
@@ -21,7 +22,10 @@ from dustmap.linalg import standard_normal
 class PathwisePosterior(AbstractPosterior):
     """f_* = H_* β + φ_*ᵀ ε + r_* with ε = ε̂ + δ, δ ~ N(0, Λ⁻¹) known by S draws δ_s.
 
-        E f = H β + Φ ε̂          Var f = mean_s (Φ δ_s)² + Var r
+        E f = H β + Φ ε̂          Var f = mean_s (Φ δ_s)² + Var r + Σ_k u_k²
+
+    u is what fitted coefficients add (universal kriging, see `CoefficientSpread`), without Monte
+    Carlo error but in `sample`, whose draw s has its own β_s; coefficients that are given add none.
 
     The mean of δ is known to be 0, so the sum over s is divided by S. Its relative standard error
     is `monte_carlo_error` for the standard deviation, twice that for the variance; the mean has
@@ -32,6 +36,7 @@ class PathwisePosterior(AbstractPosterior):
         use. coefficients (P,): β. eps_mean (M_w,): ε̂. deviations (S, M_w): δ_s.
     antithetic: whether the draws are pairs δ, −δ, of which only one counts as independent.
     memory: bytes that the fields seen by one chunk of functionals may take.
+    spread: of fitted coefficients; None where they are given.
     """
 
     model: GridModel
@@ -40,6 +45,7 @@ class PathwisePosterior(AbstractPosterior):
     deviations: Tensor
     antithetic: bool = False
     memory: int = 2**28
+    spread: CoefficientSpread | None = None
 
     @property
     def monte_carlo_error(self) -> float:
@@ -51,21 +57,31 @@ class PathwisePosterior(AbstractPosterior):
         """The draws δ_s that count: all, or one of each antithetic pair."""
         return self.deviations[::2] if self.antithetic else self.deviations
 
+    def with_draws(self, index: Tensor | slice) -> "PathwisePosterior":
+        """The posterior with some of its draws."""
+        spread = None if self.spread is None else self.spread.chosen(index)
+        return replace(self, deviations=self.deviations[index], spread=spread)
+
     @torch.no_grad()
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """Mean (N,) and variance (N,) of f."""
-        fields = torch.cat([self.eps_mean[None], self.independent])
+        last = 1 + len(self.independent)
+        fields = torch.cat([self.eps_mean[None], self.independent, self._trend_fields])
         means, variances = [], []
         for part, seen in self._products(functional, fields):
             means.append(self._mean(part) + seen[0])
-            variances.append(seen[1:].square().mean(0) + self._residual_variance(part))
+            variance = seen[1:last].square().mean(0) + self._residual_variance(part)
+            variances.append(variance + self._trend(part, seen[last:]).square().sum(0))
         return Prediction(torch.cat(means), torch.cat(variances))
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + diag(Var r), of rank S but for the diagonal."""
-        seen = torch.cat([seen for _, seen in self._products(functional, self.independent)], dim=-1)
-        covariance = seen.mT @ seen / len(seen)
+        """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r."""
+        fields = torch.cat([self.independent, self._trend_fields])
+        seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
+        count = len(self.independent)
+        seen, u = seen[:count], self._trend(functional, seen[count:])
+        covariance: Tensor = seen.mT @ seen / count + u.mT @ u
         covariance.diagonal().add_(self._residual_variance(functional))
         return covariance
 
@@ -73,16 +89,21 @@ class PathwisePosterior(AbstractPosterior):
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
     ) -> Tensor:
-        """The first `count` ≤ S stored draws (count, N), the same ε for every functional.
+        """The first `count` ≤ S stored draws (count, N), the same ε and β for every functional.
 
         Only the residuals r are drawn, independent per functional: from `generator`, for rays from
         one number of it and their keys.
         """
         self._refuse_more(count)
         eps = self.eps_mean + self.deviations[:count]
+        beta = self.coefficients.expand(count, -1)
+        if self.spread is not None:
+            z = self.spread.draws[:count]
+            eps = eps + z.to(eps.dtype) @ self.spread.fields
+            beta = beta + z @ self.spread.directions.mT
         parts, spreads = [], []
         for part, seen in self._products(functional, eps):
-            parts.append(self._mean(part) + seen)
+            parts.append((self.model.mean.basis(part) @ beta.mT).mT.to(seen.dtype) + seen)
             spreads.append(self._residual_variance(part).sqrt())
         field = torch.cat(parts, dim=-1)
         return field + torch.cat(spreads) * _white(functional, field, generator)
@@ -109,12 +130,13 @@ class PathwisePosterior(AbstractPosterior):
         """
         prior = prior_of(self.model.features, "at_nodes", "predict PointValues instead")
         size = max(1, self.memory // (4 * prior.n_white * prior.dtype.itemsize))
+        nodes = PointValues(prior.grid.points(device=prior.lags.device))
         total = prior.lags.new_zeros(prior.grid.size, dtype=prior.dtype)
         for part in chunks(len(self.independent), size):
             total += field_at_nodes(prior, self.independent[part]).square().sum(0)
-        nodes = PointValues(prior.grid.points(device=total.device))
         mean = self._mean(nodes) + field_at_nodes(prior, self.eps_mean[None])[0]
-        return Prediction(mean, total / len(self.independent))
+        u = self._trend(nodes, field_at_nodes(prior, self._trend_fields))
+        return Prediction(mean, total / len(self.independent) + u.square().sum(0))
 
     def _products(
         self, functional: AbstractFunctional, eps: Tensor
@@ -128,6 +150,19 @@ class PathwisePosterior(AbstractPosterior):
     def _mean(self, functional: AbstractFunctional) -> Tensor:
         values = self.model.mean.basis(functional) @ self.coefficients
         return values.to(self.eps_mean.dtype)
+
+    @property
+    def _trend_fields(self) -> Tensor:
+        """(K, M_w): what the field does with every direction of the coefficients."""
+        if self.spread is None:
+            return self.eps_mean.new_zeros(0, len(self.eps_mean))
+        return self.spread.fields
+
+    def _trend(self, functional: AbstractFunctional, seen: Tensor) -> Tensor:
+        """u (K, N), for its field as the functionals see it, (K, N)."""
+        if self.spread is None:
+            return seen
+        return self.spread.seen(self.model.mean.basis(functional), seen)
 
     def _residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return self.model.features.residual_variance(functional).to(self.eps_mean.dtype)

@@ -6,12 +6,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, orthogonal_directions
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator, Progress, SolveStatus, pcg, unwatched
 
-#: Directions of H below this fraction of the largest are not determined by the data.
-_UNDETERMINED = 1e-10
 #: Corrections from a recomputed residual: float32 gains some three digits with each.
 _REFINEMENTS = 3
 
@@ -46,7 +44,7 @@ class MeanProfile:
         beta = model.mean.coefficients().detach()
         D = sigma.double().rsqrt()
         columns = slice(None) if fit else slice(0, 0)
-        U, directions = _orthogonal(D[:, None] * H[:, columns])
+        U, directions = orthogonal_directions(D[:, None] * H[:, columns])
         rows = torch.zeros(len(beta), U.shape[1], dtype=D.dtype, device=D.device)
         rows[columns] = directions
         return MeanProfile(phi, D, U, D * (data.y.double() - H @ beta), beta, rows)
@@ -154,14 +152,3 @@ class _ProfiledPrecision(AbstractOperator):
 
     def rmatmul(self, y: Tensor) -> Tensor:
         return self.matmul(y)
-
-
-def _orthogonal(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """U (N, K) and T (P, K) with `scaled` T = U for scaled (N, P), dependent columns left out."""
-    if scaled.shape[1] == 0:
-        return scaled, scaled.new_zeros(0, 0)
-    norms = scaled.norm(dim=0)
-    unit = torch.where(norms > 0, norms, 1.0)
-    U, S, Vh = torch.linalg.svd(scaled / unit, full_matrices=False)
-    keep = _UNDETERMINED * max(1.0, float(S.max())) < S
-    return U[:, keep], (Vh[keep].mT / S[keep]) / unit[:, None]

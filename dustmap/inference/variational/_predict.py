@@ -11,6 +11,7 @@ from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional
+from dustmap.inference._coefficients import CoefficientSpread
 from dustmap.inference.variational._model import VariationalModel
 from dustmap.linalg import UnconvergedWarning, standard_normal
 
@@ -18,14 +19,17 @@ from dustmap.linalg import UnconvergedWarning, standard_normal
 @final
 @dataclass(frozen=True, eq=False)
 class VariationalPosterior(AbstractPosterior):
-    """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q.
+    """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q, and u_*ᵀ z for fitted coefficients of the mean.
 
     Residuals r of different functionals are taken as independent: an approximation for functionals
     closer together than the grid's spacing (stars of one beam, say).
+
+    spread: of fitted coefficients, see `CoefficientSpread`; None where they are given.
     """
 
     model: VariationalModel
     state: AbstractGaussian
+    spread: CoefficientSpread | None = None
 
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """Mean (N,) and variance (N,) of f."""
@@ -35,17 +39,20 @@ class VariationalPosterior(AbstractPosterior):
                 rows = self.model.features.rows(functional[part])
                 moments = self.model.moments(self.state, rows, functional[part])
                 means.append(moments.mean)
-                variances.append(moments.variance)
+                u = self._trend(rows, functional[part])
+                variances.append(moments.variance + u.square().sum(0))
                 solves, clamped = solves.merged(rows.solves), clamped + rows.clamped
         _warn_once(solves)
         return Prediction(torch.cat(means), torch.cat(variances), clamped)
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Cov f (N, N) = Φ S Φᵀ + diag(Var r)."""
+        """Cov f (N, N) = Φ S Φᵀ + uᵀu + diag(Var r)."""
         with torch.no_grad():
             rows = self.model.features.rows(functional)
             _warn_once(rows.solves)
-            return self.state.covariance_of(rows.phi, rows.phi) + torch.diag(rows.residual_variance)
+            u = self._trend(rows, functional)
+            field = self.state.covariance_of(rows.phi, rows.phi) + u.mT @ u
+            return field + torch.diag(rows.residual_variance)
 
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
@@ -53,8 +60,10 @@ class VariationalPosterior(AbstractPosterior):
         """`count` joint draws of f (count, N): the same ε for all chunks, independent residuals."""
         with torch.no_grad():
             eps = self.state.sample(count, generator)
+            directions = 0 if self.spread is None else len(self.spread.fields)
+            z = standard_normal((count, directions), generator, eps)
             parts = [
-                self._draw(self.model.features.rows(functional[part]), functional[part], eps)
+                self._draw(self.model.features.rows(functional[part]), functional[part], eps, z)
                 for part in chunks(len(functional), self.model.features.chunk)
             ]
             field = torch.cat([drawn for drawn, _ in parts], dim=-1)
@@ -62,12 +71,20 @@ class VariationalPosterior(AbstractPosterior):
             return field + spread * standard_normal(field.shape, generator, field)
 
     def _draw(
-        self, rows: Features, functional: AbstractFunctional, eps: Tensor
+        self, rows: Features, functional: AbstractFunctional, eps: Tensor, z: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Gridded part of the draws (count, n) and std of the residuals (n,)."""
         _warn_once(rows.solves)
         mean = self.model.mean.values(functional).to(rows.phi.dtype)
-        return mean + eps @ rows.phi.mT, rows.residual_variance.sqrt()
+        drawn = mean + eps @ rows.phi.mT + z @ self._trend(rows, functional)
+        return drawn, rows.residual_variance.sqrt()
+
+    def _trend(self, rows: Features, functional: AbstractFunctional) -> Tensor:
+        """u (K, N)."""
+        if self.spread is None:
+            return rows.phi.new_zeros(0, len(rows.phi))
+        basis = self.model.mean.basis(functional)
+        return self.spread.seen(basis, self.spread.fields @ rows.phi.mT)
 
 
 def _warn_once(solves: SolveSummary) -> None:

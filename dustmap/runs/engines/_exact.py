@@ -115,7 +115,8 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     # Ranks do not share a dense solve: each does the same.
     seen, told = _rays(whole_batch(data))
     noise_variance = parts.likelihood.noise_variance(seen)
-    posterior = gp.condition(seen.functional, seen.y, noise_variance)
+    fitted = any(p.requires_grad for p in parts.mean.parameters())
+    posterior = gp.condition(seen.functional, seen.y, noise_variance, mean_is_fitted=fitted)
 
     @cache
     def on_grid() -> GriddedDraws:

@@ -13,6 +13,7 @@ from dustmap.gp import Batch, FitStatus
 from dustmap.inference import (
     NO_JOURNAL,
     AbstractJournal,
+    CoefficientSpread,
     GlobalFit,
     GlobalSettings,
     LearnStep,
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 100_000_000
 #: Stars that take part in learning on the grid, at most: more would hardly sharpen it.
 LEARN_ROWS = 100_000
+
+#: Arrays of a posterior beside the spread of its coefficients.
+_FIELDS = ("coefficients", "eps_mean", "deviations")
 
 
 def fit_whole(
@@ -91,11 +95,15 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
         estimator_of(config),
     )
     order, torus = int(arrays["order"]), tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
-    mean, deviations, coefficients = (
-        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
-        for name in ("eps_mean", "deviations", "coefficients")
-    )
-    posterior = PathwisePosterior(maker.on_torus(torus, order), coefficients, mean, deviations)
+    tensors = {
+        name: torch.from_numpy(np.asarray(value)).to(data.y.device)
+        for name, value in arrays.items()
+        if name in _FIELDS or name.startswith("spread_")
+    }
+    coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
+    spread = CoefficientSpread.of_tensors(tensors)
+    model = maker.on_torus(torus, order)
+    posterior = PathwisePosterior(model, coefficients, mean, deviations, spread=spread)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
@@ -129,12 +137,12 @@ def robust_settings(config: Config, start: Hyperparameters | None) -> RobustSett
 
 def _arrays(fit: GlobalFit) -> Arrays:
     posterior = fit.posterior
+    spread = {} if posterior.spread is None else posterior.spread.tensors()
     return {
         "order": np.array(fit.features.order),
         "torus_shape": np.array(fit.features.prior.torus_shape),
-        "coefficients": posterior.coefficients.cpu().numpy(),
-        "eps_mean": posterior.eps_mean.cpu().numpy(),
-        "deviations": posterior.deviations.cpu().numpy(),
+        **{name: getattr(posterior, name).cpu().numpy() for name in _FIELDS},
+        **({name: value.cpu().numpy() for name, value in spread.items()}),
     }
 
 

@@ -1,0 +1,130 @@
+"""Learned means of regressions beside dense universal kriging, within the data and far beyond."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dustmap import HIPGPRegressor
+from dustmap.gp.kernels import Matern32
+
+Array = NDArray[np.float64]
+LENGTH, VARIANCE, NOISE = 0.4, 0.04, 0.1
+
+
+def covariance(a: Array, b: Array) -> Array:
+    r = np.sqrt(3.0) * np.linalg.norm(a[:, None] - b[None], axis=-1) / LENGTH
+    return np.asarray(VARIANCE * (1.0 + r) * np.exp(-r))
+
+
+def krige(X: Array, y: Array, at: Array, mean: str, fitted: bool = True) -> tuple[Array, Array]:
+    """Mean and covariance of f, with a flat prior of the coefficients or with those of 0."""
+    A = covariance(X, X) + NOISE**2 * np.eye(len(X))
+    k = covariance(X, at)
+    C = covariance(at, at) - k.T @ np.linalg.solve(A, k)
+    if not fitted:
+        return k.T @ np.linalg.solve(A, y), C
+    slopes = slice(None) if mean == "linear" else slice(0)
+    H, h = (np.column_stack([np.ones(len(x)), x[:, slopes]]) for x in (X, at))
+    V = np.linalg.inv(H.T @ np.linalg.solve(A, H))
+    beta = V @ H.T @ np.linalg.solve(A, y)
+    u = h - k.T @ np.linalg.solve(A, H)
+    return h @ beta + k.T @ np.linalg.solve(A, y - H @ beta), C + u @ V @ u.T
+
+
+def table(dim: int) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(dim)
+    X = rng.uniform(-1.0, 1.0, (60, dim))
+    y = X.sum(1) + NOISE * rng.standard_normal(60)
+    return X, y, np.concatenate([X[:3] + 0.05, np.array([[1.2], [3.0]]) * np.ones(dim)])
+
+
+def model(engine: str, mean: str, dim: int, **others: Any) -> HIPGPRegressor:
+    kernel = Matern32([LENGTH] * dim, VARIANCE)
+    kept: dict[str, Any] = {"learn": ("mean",), "noise": NOISE, "samples": 400} | others
+    return HIPGPRegressor(kernel, engine=engine, mean=mean, **kept)
+
+
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize(
+    ("engine", "dtype"), [("exact", "float64"), ("global", "float64"), ("global", "float32")]
+)
+def test_learned_means_add_their_uncertainty(engine: str, dtype: str, mean: str, dim: int) -> None:
+    X, y, at = table(dim)
+    fitted = model(engine, mean, dim, dtype=dtype).fit(X, y)
+    expected, C = krige(X, y, at, mean)
+    std = np.sqrt(C.diagonal())
+    found, spread = fitted.predict(at, return_std=True)
+    exact = engine == "exact"
+    np.testing.assert_allclose(found, expected, atol=(1e-6 if exact else 0.1) * std.max())
+    np.testing.assert_allclose(spread, std, rtol=1e-6 if exact else 0.2)
+    # Far away the coefficients are most of it, and they are not drawn.
+    np.testing.assert_allclose(spread[-1], std[-1], rtol=0.1)
+    draws = fitted.sample_y(at, 400, random_state=0)
+    error = np.sqrt((C**2 + np.outer(C.diagonal(), C.diagonal())) / 400)
+    assert (np.abs(np.cov(draws) - C) / error).max() < 6
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("mean", ["constant", "linear"])
+@pytest.mark.parametrize("engine", ["hip", "sgpr", "svgp"])
+def test_inducing_points_know_of_learned_means(engine: str, mean: str, dim: int) -> None:
+    X, y, at = table(dim)
+    grid = {1: (60,), 2: (32, 32)}[dim]
+    own = {"grid": grid, "family": "full"} if engine == "hip" else {"inducing": 60, "epochs": 100}
+    fitted = model(engine, mean, dim, **own).fit(X, y)
+    expected, C = krige(X, y, at, mean)
+    std = np.sqrt(C.diagonal())
+    found, spread = fitted.predict(at, return_std=True)
+    np.testing.assert_allclose(spread, std, rtol=0.02)
+    np.testing.assert_allclose(found, expected, atol=0.05 * std.max())
+    found, covariance = fitted.predict(at, return_cov=True)
+    np.testing.assert_allclose(np.sqrt(covariance.diagonal()), spread, rtol=1e-6)
+    draws = fitted.sample_y(at, 400, random_state=0)
+    error = np.sqrt((C**2 + np.outer(C.diagonal(), C.diagonal())) / 400)
+    assert (np.abs(np.cov(draws) - C) / error).max() < 6
+
+
+@pytest.mark.parametrize("engine", ["exact", "global"])
+def test_means_that_are_not_learned_add_nothing(engine: str) -> None:
+    X, y, at = table(1)
+    y = y - y.mean()  # the mean is that of y then, and is not fitted
+    fitted = model(engine, "constant", 1, learn=False).fit(X, y)
+    _, C = krige(X, y, at, "constant", fitted=False)
+    std = fitted.predict(at, return_std=True)[1]
+    np.testing.assert_allclose(std, np.sqrt(C.diagonal()), rtol=1e-6 if engine == "exact" else 0.2)
+    assert std[-1] == pytest.approx(VARIANCE**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["exact", "global", "hip", "svgp"])
+def test_saved_models_keep_the_uncertainty_of_their_means(engine: str, tmp_path: Path) -> None:
+    X, y, at = table(2)
+    fitted = model(engine, "linear", 2).fit(X, y)
+    fitted.save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    for ours, theirs in zip(
+        again.predict(at, return_std=True), fitted.predict(at, return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    np.testing.assert_allclose(again.sample_y(at, 5), fitted.sample_y(at, 5), rtol=1e-8)
+
+
+@pytest.mark.parametrize("engine", ["exact", "global", "hip", "sgpr"])
+def test_models_saved_before_means_had_uncertainty_are_read(engine: str, tmp_path: Path) -> None:
+    X, y, at = table(2)
+    fitted = model(engine, "linear", 2).fit(X, y)
+    fitted.save(tmp_path)
+    # What earlier versions wrote had neither the flag nor the arrays.
+    content = json.loads((tmp_path / "model.json").read_text())
+    content.pop("mean_is_fitted", None)
+    (tmp_path / "model.json").write_text(json.dumps(content))
+    with np.load(tmp_path / "arrays.npz") as stored:
+        kept = {name: stored[name] for name in stored.files if not name.startswith("spread_")}
+    np.savez(tmp_path / "arrays.npz", **kept)
+    mean, std = HIPGPRegressor.load(tmp_path).predict(at, return_std=True)
+    np.testing.assert_allclose(mean, fitted.predict(at), rtol=1e-8)
+    assert std[-1] == pytest.approx(VARIANCE**0.5, rel=1e-3)

@@ -1,0 +1,111 @@
+"""No plan of a fit asks for more than its memory, whatever the kernel that was learned."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dustmap import HIPGPRegressor
+from dustmap.gp import Batch, ConstantMean
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.regression import _grid
+from dustmap.regression._global import WholeSettings
+from dustmap.regression._learning import Prior
+from dustmap.regression._plan import HipSettings
+from dustmap.regression._planning import global_plan, hip_plan
+
+SCRIBBLE = 2.0**-9  # a length scale far below the distance of the data
+
+
+def kernels(dim: int) -> list[AbstractKernel]:
+    """What is learned of pure noise: lengths below the distance of the data, beside long ones."""
+    lengths = [[SCRIBBLE] * dim, [20.0] + [SCRIBBLE] * (dim - 1), [20.0] * dim]
+    made: list[AbstractKernel] = [Matern32(length, 0.5) for length in lengths]
+    return [*made, Matern12(SCRIBBLE, 0.5, dim=dim) + Matern32(20.0, 0.5, dim=dim)]
+
+
+def noisy(kernel: AbstractKernel, n: int) -> tuple[Prior, Batch]:
+    generator = torch.Generator().manual_seed(n)
+    x = torch.rand((n, kernel.dim), generator=generator, dtype=torch.float64) * math.sqrt(12)
+    y = torch.randn(n, generator=generator, dtype=torch.float64)
+    prior = Prior(kernel, ConstantMean(), GaussianLikelihood(jitter=0.5))
+    return prior, Batch(PointValues(x), y)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+@pytest.mark.parametrize("family", ["auto", "full", "block", "low-rank", "mean-field"])
+def test_plans_fit_every_memory_that_the_least_grid_fits(
+    dim: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No grid is ever fine enough: the finest within the memory is taken.
+    never = torch.full((1,), 1e9, dtype=torch.float64)
+    monkeypatch.setattr(_grid, "unexplained_variance", lambda kernel, spacing: never)
+    for kernel in kernels(dim):
+        for n, memory in itertools.product((20, 2_500), (10**4, 10**6, 10**8, 4 * 2**30)):
+            prior, batch = noisy(kernel, n)
+            for whitening in ("auto", "torus"):
+                settings = HipSettings(family, None, 50, whitening, 4.0, torch.float64, memory)
+                plan = hip_plan(prior, batch, None, settings).plan
+                assert plan.fits or max(plan.grid.shape) == 4, (plan, memory)
+            whole = WholeSettings(16, 4.0, torch.float64, memory)
+            found = global_plan(prior, batch, None, whole, 0).plan
+            assert found.fits or max(found.grid.shape) == 4, (found, memory)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+@pytest.mark.parametrize("engine", ["hip", "global"])
+def test_what_is_learned_of_noise_alone_fits(dim: int, engine: str) -> None:
+    rng = np.random.default_rng(dim)
+    X, y = rng.uniform(size=(300, dim)), rng.standard_normal(300)
+    kernel = Matern32([SCRIBBLE] * dim, 0.5)
+    model = HIPGPRegressor(
+        kernel, engine=engine, noise=0.7, learn=False, samples=4, max_memory=2**22
+    )
+    model.fit(X, y)
+    assert model.report_["bytes_needed"] <= 2**22
+    assert np.isfinite(model.predict(X[:5])).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_noise_alone_is_fitted_by_default(dim: int) -> None:
+    rng = np.random.default_rng(dim)
+    X, y = rng.uniform(size=(2_001, dim)), rng.standard_normal(2_001)
+    model = HIPGPRegressor(n_learn=150, max_steps=30).fit(X, y)
+    assert model.report_.get("bytes_needed", 0) <= model.max_memory
+    new = rng.uniform(size=(200, dim))
+    mean, std = model.predict(new, return_std=True, include_noise=True)
+    z = (rng.standard_normal(200) - mean) / std
+    # Of 150 rows a kernel is learned that takes some of the noise for signal.
+    assert 0.8 < np.sqrt(np.mean(z**2)) < 1.5
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip", "global"])
+def test_a_memory_that_nothing_fits_is_refused_by_name(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(60, 3)), rng.standard_normal(60)
+    with pytest.raises(MemoryError, match="max_memory = 1,000"):
+        HIPGPRegressor(engine=engine, max_memory=1_000, n_learn=20).fit(X, y)
+
+
+@pytest.mark.parametrize("engine", ["svgp", "sgpr"])
+def test_inducing_points_are_as_many_as_the_memory_holds(engine: str) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(300, 2)), rng.standard_normal(300)
+    model = HIPGPRegressor(engine=engine, max_memory=10**5, epochs=2, max_steps=5).fit(X, y)
+    assert 30 < model.report_["n_inducing"] < 300
+    assert model.report_["bytes_needed"] <= 10**5
+
+
+def test_the_exact_engine_heeds_the_memory() -> None:
+    """A covariance of 1,500 rows, its factor and its inverse take 54 MB."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(1_500, 1))
+    y = np.sin(6.0 * X[:, 0]) + 0.1 * rng.standard_normal(1_500)
+    small = HIPGPRegressor(max_memory=5 * 10**7, n_learn=100).fit(X, y)
+    assert small.engine_ != "exact"
+    assert small.report_["bytes_needed"] <= 5 * 10**7
+    assert HIPGPRegressor(max_memory=6 * 10**7, n_learn=100).fit(X, y).engine_ == "exact"
