@@ -6,7 +6,7 @@ import torch
 from dustmap.gp import Batch, ConstantMean, FitStatus, RegularGrid
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import Matern12, Matern32, Matern52
+from dustmap.gp.kernels import Matern12, Matern32, Matern52, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, GridSettings, ModelMaker, fit_global
 
@@ -17,7 +17,7 @@ def unit_box(dim: int, nodes: int) -> RegularGrid:
     return RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, (nodes,) * dim)
 
 
-def maker_of(kernel: Matern32, dim: int) -> ModelMaker:
+def maker_of(kernel: StationaryKernel, dim: int) -> ModelMaker:
     likelihood = GaussianLikelihood(jitter=0.1)
     settings = GridSettings(order=2, dtype=torch.float64)
     grid = unit_box(dim, NODES[dim])

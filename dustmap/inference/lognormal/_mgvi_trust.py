@@ -1,5 +1,6 @@
 """How far a Newton step of the hyperparameters may go, and when they rest."""
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -60,4 +61,4 @@ class Trust:
 def widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
     """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum, the most of all I."""
     squares = [float(gradient @ torch.linalg.solve(each, gradient)) for each in informations]
-    return max(max(squares), 0.0) ** 0.5
+    return math.sqrt(max(0.0, *squares))

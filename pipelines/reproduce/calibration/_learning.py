@@ -134,7 +134,7 @@ def _length_error(seed: int) -> tuple[float, float]:
         y = truth.mean.values(rays) + torch.linalg.cholesky(A) @ white
     batch = Batch(rays, y, sigma.square())
 
-    def start() -> tuple[Matern32, ConstantMean, GaussianLikelihood]:
+    def start() -> tuple[StationaryKernel, ConstantMean, GaussianLikelihood]:
         return Matern32(0.2, 0.7, dim=1), ConstantMean(0.8), GaussianLikelihood(scale=1.2)
 
     exact, mean, likelihood = start()
