@@ -123,11 +123,15 @@ def evidence_step(
     products = v.double() @ solve.x.double().mT
     information = 0.25 * (products + products.mT) + torch.eye(len(theta)).to(own) / prior.std**2
     curvature, radius = trust.curvature(gradient, information), trust.new_radius(gradient)
+    delta = bounded_step(gradient, curvature, radius)
+    if trust.turns_back(delta):
+        radius = min(radius, trust.half_a_step)
+        delta = bounded_step(gradient, curvature, radius)
     return EvidenceStep(
         gradient,
         error,
         information,
-        bounded_step(gradient, curvature, radius),
+        delta,
         widths_to_go(gradient, information, curvature),
         torch.linalg.solve(curvature, gradient),
         radius,

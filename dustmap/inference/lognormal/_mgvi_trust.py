@@ -57,6 +57,16 @@ class Trust:
             return min(2.0 * self.radius, LARGEST_STEP)
         return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
 
+    def turns_back(self, delta: Tensor) -> bool:
+        """Whether Δθ leads back where the last step came from. The linearisation and the weights of
+        the data move with θ: such a step is cut to `half_a_step`, lest θ goes round in circles."""
+        return self.step is not None and float(delta @ self.step) < 0.0
+
+    @property
+    def half_a_step(self) -> float:
+        """Half of the last step's largest component."""
+        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+
 
 def widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
     """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum, the most of all I."""
