@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 import dustmap
 from dustmap import config
@@ -222,3 +223,24 @@ def test_simulate_draws_from_the_prior_of_a_configuration(
     capsys.readouterr()
     assert main([*arguments, *prior, "--size", "1", "1", "1", "--overwrite"]) == BAD_INPUT
     assert "[grid] of the configuration says where" in error(capsys)
+
+
+def test_a_sky_of_a_prior_has_finer_nodes_than_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A quarter of the spacing, unless it is given: dust between the run's nodes is in the data."""
+    (tmp_path / "run.toml").write_text(
+        "data = {catalog = 'sky.fits'}\n"
+        "grid = {size = [160, 160, 80], spacing = 20}\n"
+        "model = {length = 20}\n"
+    )
+    arguments = ["simulate", "--stars", "5", "--seed", "1", "--output", str(tmp_path / "sky.ecsv")]
+    arguments += ["--from-prior", str(tmp_path / "run.toml"), "--overwrite", "--json"]
+    arguments += ["--truth", str(tmp_path / "truth.zarr")]
+    for more, spacing in (([], 5.0), (["--step", "10pc"], 10.0)):
+        assert main([*arguments, *more]) == DONE
+        assert json.loads(capsys.readouterr().out)["spacing_of_the_dust_pc"] == spacing
+        truth = dustmap.DustMap.open(tmp_path / "truth.zarr")
+        assert truth.grid.spacing == (spacing,) * 3
+        history = str(zarr.open_group(tmp_path / "truth.zarr", mode="r").attrs["history"])
+        assert f"nodes {spacing:g} pc apart" in history

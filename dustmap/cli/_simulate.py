@@ -41,12 +41,16 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--from-prior",
         metavar="CONFIG.toml",
-        help="draw the dust from this configuration's prior, in its box, instead",
+        help="draw the dust from this configuration's prior, in its box and between its nodes",
     )
     command.add_argument(
         "--size", nargs=3, metavar=("X", "Y", "Z"), help="the box [400pc 400pc 240pc]"
     )
-    command.add_argument("--step", metavar="PC", help="between nodes of the true density [10pc]")
+    command.add_argument(
+        "--step",
+        metavar="PC",
+        help="between nodes of the true density [10pc; a quarter of grid.spacing from a prior]",
+    )
     command.add_argument("--error", type=float, metavar="MAG", help="of an extinction [0.03]")
     command.add_argument(
         "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.01]"
@@ -83,7 +87,8 @@ def execute(options: argparse.Namespace) -> int:
             tell_plan(plan, None, options.json)
             return DONE
         sky = simulate(model, options.stars, options.seed)
-        made = Provenance(_sha256(options), (command_line(options),), seed=options.seed)
+        steps = command_line(options), f"dust on nodes {model.spacing:g} pc apart"
+        made = Provenance(_sha256(options), steps, seed=options.seed)
     with checking_output():
         write_sky(output, sky, options.exact_distances, options.overwrite, made)
         if truth:
@@ -92,6 +97,7 @@ def execute(options: argparse.Namespace) -> int:
         {
             "stars": len(sky),
             "outliers": int(sky.outlier.sum()),
+            "spacing_of_the_dust_pc": model.spacing,
             "output": str(output),
             "truth": str(truth or "not written"),
         },
@@ -118,13 +124,13 @@ def _model(options: argparse.Namespace) -> "SkyModel":
     model = SkyModel()
     changes: dict[str, Any] = {}
     if options.from_prior is not None:
-        if options.size is not None or options.step is not None:
-            raise ValueError("--size and --step: [grid] of the configuration says where its sky is")
-        model = prior_sky(_prior(options))
+        if options.size is not None:
+            raise ValueError("--size: [grid] of the configuration says where its sky is")
+        model = prior_sky(_prior(options), options.step and parsecs(options.step))
+    elif options.step is not None:
+        changes["spacing"] = parsecs(options.step)
     if options.size is not None:
         changes["size"] = tuple(parsecs(size) for size in options.size)
-    if options.step is not None:
-        changes["spacing"] = parsecs(options.step)
     if options.system is not None:
         changes["system"] = system_named(options.system)
     if options.limit is not None:

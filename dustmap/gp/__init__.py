@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
     from dustmap.gp._posterior import AbstractPosterior as AbstractPosterior
     from dustmap.gp._posterior import Prediction as Prediction
+    from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport
     from dustmap.gp._prior import torus_for as torus_for
+    from dustmap.gp._prior import wrap_inflation as wrap_inflation
     from dustmap.gp._shares import own_batch as own_batch
     from dustmap.gp._shares import whole_batch as whole_batch
 else:

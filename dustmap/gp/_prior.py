@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags
+from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags, wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import (
     AbstractOperator,
@@ -33,6 +33,10 @@ _ARRAYS = 4
 _PRECONDITIONER_PADDING = 1.0
 #: Images of the preconditioner's kernel below this fraction of the variance are left out.
 _PRECONDITIONER_TOLERANCE = 1e-9
+#: What images may add to the variance at a node, as a part of it.
+MOST_INFLATION = 0.05
+#: By this factor a padding grows that leaves more; images below this part are left out of that sum.
+_MORE_PADDING, _IMAGE_TOLERANCE = 1.1, 1e-5
 #: float32 cannot represent the inverse of a smooth kernel whose eigenvalues spread further.
 _FLOAT32_SPREAD = 1e-6
 
@@ -45,6 +49,7 @@ class PriorReport:
     torus_shape: points per axis of the torus (L_1, ..., L_D).
     wrap_error: largest prior correlation between opposite faces of the box through the padding,
         the one approximation of the wrapped kernel (0 for the minimal embedding).
+    wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
     smallest_eigenvalue: smallest eigenvalue of C over the largest, before clamping, with nugget.
     clamped: number of eigenvalues raised to round-off.
     nugget: variance added to the diagonal of K, C and R Rᵀ.
@@ -52,6 +57,7 @@ class PriorReport:
 
     torus_shape: tuple[int, ...]
     wrap_error: float
+    wrap_inflation: float
     smallest_eigenvalue: float
     clamped: int
     nugget: float
@@ -124,7 +130,9 @@ class GridPrior:
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
         wrap_error = _wrap_error(kernel, grid, periods)
-        report = PriorReport(shape, wrap_error, smallest, clamped, float(variance.detach()))
+        inflation = float(table.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
+        nugget_variance = float(variance.detach())
+        report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
         wrapping, world = Wrapping(periods), world or Alone()
@@ -149,7 +157,7 @@ class GridPrior:
         spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
-        report = PriorReport(shape, 0.0, smallest, 0, float(variance.detach()))
+        report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _inverse(spectrum, shape, grid)
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
@@ -270,7 +278,24 @@ class GridPrior:
 
 
 def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
-    """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms."""
+    """Fast FFT lengths ≥ M_d + padding · ℓ_d / h_d, ℓ_d the longest scale of the kernel's terms;
+    longer where images would raise the variance at a node by more than `MOST_INFLATION`."""
+    shape = _padded_shape(kernel, grid, padding)
+    while wrap_inflation(kernel, grid, shape) > MOST_INFLATION:
+        padding *= _MORE_PADDING
+        shape = _padded_shape(kernel, grid, padding)
+    return shape
+
+
+def wrap_inflation(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) -> float:
+    """Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
+    with torch.no_grad():
+        periods = [length * h for length, h in zip(torus, grid.spacing, strict=True)]
+        wrapped = wrapped_variance(kernel, periods, _IMAGE_TOLERANCE)
+        return float(wrapped / kernel.variance()) - 1.0
+
+
+def _padded_shape(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tuple[int, ...]:
     longest = torch.stack([term.lengthscale.detach() for term in kernel.terms()]).amax(0)
     scales = longest.expand(grid.dim).tolist()
     return tuple(
@@ -340,7 +365,7 @@ def _cheapest_inverse(
     shape: tuple[int, ...],
 ) -> CirculantOperator:
     """The preconditioner on a narrower torus where that is markedly smaller."""
-    narrow = torus_for(kernel, grid, _PRECONDITIONER_PADDING)
+    narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if math.prod(narrow) > 0.8 * math.prod(shape):
         return _inverse(spectrum, shape, grid)
     with torch.no_grad():

@@ -130,6 +130,7 @@ class GlobalFit:
         found: dict[str, Any] = {
             "torus": list(prior.torus_shape),
             "wrap_error": prior.report.wrap_error,
+            "wrap_inflation": prior.report.wrap_inflation,
             "eigenvalues_clamped": prior.report.clamped,
             "nugget": prior.report.nugget,
             "stencil": self.features.order,

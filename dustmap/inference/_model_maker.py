@@ -1,5 +1,6 @@
 """The gridded model anew at every value of the kernel, on a torus that follows its length."""
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +8,15 @@ from typing import final
 
 import torch
 
-from dustmap.gp import AbstractMean, Batch, GridPrior, RegularGrid, torus_for
+from dustmap.gp import (
+    MOST_INFLATION,
+    AbstractMean,
+    Batch,
+    GridPrior,
+    RegularGrid,
+    torus_for,
+    wrap_inflation,
+)
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
@@ -16,14 +25,19 @@ from dustmap.inference._journal import Kept, Plain
 from dustmap.inference._kept import Reading
 from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, fast_length
 
 #: A torus is kept while its padding is at least this part of what was asked for,
 _LEAST_PADDING = 0.75
 #: and while it has at most this many times the points that are needed.
 _MOST_POINTS = 4.0
-#: The padding never makes an axis of the torus longer than this many boxes, or points.
+#: The padding makes no axis of the torus longer than this many boxes, or points, unless a length
+#: that is given asks for more.
 _MOST_BOXES, _MOST_LENGTH = 3, 64
+#: By this factor a torus grows that such a length asks for.
+_LARGER = 1.1
+#: Of log lengths below the box where the largest is sought, and how well it is found.
+_RANGE, _BISECTED = 3.0, 0.01
 #: Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
 _NUGGETS = {torch.float32: 2e-6, torch.float64: 1e-12}
 
@@ -118,14 +132,24 @@ class ModelMaker(AbstractMaker):
         return GridModel(features, self.mean, self.likelihood)
 
     def ceilings(self) -> dict[int, float]:
-        """Largest log length scales for learning, by the id of the parameter: that of the box.
+        """Largest log length scales for learning, by the id of the parameter.
 
-        What is smoother than the box looks the same in it, and would need an endless torus.
+        At most that of the box: what is smoother looks the same in it. And no more than what the
+        largest torus holds: with longer ones the images would raise the variance at every node.
         """
         sides = [b - a for a, b in zip(self.grid.lower, self.grid.upper, strict=True)]
         named = self.kernel.named_parameters()
-        limit = math.log(max(sides))
-        return {id(p): limit for name, p in named if name.endswith("log_lengthscale")}
+        lengths = [name for name, _ in named if name.endswith("log_lengthscale")]
+        high = math.log(max(sides))
+        low = high - _RANGE
+        while high - low > _BISECTED:
+            middle = 0.5 * (low + high)
+            trial = _with_length(self.kernel, middle)
+            if wrap_inflation(trial, self.grid, self._largest()) > MOST_INFLATION:
+                high = middle
+            else:
+                low = middle
+        return {id(p): low for name, p in self.kernel.named_parameters() if name in lengths}
 
     @torch.no_grad()
     def choose_order(self, data: Batch) -> None:
@@ -163,8 +187,29 @@ class ModelMaker(AbstractMaker):
 
     def _padded(self, padding: float) -> tuple[int, ...]:
         torus = torus_for(self.kernel, self.grid, padding)
-        most = (max(_MOST_LENGTH, _MOST_BOXES * m) for m in self.grid.shape)
-        return tuple(min(length, m) for length, m in zip(torus, most, strict=True))
+        limit = 1.0
+        while True:
+            most = (math.ceil(limit * m) for m in self._largest())
+            shape = tuple(
+                min(length, fast_length(m)) for length, m in zip(torus, most, strict=True)
+            )
+            if shape == torus or wrap_inflation(self.kernel, self.grid, shape) <= MOST_INFLATION:
+                return shape
+            limit *= _LARGER
+
+    def _largest(self) -> tuple[int, ...]:
+        """The largest torus that learning asks for."""
+        return tuple(max(_MOST_LENGTH, _MOST_BOXES * m) for m in self.grid.shape)
+
+
+def _with_length(kernel: AbstractKernel, log_length: float) -> AbstractKernel:
+    """A copy of the kernel whose length scales are all exp(log_length)."""
+    made = copy.deepcopy(kernel)
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if name.endswith("log_lengthscale"):
+                p.fill_(log_length)
+    return made
 
 
 def nugget_for(kernel: AbstractKernel, dtype: torch.dtype) -> float:

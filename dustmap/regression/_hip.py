@@ -134,6 +134,7 @@ def prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
     report = features.outer.prior.report
     return {
         "wrap_error": report.wrap_error,
+        "wrap_inflation": report.wrap_inflation,
         "smallest_eigenvalue": report.smallest_eigenvalue,
         "clamped": report.clamped,
         "nugget": report.nugget,

@@ -255,7 +255,7 @@ def test_draws_match_the_residual_variance() -> None:
 def test_estimators_that_pick_points_decide_what_is_observed() -> None:
     features = replace(make_features((7, 6)), estimator=MonteCarlo(16, seed=3))
     rays = some_rays(2, 6)
-    as_points = MonteCarlo(16, seed=3).observed(rays)
+    as_points = MonteCarlo(16, seed=3).observed(rays, features.prior.kernel)
     torch.testing.assert_close(
         features.weights(rays).to_dense(), features.weights(as_points).to_dense()
     )

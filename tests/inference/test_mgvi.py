@@ -23,6 +23,7 @@ from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProbl
 from dustmap.inference.lognormal._mgvi_draws import Perturbations, metric_draws
 from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, evidence_step, read, write
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, descend
+from dustmap.inference.lognormal._mgvi_trust import Trust
 from dustmap.linalg import AbstractOperator
 
 
@@ -226,7 +227,7 @@ def test_the_gradient_of_the_evidence_is_that_of_the_linearised_model() -> None:
 
     draws = metric_draws(iterate, Perturbations.of(problem, 0, range(600)), 1e-4, 500, None)[1].x
     step = evidence_step(
-        iterate, mode.z, draws, HyperPrior(theta, 1e3), Accuracy(), None, largest=1.0
+        iterate, mode.z, draws, HyperPrior(theta, 1e3), Accuracy(), None, Trust(1.0)
     )
     for place in range(5):
         shift = torch.zeros(5, dtype=torch.float64)

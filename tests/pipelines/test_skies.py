@@ -9,9 +9,12 @@ import torch
 
 from dustmap.gp.features import interpolation
 from dustmap.inference import LogNormalPosterior
+from dustmap.sky.simulation import SkyModel
 from pipelines.reproduce import Row
 from pipelines.reproduce.skies import experiment as skies
 from pipelines.reproduce.skies._problem import (
+    BETWEEN,
+    FINER,
     PRIOR,
     STRUCTURED,
     Fitted,
@@ -53,11 +56,11 @@ def test_a_fit_is_positive_and_scored(fitted: Fitted) -> None:
 def test_scores_of_a_posterior_that_knows_how_wrong_it_is(fitted: Fitted) -> None:
     """Its samples are spread around a centre that is as far from the truth."""
     rng = np.random.default_rng(0)
-    truth = fitted.sky.truth.mean.transpose(2, 1, 0).ravel()
+    truth = fitted.truth.mean.transpose(2, 1, 0).ravel()
     centre = np.log(truth) + 0.2 * rng.standard_normal(len(truth))
     samples = centre + 0.2 * rng.standard_normal((400, len(truth)))
     posterior = LogNormalPosterior(
-        functools.partial(interpolation, grid=fitted.sky.truth.grid),
+        functools.partial(interpolation, grid=fitted.grid),
         torch.from_numpy(centre),
         torch.from_numpy(samples),
     )
@@ -68,6 +71,17 @@ def test_scores_of_a_posterior_that_knows_how_wrong_it_is(fitted: Fitted) -> Non
     assert found["extinction_coverage68"] == pytest.approx(0.683, abs=0.15)
     pit = probabilities(known)
     assert ((pit > 0) & (pit < 1)).all()
+
+
+def test_a_sky_between_nodes_has_the_truth_at_the_nodes_of_the_fit() -> None:
+    size = replace(SIZE, stars=20, held=10)
+    sky = sky_of(BETWEEN, 0, size)
+    grid = SkyModel(size=size.size, spacing=size.spacing).grid()
+    assert sky.truth.grid.spacing == tuple(h / FINER for h in grid.spacing)
+    model = fit(PRIOR, 0, size)
+    truth = replace(model, sky=sky, grid=grid).truth
+    expected = sky.truth.mean_at(grid.points().numpy())
+    np.testing.assert_allclose(truth.mean.transpose(2, 1, 0).ravel(), expected, rtol=1e-10)
 
 
 def test_skies_of_both_kinds_have_parallaxes_and_only_one_has_outliers() -> None:
@@ -86,7 +100,7 @@ def test_goals_cover_every_sky_and_distance() -> None:
         "density_coverage68_by_distance": [0.5, 0.6],
         "density_least": 1e-6,
     }
-    rows: list[Row] = [{"sky": kind, "seed": 0, **row} for kind in (PRIOR, STRUCTURED)]
+    rows: list[Row] = [{"sky": kind, "seed": 0, **row} for kind in skies.SEEDS]
     goals = {goal.name: goal.met for goal in skies._goals(rows, list(EDGES))}
     assert goals["prior sky 0: coverage of held-out extinctions"]
     assert not goals["structured skies: coverage of held-out extinctions without noise"]

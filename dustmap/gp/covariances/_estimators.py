@@ -17,10 +17,14 @@ from dustmap.gp.functionals import (
     GaussLegendre,
     LineIntegrals,
     PointMeasure,
+    SpacedGaussLegendre,
     Stacked,
     Stratified,
 )
 from dustmap.gp.kernels import AbstractKernel
+
+#: Nodes of a quadrature in a length scale, and where the kernel has no derivative.
+_NODES, _ROUGH_NODES = 8, 16
 
 
 class AbstractEstimator(ABC):
@@ -44,7 +48,7 @@ class AbstractEstimator(ABC):
             return functional.arrange(rows)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(functional))
         target = _nodes(functional, nodes)
-        return cross_of(wrapped, self.observed(functional), target, dtype)
+        return cross_of(wrapped, self.observed(functional, kernel), target, dtype)
 
     def variance(
         self,
@@ -59,7 +63,7 @@ class AbstractEstimator(ABC):
             parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
             return functional.arrange(parts)
         wrapped = WrappedKernel.of(kernel, wrapping, 2 * _count_derivatives(functional))
-        return variance_of(wrapped, self.observed(functional), dtype)
+        return variance_of(wrapped, self.observed(functional, kernel), dtype)
 
     def between(
         self,
@@ -80,12 +84,14 @@ class AbstractEstimator(ABC):
         _check(kernel, g, wrapping)
         _check_devices(f.device, g.device)
         wrapped = WrappedKernel.of(kernel, wrapping, _count_derivatives(f) + _count_derivatives(g))
-        observed = self.observed(f)
-        other = observed if f is g else self.observed(g)
+        observed = self.observed(f, kernel)
+        other = observed if f is g else self.observed(g, kernel)
         return between_of(wrapped, observed, other, dtype)
 
     @abstractmethod
-    def observed(self, functional: AbstractFunctional) -> PointMeasure | LineIntegrals:
+    def observed(
+        self, functional: AbstractFunctional, kernel: AbstractKernel
+    ) -> PointMeasure | LineIntegrals:
         """What stands in for the functional: a sum over points, or rays for closed forms."""
 
 
@@ -99,7 +105,9 @@ class ClosedForm(AbstractEstimator):
     antiderivative and Gauss-Legendre along the shorter ray.
     """
 
-    def observed(self, functional: AbstractFunctional) -> PointMeasure | LineIntegrals:
+    def observed(
+        self, functional: AbstractFunctional, kernel: AbstractKernel
+    ) -> PointMeasure | LineIntegrals:
         if isinstance(functional, LineIntegrals):
             return functional
         return functional.measure(GaussLegendre(1))
@@ -108,16 +116,22 @@ class ClosedForm(AbstractEstimator):
 @final
 @dataclass(frozen=True)
 class Quadrature(AbstractEstimator):
-    """Line integrals by Gauss-Legendre with `order` nodes on each segment.
+    """Line integrals by Gauss-Legendre, `order` nodes on each panel of a segment.
 
-    The definition that the other estimators are compared with; accurate while a segment is not
-    much longer than a length scale.
+    The definition that the other estimators are compared with. A panel is so short that a length
+    scale, the shortest of the kernel's, holds 8 nodes at least, 16 where the kernel has no
+    derivative. Relative errors of K_fu and k_ff are then below 1e-4 for a derivative or more, below
+    1e-3 for a Matérn-1/2, whose kink at zero distance the nodes straddle, on rays of any length.
     """
 
     order: int
 
-    def observed(self, functional: AbstractFunctional) -> PointMeasure:
-        return functional.measure(GaussLegendre(self.order))
+    def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> PointMeasure:
+        terms = kernel.terms()
+        rough = any(term.profile.derivatives < 1 for term in terms)
+        shortest = min(float(term.lengthscale.detach().min()) for term in terms)
+        panel = self.order * shortest / (_ROUGH_NODES if rough else _NODES)
+        return functional.measure(SpacedGaussLegendre(self.order, panel))
 
 
 @final
@@ -132,7 +146,7 @@ class MonteCarlo(AbstractEstimator):
     count: int
     seed: int
 
-    def observed(self, functional: AbstractFunctional) -> PointMeasure:
+    def observed(self, functional: AbstractFunctional, kernel: AbstractKernel) -> PointMeasure:
         return functional.measure(Stratified(self.count, self.seed))
 
 

@@ -37,6 +37,14 @@ def wrapped_lags(
     return table
 
 
+def wrapped_variance(
+    kernel: AbstractKernel, periods: Sequence[float], tolerance: float = 1e-12
+) -> Tensor:
+    """Σ_j k(jL), the variance of the wrapped kernel (), float64."""
+    wrapping = Wrapping(tuple(periods), tolerance)
+    return _lag_table(kernel, periods, [1] * len(periods), wrapping).reshape(())
+
+
 def _lag_table(
     kernel: AbstractKernel,
     spacing: Sequence[float],

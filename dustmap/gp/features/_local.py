@@ -135,7 +135,7 @@ class LocalFeatures(AbstractFeatureMap):
     @torch.no_grad()
     def taps(self, rays: LineIntegrals) -> Taps:
         """Rows of W of few rays, as they are made."""
-        observed = self.estimator.observed(rays)
+        observed = self.estimator.observed(rays, self.prior.kernel)
         return self._source(observed)(slice(0, len(rays)))
 
     @torch.no_grad()
@@ -147,7 +147,9 @@ class LocalFeatures(AbstractFeatureMap):
         if isinstance(functional, Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
         sample = functional[spread_rows(len(functional), functional.device)]
-        taps = self._source(self.estimator.observed(sample))(slice(0, len(sample)))
+        taps = self._source(self.estimator.observed(sample, self.prior.kernel))(
+            slice(0, len(sample))
+        )
         return planned_bytes(taps, (len(functional), self.n_features))
 
     def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
@@ -185,7 +187,7 @@ class LocalFeatures(AbstractFeatureMap):
 
     def _pieces(self, functional: AbstractFunctional) -> Iterator[Piece]:
         """Rays share one table; points bring their own, a chunk at a time."""
-        observed, layout = self.estimator.observed(functional), self.layout
+        observed, layout = self.estimator.observed(functional, self.prior.kernel), self.layout
         size = layout.rows_at_once(observed)
         if isinstance(observed, LineIntegrals):
             graph = torch.is_grad_enabled()
@@ -210,7 +212,7 @@ class LocalFeatures(AbstractFeatureMap):
             return self.stencil.table().to(self.dtype)
 
     def _part_weights(self, functional: AbstractFunctional, keep: bool) -> AbstractOperator:
-        observed = self.estimator.observed(functional)
+        observed = self.estimator.observed(functional, self.prior.kernel)
         size, shape = self.layout.rows_at_once(observed), (len(functional), self.n_features)
         if not keep:
             return RecomputedOperator(self._source(observed), shape, size, self._like)

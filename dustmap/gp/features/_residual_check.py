@@ -102,7 +102,10 @@ def _unexplained(features: LocalFeatures, functional: AbstractFunctional) -> Ten
 
 def _taps(features: LocalFeatures, functional: AbstractFunctional) -> Taps:
     """The rows of W in float64."""
-    observed, layout = features.estimator.observed(functional), features.layout
+    observed, layout = (
+        features.estimator.observed(functional, features.prior.kernel),
+        features.layout,
+    )
     if isinstance(observed, LineIntegrals):
         return layout.ray_sites(observed).taps(layout.stencil.table())
     assert isinstance(observed, PointMeasure)

@@ -106,7 +106,7 @@ class LocalResiduals:
         stencil = Stencil.of(self.prior, self.order)
         if isinstance(functional, PointValues | Derivatives):
             return self._points(functional, stencil)
-        observed = self.estimator.observed(functional)
+        observed = self.estimator.observed(functional, self.prior.kernel)
         if isinstance(observed, PointMeasure) and _is_exact(observed):
             return self._measure(observed, stencil)
         return self._pairs(observed, stencil)

@@ -19,6 +19,7 @@ from dustmap.gp.functionals._points import PointValues as PointValues
 from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
 from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
 from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
+from dustmap.gp.functionals._rules import SpacedGaussLegendre as SpacedGaussLegendre
 from dustmap.gp.functionals._rules import Stratified as Stratified
 from dustmap.gp.functionals._rules import keyed_normal as keyed_normal
 from dustmap.gp.functionals._sharded import Sharded as Sharded

@@ -54,6 +54,40 @@ class GaussLegendre(AbstractRule):
 
 @final
 @dataclass(frozen=True)
+class SpacedGaussLegendre(AbstractRule):
+    """`order` Gauss-Legendre nodes on each panel of a segment, no panel longer than `longest`.
+
+    The nodes of a track depend on that track alone: shorter ones are filled up with nodes of weight
+    zero at the ends of their segments.
+    """
+
+    order: int
+    longest: float
+
+    def __post_init__(self) -> None:
+        _check_count("order", self.order)
+        if not self.longest > 0:
+            raise ValueError(f"longest must be positive, got {self.longest}.")
+
+    def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        unit, unit_weights = (
+            torch.tensor(v, dtype=edges.dtype, device=edges.device)
+            for v in gauss_legendre(self.order)
+        )
+        lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
+        count = (lengths / self.longest).ceil().clamp_min(1.0)
+        most = int(count.max()) if count.numel() else 1
+        panel = torch.arange(most, dtype=edges.dtype, device=edges.device)
+        start = torch.minimum(panel, count) / count  # (N, J, P)
+        width = torch.where(panel < count, 1.0 / count, 0.0)
+        fractions = start[..., None] + width[..., None] * unit  # (N, J, P, order)
+        s = edges[:, :-1, None, None] + lengths[..., None] * fractions
+        v = (lengths * weights[..., None] * width)[..., None] * unit_weights
+        return s.flatten(1), v.flatten(1)
+
+
+@final
+@dataclass(frozen=True)
 class Stratified(AbstractRule):
     """One random point in each of `count` strata of equal weight (002, section 5.5).
 

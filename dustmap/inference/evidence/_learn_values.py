@@ -91,7 +91,8 @@ class LearnSettings:
     """How to climb.
 
     max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
-        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter.
+        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
+        sets that are fitted with the same seed share that error: it does not average out over them.
     tolerance: stop when the next step in every log-parameter is below it, or below half of the
         parameter's Monte Carlo error if that is small.
     largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior

@@ -150,6 +150,48 @@ def metric_solve(
     )
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Draws z_s ~ N(0, A⁻¹) (K, N), A = I + W^½ J Jᵀ W^½, the variance (N,) of the mean response
+    that they tell, and the most CG steps of one."""
+
+    z: Tensor
+    spread: Tensor
+    cg_steps: int
+
+
+@torch.no_grad()
+def probed(
+    mean: Iterate,
+    seed: int,
+    counts: tuple[int, int],
+    residual: float,
+    max_steps: int,
+    preconditioner: AbstractOperator | None,
+    start: Tensor | None,
+    together: Chunks,
+    progress: Progress = unwatched,
+) -> Probe:
+    """The draws behind a gradient of the evidence; counts: K, and how many are perturbed at once.
+
+    W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s tells the spread. start (≤ K, N): those of a
+    centre nearby.
+    """
+    count, group = counts
+    how = residual, max_steps, preconditioner
+    found, squares, steps = list[Tensor](), torch.zeros_like(mean.problem.y), 0
+    for first in range(0, count, group):
+        part = range(first, min(first + group, count))
+        known = None if start is None or len(start) < part.stop else start[first : part.stop]
+        perturbations = Perturbations.of(mean.problem, seed, part)
+        solve = metric_solve(mean, perturbations, *how, known, together, progress)
+        squares += (perturbations.noise - solve.x).square().sum(0)
+        steps = max(steps, int(solve.steps.max()))
+        found.append(solve.x)
+    return Probe(torch.cat(found), squares / count * mean.problem.noise, steps)
+
+
 def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list[T]:
     """step of one group of samples after the other, in their order."""
     found = list[T]()

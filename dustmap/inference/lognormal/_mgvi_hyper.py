@@ -7,9 +7,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from dustmap.inference.evidence._climb import bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
+from dustmap.inference.lognormal._mgvi_trust import NEGLIGIBLE_STEP, Trust, widths_to_go
 from dustmap.linalg import (
     AbstractOperator,
     CirculantOperator,
@@ -23,6 +25,8 @@ from dustmap.linalg import (
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
 #: error is of the order of 1e-2.
 _STEP = 1e-4
+#: Draws whose fields are held at once.
+_AT_ONCE = 8
 
 
 @final
@@ -53,13 +57,25 @@ class HyperPrior:
 @dataclass(frozen=True, eq=False)
 class EvidenceStep:
     """gradient (Q,) of ln p(y | θ) + ln p(θ), its Monte Carlo error (Q,), the average information
-    (Q, Q) of both, and the step Δθ (Q,) that follows."""
+    (Q, Q) of both, and the step Δθ (Q,) that follows.
+
+    widths: distance of the optimum in posterior standard deviations; unbounded (Q,): the step
+    without a bound; radius: the bound.
+    """
 
     gradient: Tensor
     error: Tensor
     information: Tensor
     delta: Tensor
+    widths: float
+    unbounded: Tensor
+    radius: float
     solve: SolveResult
+
+    def rests(self, tolerance: float) -> bool:
+        """Whether θ is within so many posterior standard deviations of the optimum, or within
+        what solves can tell."""
+        return self.widths < tolerance or float(self.unbounded.abs().max()) < NEGLIGIBLE_STEP
 
 
 @torch.no_grad()
@@ -70,7 +86,7 @@ def evidence_step(
     prior: HyperPrior,
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
-    largest: float,
+    trust: Trust,
     progress: Progress = unwatched,
 ) -> EvidenceStep:
     """One Newton step on the log evidence of the model linearised at ξ̄.
@@ -83,14 +99,16 @@ def evidence_step(
 
     The draws are those of the metric samples, so the gradient costs one transform of each. No
     whitened sample is held fixed: at fixed ξ accurate data leave θ next to no freedom, and such
-    gradients take many small steps. |Δθ| is bounded by `largest`.
+    gradients take many small steps. `trust` bounds |Δθ| and corrects the information along the
+    last step.
 
     Reference: Gilmour, Thompson & Cullis (1995) on average information.
     """
     problem, theta = iterate.problem, read(iterate.problem)
     slopes = _slopes(problem, iterate.density)
     own = torch.stack([slope.quadratic(z) for slope in slopes])
-    drawn = torch.stack([slope.quadratic(draws) for slope in slopes])
+    parts = torch.split(draws, _AT_ONCE)
+    drawn = torch.stack([torch.cat([s.quadratic(part) for part in parts]) for s in slopes])
     gradient = 0.5 * (own - drawn.mean(-1)) + prior.gradient(theta)
     error = 0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5
     v = torch.stack([slope.product(z) for slope in slopes])
@@ -104,9 +122,21 @@ def evidence_step(
     )
     products = v.double() @ solve.x.double().mT
     information = 0.25 * (products + products.mT) + torch.eye(len(theta)).to(own) / prior.std**2
-    delta = torch.linalg.solve(information, gradient)
-    delta = delta * min(1.0, largest / float(delta.abs().max().clamp_min(1e-30)))
-    return EvidenceStep(gradient, error, information, delta, solve)
+    curvature, radius = trust.curvature(gradient, information), trust.new_radius(gradient)
+    delta = bounded_step(gradient, curvature, radius)
+    if trust.turns_back(delta):
+        radius = min(radius, trust.half_a_step)
+        delta = bounded_step(gradient, curvature, radius)
+    return EvidenceStep(
+        gradient,
+        error,
+        information,
+        delta,
+        widths_to_go(gradient, information, curvature),
+        torch.linalg.solve(curvature, gradient),
+        radius,
+        solve,
+    )
 
 
 @torch.no_grad()

@@ -14,19 +14,27 @@ from dustmap.inference.evidence._robust import measured_share
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (
     Perturbations,
+    Probe,
     bends,
     curved_draw,
     drawn_together,
     metric_draws,
-    metric_solve,
+    probed,
 )
-from dustmap.inference.lognormal._mgvi_hyper import carry, evidence_step, read, write
+from dustmap.inference.lognormal._mgvi_hyper import (
+    EvidenceStep,
+    carry,
+    evidence_step,
+    read,
+    write,
+)
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
 from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase
 from dustmap.inference.lognormal._mgvi_torus import on_its_torus
+from dustmap.inference.lognormal._mgvi_trust import Trust
 from dustmap.inference.lognormal._mgvi_weights import Weighing
-from dustmap.linalg import Progress, SolveResult, nystrom
+from dustmap.linalg import Progress, nystrom
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +53,9 @@ _STRAY = 1.75
 _BARE = 3
 #: Change of the weights beyond which the preconditioner is renewed.
 _MUCH = 0.1
-#: Gain in nats of an evidence step below which θ is as good as it need be.
-_NEGLIGIBLE = 0.3
+#: Posterior standard deviations from the optimum within which gradients take more draws: with K
+#: of them the optimum is off by 1/√K of one.
+_NEAR = 1.0
 #: Of an evidence step, from the whole of it on.
 _LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
@@ -111,7 +120,7 @@ class Fit:
         spread = None
         if turn >= _BARE:
             self._precondition()
-            spread = self._probe()[1]
+            spread = self._probe().spread
         assert state.weighing is not None
         share = measured_share(self.problem.data)
         self._weigh(state.weighing.updated(*self._ratios(spread), turn > _BARE, share))
@@ -180,59 +189,66 @@ class Fit:
     def _evidence_round(self, at_rest: bool) -> bool:
         """Take one step in θ and return whether it was the last.
 
-        It is where it is small, and where no length of it is accepted at a mode that is at rest;
-        elsewhere a rejected step is tried again from a better mode.
+        It is where θ was within `tolerance` posterior standard deviations of its optimum, and where
+        no length of it is accepted at a mode that is at rest; elsewhere a rejected step is tried
+        again from a better mode.
         """
-        before, settings = self.state.centre, self.settings
-        draws, spread = self._probe()
-        step = evidence_step(
-            before,
-            self.state.z,
-            draws.x,
-            self.state.prior,
-            self._accuracy(),
-            self.state.preconditioner,
-            self.state.largest_step,
-            self.progress,
-        )
-        accepted = self._move(step.delta)
-        if accepted:
-            self._damp(step.delta)
+        before, state, settings = self.state.centre, self.state, self.settings
+        probe = self._probe()
+        step = self._evidence_step(probe, state.trust)
+        more = max(settings.draws, settings.most_draws)
+        if step.widths < _NEAR and state.evidence_count < more:
+            state.evidence_count = more
+            probe = self._probe()
+            step = self._evidence_step(probe, Trust(step.radius))
+        taken = self._move(step.delta)
+        state.trust = Trust(step.radius)
+        if taken > 0.0:
+            delta = taken * step.delta
+            promised = float(delta @ step.gradient - 0.5 * delta @ step.information @ delta)
+            state.trust = Trust(step.radius, delta, step.gradient, promised)
         self._record(
-            "evidence" if accepted else "rejected",
+            "evidence" if taken > 0.0 else "rejected",
             before,
-            int(draws.steps.max()),
+            probe.cg_steps,
             gradient=tuple(step.gradient.tolist()),
             gradient_error=tuple(step.error.tolist()),
         )
-        promised = 0.5 * float(step.gradient @ step.delta)
-        rests = float(step.delta.abs().max()) < settings.tolerance or promised < _NEGLIGIBLE
-        if self.state.weighing is not None:
+        rests = step.rests(settings.tolerance)
+        if state.weighing is not None:
             share = measured_share(self.problem.data)
-            self._weigh(self.state.weighing.updated(*self._ratios(spread), share=share))
-            rests = rests and self.state.weighing.settled
-        return rests if accepted else at_rest
+            self._weigh(state.weighing.updated(*self._ratios(probe.spread), share=share))
+            assert state.weighing is not None
+            rests = rests and state.weighing.settled
+        return rests if taken > 0.0 else at_rest
 
-    def _probe(self) -> tuple[SolveResult, Tensor]:
-        """z_s of the gradient's draws, and the variance (N,) of the mean response that they tell.
+    def _evidence_step(self, probe: Probe, trust: Trust) -> EvidenceStep:
+        state = self.state
+        how = self._accuracy(), state.preconditioner, trust, self.progress
+        return evidence_step(state.centre, state.z, probe.z, state.prior, *how)
 
-        W^½ J δ_s = η_s − z_s, for δ = ξ₀ + Jᵀ W^½ z.
-        """
-        settings = self.settings
-        perturbations = Perturbations.of(self.problem, settings.seed, range(settings.draws))
-        how = settings.residual, settings.cg_steps, self.state.preconditioner
-        start = self.state.evidence_draws
-        draws = metric_solve(
-            self.state.centre, perturbations, *how, start, self.together, self.progress
+    def _probe(self) -> Probe:
+        """The gradient's draws at the centre, from the same random numbers every time."""
+        state, settings = self.state, self.settings
+        how = settings.residual, settings.cg_steps, state.preconditioner
+        start, seed = state.evidence_draws, settings.seed
+        probe = probed(
+            state.centre,
+            seed,
+            (state.evidence_count, settings.draws),
+            *how,
+            start,
+            self.together,
+            self.progress,
         )
-        self.state.evidence_draws = draws.x
-        self.state.slowest = max(self.state.slowest, int(draws.steps.max()))
-        return draws, (perturbations.noise - draws.x).square().mean(0) * self.problem.noise
+        state.evidence_draws = probe.z
+        state.slowest = max(state.slowest, probe.cg_steps)
+        return probe
 
-    def _move(self, delta: Tensor) -> bool:
-        """θ + t Δθ with the centre carried along, t halved until the data stay in reach.
+    def _move(self, delta: Tensor) -> float:
+        """Return t of θ + t Δθ, the centre carried along; t is halved until the data stay in reach.
 
-        Where they never do, everything stays as it is, and the answer is False.
+        Where they never do, everything stays as it is, and t is 0.
         """
         before, theta = self.state.centre, read(self.problem)
         for length in _LENGTHS if bool(delta.isfinite().all()) else ():
@@ -245,15 +261,9 @@ class Fit:
             near = centre.misfit() < 2.0 * max(before.misfit(), 1.0)
             if near and centre.is_finite:
                 self.state.centre, self.state.z = centre, z
-                return True
+                return length
         write(before.problem, theta)
-        return False
-
-    def _damp(self, delta: Tensor) -> None:
-        """Halve the reach of steps that turn back: the linearisation moves with θ."""
-        if self.state.last_step is not None and float(delta @ self.state.last_step) < 0:
-            self.state.largest_step = 0.5 * float(delta.abs().max())
-        self.state.last_step = delta
+        return 0.0
 
     def _refine(self, turn: int) -> None:
         """ξ̄ at the deviations of the turn before."""

@@ -19,6 +19,7 @@ from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProbl
 from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, read, write
 from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_torus import on_torus
+from dustmap.inference.lognormal._mgvi_trust import Trust
 from dustmap.inference.lognormal._mgvi_weights import Weighing
 from dustmap.linalg import NystromPreconditioner
 
@@ -26,8 +27,6 @@ from dustmap.linalg import NystromPreconditioner
 MGVI = "fit_mgvi"
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
-#: Bounds |Δθ| of one evidence step.
-LARGEST_STEP = 0.5
 
 
 @final
@@ -51,7 +50,8 @@ class FitState:
     deviations (S, n) of the samples; evidence_draws (K, N), sample_draws (S/2, N), curve_draws
     (S, N): multipliers of the last draws of each kind; drawn: ξ (n,) and z (N,) of the curved
     draws so far, is_drawing: whether there are more to come in this turn.
-    last_step: Δθ (Q,), at most largest_step; slowest: CG steps since the last preconditioner.
+    evidence_count: K, draws of the next gradient; trust: in the next step of θ; slowest: CG steps
+    since the last preconditioner.
     """
 
     prior: HyperPrior
@@ -67,8 +67,8 @@ class FitState:
     drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     is_drawing: bool = False
     mode: tuple[Iterate, Tensor] | None = None
-    last_step: Tensor | None = None
-    largest_step: float = LARGEST_STEP
+    evidence_count: int = 0
+    trust: Trust = field(default_factory=Trust)
     slowest: int = QUICK
     moved: bool = False
     unsolved: bool = False
@@ -88,6 +88,7 @@ class FitState:
             posterior_at(problem, xi),
             torch.zeros_like(problem.y),
             Phase.MODE if settings.robust is None else Phase.WEIGHTS,
+            evidence_count=settings.draws,
             curved=bool(settings.curved),
         )
 
@@ -106,7 +107,8 @@ class FitState:
             "drawn_z": torch.stack(drawn[1]) if drawn else None,
             "mode_xi": self.mode[0].xi if self.mode else None,
             "mode_z": self.mode[1] if self.mode else None,
-            "last_step": self.last_step,
+            "last_step": self.trust.step,
+            "last_gradient": self.trust.gradient,
         }
         parts = {"preconditioner": kept_preconditioner(self.preconditioner)}
         return state(MGVI, self._values(), arrays, parts)
@@ -121,7 +123,9 @@ class FitState:
             "phase": self.phase.value,
             "turn": self.turn,
             "is_drawing": self.is_drawing,
-            "largest_step": self.largest_step,
+            "evidence_count": self.evidence_count,
+            "radius": self.trust.radius,
+            "promised": self.trust.promised,
             "slowest": self.slowest,
             "moved": self.moved,
             "unsolved": self.unsolved,
@@ -173,12 +177,17 @@ class FitState:
             reading.integer("turn"),
             restored_preconditioner(reading, "preconditioner", n, y, problem.model.prior.world),
             deviations=reading.maybe("deviations", y, settings.samples, width),
-            evidence_draws=reading.maybe("evidence_draws", y, settings.draws, n),
+            evidence_draws=reading.maybe("evidence_draws", y, None, n),
             sample_draws=reading.maybe("sample_draws", y, settings.samples // 2, n),
             curve_draws=reading.maybe("curve_draws", y, settings.samples, n),
             is_drawing=reading.flag("is_drawing"),
-            last_step=reading.maybe("last_step", present, len(present)),
-            largest_step=reading.number("largest_step"),
+            evidence_count=reading.integer("evidence_count"),
+            trust=Trust(
+                reading.number("radius"),
+                reading.maybe("last_step", present, len(present)),
+                reading.maybe("last_gradient", present, len(present)),
+                reading.number("promised"),
+            ),
             slowest=reading.integer("slowest"),
             moved=reading.flag("moved"),
             unsolved=reading.flag("unsolved"),

@@ -3,11 +3,8 @@
 import logging
 import math
 
-import torch
-
-from dustmap.gp import GridPrior
+from dustmap.gp import MOST_INFLATION, GridPrior, torus_for
 from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
-from dustmap.linalg import fast_length
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +22,9 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
     prior = problem.model.prior
     if prior.wrapping is None:
         return problem
-    wanted = math.prod(_torus_shape(prior, padding))
-    outgrown = prior.report.wrap_error > _LARGEST_WRAP
+    wanted = math.prod(torus_for(prior.kernel, prior.grid, padding))
+    report = prior.report
+    outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
     if not (outgrown or prior.n_white > _WASTE * wanted):
         return problem
     other = GridPrior.padded(
@@ -62,19 +60,5 @@ def on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProb
             torus_shape=shape,
             memory=prior.memory,
             world=prior.world,
-        )
-    )
-
-
-def _torus_shape(prior: GridPrior, padding: float) -> tuple[int, ...]:
-    """Points per axis of a torus with this padding, in length scales."""
-    scales = torch.stack([t.lengthscale.detach() for t in prior.kernel.terms()]).amax(0)
-    return tuple(
-        fast_length(m + math.ceil(padding * scale / h))
-        for m, scale, h in zip(
-            prior.grid.shape,
-            scales.expand(prior.grid.dim).tolist(),
-            prior.grid.spacing,
-            strict=True,
         )
     )

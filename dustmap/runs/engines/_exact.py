@@ -28,7 +28,7 @@ MOST_ROWS = 10_000  # beyond, the dense covariance is too much to factor
 #: Stars of uncertain distances beyond which rays end at the mean distance: J² = 256 covariances
 #: a pair of rays that are weighted by survival functions take 8 s for so many, by the square.
 WEIGHTED_ROWS = 300
-QUADRATURE_ORDER = 32  # Gauss-Legendre points a ray
+QUADRATURE_ORDER = 32  # Gauss-Legendre points on a panel of a ray
 MONTE_CARLO_POINTS = 64  # seeded stratified points a ray
 #: Nodes of the grid for what distances add: per length scale at most, and in all, since joint
 #: draws take the root of a dense covariance.

@@ -190,6 +190,7 @@ def _summary(solution: MGVISolution) -> dict[str, object]:
     return robust | {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.wrap_error,
+        "wrap_inflation": prior.wrap_inflation,
         "samples": solution.posterior.n_samples,
         "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
         "rounds": len(solution.history),

@@ -21,6 +21,11 @@ LIMITS = {
         0.15,
         "length scale near the size of the box: take a larger one, such as grid.size = {size}",
     ),
+    "wrap_inflation": (
+        0.1,
+        "length scale beyond what the torus around the box holds: take a larger box, such as "
+        "grid.size = {size}, or a shorter model.length",
+    ),
     "rows_unconverged": (0.0, "set fit.pcg_steps = {pcg_steps}, or take {float64} or {coarser}"),
     "residual_variance_over_noise": (
         1.0,

@@ -69,7 +69,9 @@ class Found:
 def fit(case: Case, scale: Scale, seed: int, folder: Path) -> Found:
     """All fits of a sky drawn from the prior that they have, hyperparameters held."""
     whole = config_of(case, scale, seed, folder)
-    model = dataclasses.replace(prior_sky(whole), measurements=Measurements(outliers=0.0))
+    # On the run's own nodes: what is compared are seams, not what lies between nodes.
+    drawn = prior_sky(whole, whole.grid.spacing)
+    model = dataclasses.replace(drawn, measurements=Measurements(outliers=0.0))
     sky = simulate(model, scale.stars, seed)
     write_sky(folder / "sky.fits", sky, exact_distances=True)
     write_map(folder / "truth.zarr", sky.truth, Provenance(""))

@@ -32,11 +32,11 @@ class Shown:
     @classmethod
     def of(cls, row: Row, fitted: Fitted, probability: NDArray[np.float64]) -> Self:
         """The median density of the slice nearest to z = 0, beside the truth."""
-        grid = fitted.sky.truth.grid
-        z = fitted.sky.truth.nearest_slice(0.0)
+        grid = fitted.grid
+        z = fitted.truth.nearest_slice(0.0)
         median = fitted.solution.posterior.node_log_moments()[0].double().exp().numpy()
         extent = (grid.lower[0], grid.upper[0], grid.lower[1], grid.upper[1])
-        truth = np.asarray(fitted.sky.truth.mean[z].T, np.float64)
+        truth = np.asarray(fitted.truth.mean[z].T, np.float64)
         found = median.reshape(grid.shape)[:, :, z]
         return cls(str(row["sky"]), int(number(row, "seed")), truth, found, extent, probability)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, OutsidePolicy
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
@@ -22,6 +22,7 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
+from dustmap.sky.maps import DustMap
 from dustmap.sky.observations import DistanceSpread, Moments, observe
 from dustmap.sky.simulation import LogNormalDust, Measurements, SimulatedSky, SkyModel, simulate
 
@@ -30,6 +31,8 @@ LENGTH, STD, MEDIAN = 60.0, 1.0, 1e-3
 #: Start of every fit, away from all truths.
 START_LENGTH, START_STD = 40.0, 1.0
 PRIOR, STRUCTURED = "prior", "structured"
+#: Drawn from the prior on finer nodes than the fit's: what lies between those is in the data.
+BETWEEN, FINER = "prior between nodes", 4
 #: Held-out extinctions that are scored; their spread in distance is part of the noise.
 OUTSIDE = OutsidePolicy.TRUNCATE
 
@@ -51,12 +54,14 @@ class Size:
 class Fitted:
     """One sky and its posterior.
 
+    grid: the nodes of the fit, every one of them a node of the sky.
     held: the observations of stars that took no part, their noise with the spread of distances;
     true_rays (K,) end at their true distances; noise: the factor on all errors that was learned;
     nu: degrees of freedom of the errors, infinite where they are normal.
     """
 
     sky: SimulatedSky
+    grid: RegularGrid
     solution: MGVISolution
     held: Batch
     held_rows: Tensor
@@ -70,6 +75,14 @@ class Fitted:
         (term,) = self.solution.model.prior.kernel.terms()
         return float(term.lengthscale.detach()[0]), float(term.variance.detach().sqrt())
 
+    @property
+    def truth(self) -> DustMap:
+        """The true density at the nodes of the fit."""
+        every = round(self.grid.spacing[0] / self.sky.truth.grid.spacing[0])
+        density = self.sky.truth.mean[::every, ::every, ::every]
+        values = np.asarray(density.transpose(2, 1, 0).ravel(), np.float64)
+        return DustMap.from_nodes(self.grid, values, None, self.sky.truth.system)
+
     def draws(self, rays: AbstractFunctional) -> Tensor:
         """Extinctions of every sample, (S, K) float64."""
         posterior = self.solution.posterior
@@ -79,8 +92,9 @@ class Fitted:
 
 def sky_of(kind: str, seed: int, size: Size) -> SimulatedSky:
     """Stars with parallaxes; those to fit first, then those to hold out."""
-    model = SkyModel(size=size.size, spacing=size.spacing)
-    if kind == PRIOR:
+    spacing = size.spacing / FINER if kind == BETWEEN else size.spacing
+    model = SkyModel(size=size.size, spacing=spacing)
+    if kind != STRUCTURED:
         dust = LogNormalDust(prior_kernel(kind, LENGTH, STD), ConstantMean(math.log(MEDIAN)))
         model = replace(model, dust=dust, measurements=Measurements(outliers=0.0))
     return simulate(model, size.stars + size.held, seed)
@@ -88,7 +102,7 @@ def sky_of(kind: str, seed: int, size: Size) -> SimulatedSky:
 
 def prior_kernel(kind: str, length: float, std: float) -> AbstractKernel:
     """Smooth for smooth truths; rough, as turbulence is, for structured ones."""
-    family = Matern32 if kind == PRIOR else Matern12
+    family = Matern12 if kind == STRUCTURED else Matern32
     return family(length, std**2, dim=3)
 
 
@@ -98,7 +112,7 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
     The samples are curved: straight ones are too wide in the extinctions (see the README).
     """
     sky = sky_of(kind, seed, size)
-    grid = sky.truth.grid
+    grid = SkyModel(size=size.size, spacing=size.spacing).grid()
     observed = observe(sky.stars, grid, OUTSIDE)
     spread = observed.spread
     assert spread is not None
@@ -108,15 +122,16 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
     noisy = observed.with_added(Moments.of_noise(spread.uniform(density)))
     robust = RobustSettings() if kind == STRUCTURED else None
     straight = MGVISettings(samples=8, robust=robust)
-    first = _fit(kind, noisy.batch[train], sky, (START_LENGTH, START_STD), straight)
+    first = _fit(kind, noisy.batch[train], grid, (START_LENGTH, START_STD), straight)
     (term,) = first.model.prior.kernel.terms()
     found = float(term.lengthscale.detach()[0]), float(term.variance.detach().sqrt())
     noisy = observed.with_added(Moments.of_noise(spread.added_variance(first.posterior)))
     curved = MGVISettings(samples=size.samples, curved=True, robust=robust)
-    solution = _fit(kind, noisy.batch[train], sky, found, curved)
+    solution = _fit(kind, noisy.batch[train], grid, found, curved)
     noise, nu = _noise(solution)
     return Fitted(
         sky=sky,
+        grid=grid,
         solution=solution,
         held=_with_spread(noisy.batch[held], spread[held], solution, observed.error_variance[held]),
         held_rows=torch.from_numpy(observed.rows)[held],
@@ -127,9 +142,8 @@ def fit(kind: str, seed: int, size: Size) -> Fitted:
 
 
 def _fit(
-    kind: str, data: Batch, sky: SimulatedSky, start: tuple[float, float], settings: MGVISettings
+    kind: str, data: Batch, grid: RegularGrid, start: tuple[float, float], settings: MGVISettings
 ) -> MGVISolution:
-    grid = sky.truth.grid
     kernel = prior_kernel(kind, *start)
     assert data.noise_variance is not None
     single = Batch(data.functional, data.y.float(), data.noise_variance.float())

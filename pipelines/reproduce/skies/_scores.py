@@ -94,12 +94,12 @@ def _density(fitted: Fitted) -> NDArray[np.float64]:
 
 def _truth(fitted: Fitted) -> NDArray[np.float64]:
     """ρ (M,) at the nodes, in the C order of (x, y, z)."""
-    return np.asarray(fitted.sky.truth.mean.transpose(2, 1, 0).ravel(), np.float64)
+    return np.asarray(fitted.truth.mean.transpose(2, 1, 0).ravel(), np.float64)
 
 
 def _shells(fitted: Fitted, edges: Sequence[float]) -> list[NDArray[np.bool_]]:
     """Which nodes (M,) are between two distances from the Sun."""
-    distance = fitted.sky.truth.grid.points().norm(dim=1).numpy()
+    distance = fitted.grid.points().norm(dim=1).numpy()
     inside = [distance < edge for edge in edges]
     return [np.asarray(far & ~near) for near, far in itertools.pairwise(inside)]
 

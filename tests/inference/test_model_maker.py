@@ -1,0 +1,71 @@
+"""The torus that follows the length scale: the variance of the prior stays that of the kernel."""
+
+import pytest
+import torch
+
+from dustmap.gp import Batch, ConstantMean, FitStatus, RegularGrid
+from dustmap.gp.covariances import ClosedForm
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import Matern12, Matern32, Matern52, StationaryKernel
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import GlobalSettings, GridSettings, ModelMaker, fit_global
+
+NODES = {1: 80, 2: 26, 3: 23}
+
+
+def unit_box(dim: int, nodes: int) -> RegularGrid:
+    return RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, (nodes,) * dim)
+
+
+def maker_of(kernel: StationaryKernel, dim: int) -> ModelMaker:
+    likelihood = GaussianLikelihood(jitter=0.1)
+    settings = GridSettings(order=2, dtype=torch.float64)
+    grid = unit_box(dim, NODES[dim])
+    return ModelMaker(kernel, ConstantMean(), likelihood, grid, settings, ClosedForm())
+
+
+def inflation(maker: ModelMaker) -> float:
+    """Variance of the prior at a node over k(0), minus 1, from R Rᵀ itself."""
+    prior = maker.build().features.prior  # type: ignore[attr-defined]
+    first = torch.zeros(1, prior.grid.size, dtype=torch.float64)
+    first[0, 0] = 1.0
+    with torch.no_grad():
+        at_node = float(prior.root().rmatmul(first).square().sum())
+        return at_node / float(prior.kernel.variance()) - 1.0
+
+
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [Matern12, Matern32, Matern52])
+def test_a_length_of_the_box_and_more_keeps_the_variance(make: type, dim: int) -> None:
+    for length in {1: (1.0, 5.0), 2: (1.0, 3.0), 3: (1.0,)}[dim]:
+        assert -1e-9 < inflation(maker_of(make(length, dim=dim), dim)) < 0.0501
+
+
+@pytest.mark.parametrize("dim", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [Matern12, Matern32, Matern52])
+def test_the_ceiling_is_the_longest_length_on_the_largest_torus(make: type, dim: int) -> None:
+    kernel = make(0.2, dim=dim)
+    maker = maker_of(kernel, dim)
+    (limit,) = maker.ceilings().values()
+    assert limit <= 0.0
+    with torch.no_grad():
+        kernel.log_lengthscale.fill_(limit)
+    assert inflation(maker) < 0.0501
+    assert max(maker.build().features.prior.torus_shape) <= 3.2 * NODES[dim]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_learning_that_ends_at_the_ceiling_says_so() -> None:
+    """A plane in place of a field: no length scale is long enough."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(120, 2, generator=generator, dtype=torch.float64)
+    y = 2.0 * x.sum(1) + 0.02 * torch.randn(120, generator=generator, dtype=torch.float64)
+    kernel, likelihood = Matern32(0.5, dim=2), GaussianLikelihood()
+    kernel.log_variance.requires_grad_(False)
+    settings = GlobalSettings(samples=8, dtype=torch.float64, order=2)
+    batch = Batch(PointValues(x), y, torch.full_like(y, 4e-4))
+    fit = fit_global(kernel, ConstantMean(), likelihood, batch, unit_box(2, 26), settings)
+    assert fit.learned is not None
+    assert fit.learned.status is FitStatus.AT_BOUND
+    assert "bound" in fit.learned.message()
+    assert fit.report["wrap_inflation"] < 0.0501
