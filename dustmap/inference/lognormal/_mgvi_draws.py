@@ -61,13 +61,25 @@ class Perturbations:
 
 
 @torch.no_grad()
-def prior_square(problem: LogNormalProblem, seed: int, count: int) -> Tensor:
-    """mean_s (R ε₀_s)² (M,) of the field's part of the perturbations of `count` samples."""
-    root, total = problem.model.prior.root(), torch.zeros_like(problem.log_mean)
-    for s in range(count):
-        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0]
-        total += root.matmul(white[: problem.root.n_white]).square()
-    return total / count
+def explained_share(
+    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
+) -> Tensor:
+    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
+
+    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
+    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
+    and their variances add up to the prior's. Deviations are pairs, one after the other.
+    """
+    root, own = problem.model.prior.root(), problem.root.n_white
+    taken, left, white = torch.zeros_like(centre), torch.zeros_like(centre), None
+    for s, (delta, field) in enumerate(zip(deviations, fields, strict=True)):
+        if s % 2 == 0:
+            white = Perturbations.of(problem, seed, range(s // 2, s // 2 + 1)).white[0, :own]
+        else:
+            white = -white
+        taken += root.matmul(white - delta[:own]).square()
+        left += (field - centre).square()
+    return taken / (taken + left)
 
 
 @torch.no_grad()

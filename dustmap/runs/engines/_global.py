@@ -19,6 +19,7 @@ from dustmap.inference import (
     ModelMaker,
     PathwisePosterior,
     RobustSettings,
+    explained_share,
     fit_global,
 )
 from dustmap.linalg import Progress, unwatched
@@ -72,7 +73,7 @@ def fit_whole(
     at = parts.hyperparameters()
     if fit.robust is not None:
         at = at.with_student_t(fit.robust.noise)
-    arrays = _arrays(fit)
+    arrays = _arrays(fit, config.fit.seed)
     # As a later command will see it, so that both see the same bits.
     found = reopen_whole(config, data, at, arrays)
     learning = _learning(fit, len(data), names)
@@ -80,7 +81,10 @@ def fit_whole(
 
 
 def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
-    """The posterior that an earlier fit has left: nothing is solved again."""
+    """The posterior that an earlier fit has left: nothing is solved again.
+
+    Runs of earlier versions know no share that is explained; their coverage goes by their std.
+    """
     parts = Parts.of(config, at, data)
     maker = ModelMaker(
         parts.kernel,
@@ -95,7 +99,14 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
         torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
         for name in ("eps_mean", "deviations", "coefficients")
     )
-    posterior = PathwisePosterior(maker.on_torus(torus, order), coefficients, mean, deviations)
+    share = arrays.get("explained")
+    posterior = PathwisePosterior(
+        maker.on_torus(torus, order),
+        coefficients,
+        mean,
+        deviations,
+        explained=None if share is None else torch.from_numpy(np.asarray(share)).to(mean.device),
+    )
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
@@ -127,7 +138,7 @@ def robust_settings(config: Config, start: Hyperparameters | None) -> RobustSett
     return RobustSettings(nu=nu, learn_scale=scale_with_nu(config.model))
 
 
-def _arrays(fit: GlobalFit) -> Arrays:
+def _arrays(fit: GlobalFit, seed: int) -> Arrays:
     posterior = fit.posterior
     return {
         "order": np.array(fit.features.order),
@@ -135,6 +146,7 @@ def _arrays(fit: GlobalFit) -> Arrays:
         "coefficients": posterior.coefficients.cpu().numpy(),
         "eps_mean": posterior.eps_mean.cpu().numpy(),
         "deviations": posterior.deviations.cpu().numpy(),
+        "explained": explained_share(posterior, seed).cpu().numpy(),
     }
 
 
