@@ -167,7 +167,7 @@ class Sky:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # steps that are too long are not taken
-def exact(sky: Sky, seed: int = 0, draws: int = 300, chains: int = 8, nodes: int = 160) -> Array:
+def exact(sky: Sky, seed: int = 0, draws: int = 200, chains: int = 8, nodes: int = 160) -> Array:
     """Draws of ρ at the nodes (draws, chains, M) from its exact posterior."""
     target = _Target.of(sky, nodes)
     rng = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ def exact(sky: Sky, seed: int = 0, draws: int = 300, chains: int = 8, nodes: int
     state = sky.white @ np.linalg.inv(factor).T + 0.5 * rng.standard_normal((chains, len(factor)))
     step, steps, kept = 0.25, 7, []
     value, slope = target(state, factor)
-    for turn in range(draws + draws // 2):
+    for turn in range(2 * draws):
         push = rng.standard_normal(state.shape)
         length = step * rng.uniform(0.7, 1.1)
         u, v, g, p = state, value, slope, push
@@ -190,7 +190,7 @@ def exact(sky: Sky, seed: int = 0, draws: int = 300, chains: int = 8, nodes: int
         taken = np.log(rng.uniform(size=chains)) < np.nan_to_num(gain, nan=-np.inf)
         state, slope = (np.where(taken[:, None], a, b) for a, b in ((u, state), (g, slope)))
         value = np.where(taken, v, value)
-        if turn < draws // 2:  # steps are tuned before any draw is kept
+        if turn < draws:  # steps are tuned before any draw is kept
             step *= math.exp(0.1 * (np.mean(taken) - 0.8))
         else:
             kept.append(state @ factor.T)
@@ -218,7 +218,8 @@ class _Target:
 
             p = log_p(fine)
             within = fine[p > p.max() - 18.0]
-            ends = np.linspace(max(within[0] - 0.05, 0.01), min(within[-1] + 0.05, reach), nodes + 1)
+            first, last = max(within[0] - 0.05, 0.01), min(within[-1] + 0.05, reach)
+            ends = np.linspace(first, last, nodes + 1)
             d[n] = 0.5 * (ends[1:] + ends[:-1])
             log_weight[n] = log_p(d[n])
         rows = sky.scene.rows(sky.direction, d).reshape(-1, sky.scene.grid.size)

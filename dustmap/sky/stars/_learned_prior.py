@@ -24,7 +24,7 @@ _CLASSES, _FEWEST = 8, 100
 _STRANGE = 5.0
 #: Standard deviation of the prior of ln scale, around the scale that is stated.
 _SCALE_STD = 1.0
-#: Standard deviations of the priors of ln (a/2) and of ln b, and the steepest end b that cells show.
+#: Standard deviations of the priors of ln (a/2) and of ln b, and the largest b that cells resolve.
 _RISE_STD, _END_STD, _STEEPEST = 0.5, 3.0, 40.0
 #: Weights of the roughness of ln r that are tried, and where Newton's steps end, in nats.
 _ROUGHNESS = 10.0 ** np.array([4.9, 3.4, 1.9, 0.4])
@@ -132,9 +132,7 @@ def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> Expon
     common = common + _log_ratio(likelihood, common)
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
-    values = [
-        common + _log_ratio(likelihood[kind == k], common) for k in range(len(limits) + 1)
-    ]
+    values = [common + _log_ratio(likelihood[kind == k], common) for k in range(len(limits) + 1)]
     table = tuple(tuple((_floored(row) - volume).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
     return replace(stated, scale=scale, ratio=ratio)
