@@ -176,7 +176,9 @@ def test_dust_beyond_the_box_is_the_same_on_two_ranks(
     config.write_text(BEYOND.format(stars=tmp_path / "stars.fits", density=density, std=std))
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     assert main(["run", str(config), "--output", str(alone)]) in (DONE, CHECK_FAILED)
-    _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(500)
+    _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(
+        timeout=500
+    )
     assert (shared / "report.json").is_file(), errors[-3000:]
     same_map(alone, shared, tolerance)
     one, two = (report(run) for run in (alone, shared))

@@ -249,4 +249,4 @@ class _Target:
         mean = (p * jacobian.reshape(*self.log_weight.shape, -1)).sum(1)
         p = p[..., 0]
         variance = (p * a**2).sum(1) - (p * a).sum(1) ** 2 + self.sky.scene.noise**2
-        return np.eye(len(z)) + (mean / variance[:, None]).T @ mean
+        return np.asarray(np.eye(len(z)) + (mean / variance[:, None]).T @ mean)

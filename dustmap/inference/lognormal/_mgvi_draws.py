@@ -71,15 +71,14 @@ def explained_share(
     and their variances add up to the prior's. Deviations are pairs, one after the other.
     """
     root, own = problem.model.prior.root(), problem.root.n_white
-    taken, left, white = torch.zeros_like(centre), torch.zeros_like(centre), None
-    for s, (delta, field) in enumerate(zip(deviations, fields, strict=True)):
-        if s % 2 == 0:
-            white = Perturbations.of(problem, seed, range(s // 2, s // 2 + 1)).white[0, :own]
-        else:
-            white = -white
-        taken += root.matmul(white - delta[:own]).square()
-        left += (field - centre).square()
-    return taken / (taken + left)
+    taken, left = torch.zeros_like(centre), torch.zeros_like(centre)
+    for s in range(len(deviations) // 2):
+        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
+        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
+            taken += root.matmul(sign * white - deviations[row, :own]).square()
+            left += (fields[row] - centre).square()
+    share: Tensor = taken / (taken + left)
+    return share
 
 
 @torch.no_grad()

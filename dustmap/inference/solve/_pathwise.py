@@ -168,7 +168,8 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
         start, rest = field_at_nodes(prior, torch.stack([white, delta]))
         taken += (start - rest).square()
         left += rest.square()
-    return taken / (taken + left)
+    share: Tensor = taken / (taken + left)
+    return share
 
 
 @torch.no_grad()

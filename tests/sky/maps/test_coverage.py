@@ -43,7 +43,8 @@ def rays(dim: int, count: int) -> LineIntegrals:
 def exact(seen: Tensor, gram: Tensor, noise: Tensor) -> Tensor:
     """diag(C (G + Σ)⁻¹ Cᵀ) / k(0) (M,): C = `seen` (N, M) the covariance of data and nodes, G that
     of the data."""
-    return (seen * torch.linalg.solve(gram + torch.diag(noise), seen)).sum(0)
+    share: Tensor = (seen * torch.linalg.solve(gram + torch.diag(noise), seen)).sum(0)
+    return share
 
 
 def of_log_density(grid: RegularGrid, rows: Tensor) -> Tensor:
