@@ -22,14 +22,14 @@ def answers(sky: Sky, prior: AbstractDistancePrior) -> tuple[Array, Array, Array
     return scene.extinction(sky.white, ahead, PLACES), found.mean(0), found.std(0, ddof=1)
 
 
-@pytest.mark.parametrize(("fraction", "least"), [(0.05, 0.62), (0.2, 0.57), (0.3, 0.56)])
+@pytest.mark.parametrize(("fraction", "least"), [(0.05, 0.62), (0.2, 0.6), (0.3, 0.6)])
 def test_extinctions_have_the_errors_they_state(fraction: float, least: float) -> None:
     """Of as many skies as make the coverage certain to 0.03, 300 stars of a survey of 2,000 each.
 
-    The prior knows nothing of the survey but the 2,000 parallaxes. Of 0.68 some 0.02 are lost since
-    32 samples know a standard deviation to a sixth. With errors of 20 and 30 % some 0.61 and 0.60
-    are reached: as many as with the prior that the stars were drawn from, but for 0.01. What a
-    distance adds to the errors is taken as normal there, and independent of the star's extinction.
+    The prior knows nothing of the survey but the 2,000 parallaxes. With errors of 20 and 30 % some
+    0.61 and 0.63 are reached. At 20 % it is no more with the prior that the stars were drawn from:
+    32 samples know a standard deviation to a sixth, which costs 0.02, and what a distance adds to
+    the errors is taken as normal.
     """
     inside, off = [], []
     for seed in range(100):
