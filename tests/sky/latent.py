@@ -175,9 +175,15 @@ def exact(sky: Sky, seed: int = 0, draws: int = 200, chains: int = 8, nodes: int
     # u = Fᵀ z with F Fᵀ the curvature, so that the posterior of u is nearly round.
     factor = np.linalg.inv(np.linalg.cholesky(curvature)).T
     state = sky.white @ np.linalg.inv(factor).T + 0.5 * rng.standard_normal((chains, len(factor)))
-    step, steps, kept = 0.25, 7, []
+    step, steps, pilot, kept = 0.25, 7, [], []
     value, slope = target(state, factor)
     for turn in range(2 * draws):
+        # Where few stars are, the posterior is wider than its curvature says.
+        if turn == draws // 2:
+            z = np.concatenate(pilot[draws // 4 :])
+            wider = np.linalg.cholesky(0.5 * np.cov(z.T) + 0.5 * factor @ factor.T)
+            state, factor = np.linalg.solve(wider, factor @ state.T).T, wider
+            value, slope = target(state, factor)
         push = rng.standard_normal(state.shape)
         length = step * rng.uniform(0.7, 1.1)
         u, v, g, p = state, value, slope, push
@@ -192,6 +198,7 @@ def exact(sky: Sky, seed: int = 0, draws: int = 200, chains: int = 8, nodes: int
         value = np.where(taken, v, value)
         if turn < draws:  # steps are tuned before any draw is kept
             step *= math.exp(0.1 * (np.mean(taken) - 0.8))
+            pilot.append(state @ factor.T)
         else:
             kept.append(state @ factor.T)
     return sky.scene.density(np.stack(kept))
