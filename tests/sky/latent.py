@@ -175,14 +175,16 @@ def exact(sky: Sky, seed: int = 0, draws: int = 200, chains: int = 8, nodes: int
     # u = Fᵀ z with F Fᵀ the curvature, so that the posterior of u is nearly round.
     factor = np.linalg.inv(np.linalg.cholesky(curvature)).T
     state = sky.white @ np.linalg.inv(factor).T + 0.5 * rng.standard_normal((chains, len(factor)))
-    step, steps, pilot, kept = 0.25, 7, [], []
+    step, steps = 0.25, 7
+    pilot, kept = list[Array](), list[Array]()
     value, slope = target(state, factor)
     for turn in range(2 * draws):
         # Where few stars are, the posterior is wider than its curvature says.
         if turn == draws // 2:
             z = np.concatenate(pilot[draws // 4 :])
             wider = np.linalg.cholesky(0.5 * np.cov(z.T) + 0.5 * factor @ factor.T)
-            state, factor = np.linalg.solve(wider, factor @ state.T).T, wider
+            state = np.asarray(np.linalg.solve(wider, factor @ state.T).T, np.float64)
+            factor = np.asarray(wider, np.float64)
             value, slope = target(state, factor)
         push = rng.standard_normal(state.shape)
         length = step * rng.uniform(0.7, 1.1)
