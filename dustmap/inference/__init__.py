@@ -75,6 +75,7 @@ from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
+from dustmap.inference.solve._pathwise import explained_share as explained_share
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes
 from dustmap.inference.solve._solution import GlobalSolution as GlobalSolution
 from dustmap.inference.variational._all_data import SettledFit as SettledFit

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from astropy.table import Table
 
 from dustmap.cli import CHECK_FAILED, DONE, FAILED, PREEMPTED, main
 
@@ -115,6 +116,77 @@ def test_two_ranks_make_the_map_of_one_process(
     for name in ("source_id", "l", "extinction"):
         assert np.array_equal(np.asarray(stores[0][name]), np.asarray(stores[1][name]))
     assert main(["query", str(shared), "--l", "10", "--b", "5", "--distance", "60"]) == 0
+
+
+BEYOND = """
+[data]
+catalog = "{stars}"
+system = "A_V"
+[grid]
+size = [300, 300, 150]
+spacing = 75
+outside = "prior"
+[model]
+density = "{density}"
+length = 80
+std = {std}
+mean_density = 0.001
+learn = ["mean"]
+[fit]
+samples = 6
+tolerance = 1e-6
+distance_rounds = 1
+[compute]
+dtype = "float64"
+[export]
+formats = ["zarr"]
+figures = []
+"""
+
+
+def write_stars_beyond(path: Path, kind: str) -> None:
+    """240 stars out to 320 pc behind uniform dust, most of them beyond the box."""
+    rng = np.random.default_rng(0)
+    d = 320.0 * rng.random(240) ** (1 / 3)
+    columns = {
+        "l": 360.0 * rng.random(240),
+        "b": np.degrees(np.arcsin(2.0 * rng.random(240) - 1.0)),
+        "extinction": 1e-3 * d + 0.01 * rng.standard_normal(240),
+        "extinction_error": np.full(240, 0.01),
+    }
+    if kind == "exact":
+        columns["distance"] = d
+    else:
+        columns["parallax"] = 1e3 / d * (1.0 + 0.15 * rng.standard_normal(240))
+        columns["parallax_error"] = 150.0 / d
+    Table(columns).write(path)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["exact", "parallaxes"])
+@pytest.mark.parametrize(
+    ("density", "std", "tolerance"), [("gaussian", 5e-4, 1e-4), ("lognormal", 0.5, 0.1)]
+)
+def test_dust_beyond_the_box_is_the_same_on_two_ranks(
+    tmp_path: Path, kind: str, density: str, std: float, tolerance: float
+) -> None:
+    write_stars_beyond(tmp_path / "stars.fits", kind)
+    config = tmp_path / "run.toml"
+    config.write_text(BEYOND.format(stars=tmp_path / "stars.fits", density=density, std=std))
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    assert main(["run", str(config), "--output", str(alone)]) in (DONE, CHECK_FAILED)
+    _, errors = ranks_of_run(2, "run", str(config), "--output", str(shared)).communicate(
+        timeout=500
+    )
+    assert (shared / "report.json").is_file(), errors[-3000:]
+    same_map(alone, shared, tolerance)
+    one, two = (report(run) for run in (alone, shared))
+    learned, counts = one["hyperparameters"], one["counts"]
+    assert two["hyperparameters"] == pytest.approx(learned, rel=1e-2)
+    assert isinstance(counts, dict)
+    assert two["counts"] == {"ranks": 2, **counts}
+    assert counts["rays_that_leave_the_box"] > 150
 
 
 @pytest.mark.slow

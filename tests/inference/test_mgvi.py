@@ -420,7 +420,7 @@ def test_what_cannot_be_fitted_says_why() -> None:
 
 
 def test_a_datum_says_nothing_of_places_far_away_however_few_the_samples() -> None:
-    """Coverage 1 − τ²/σ² from samples and the draws of the prior that they come from."""
+    """The share that is explained, by samples and the draws of the prior that they come from."""
     grid = box(2, 25)
     place = torch.tensor([[-0.4, -0.4]], dtype=torch.float64)
     away = (grid.points() - place).norm(dim=1)
@@ -434,12 +434,11 @@ def test_a_datum_says_nothing_of_places_far_away_however_few_the_samples() -> No
         mean = ConstantMean(0.0).requires_grad_(False)
         model = model_of(grid, length=0.1, learn=False, mean=mean)
         found = fit_mgvi(model, data, MGVISettings(samples=8, seed=seed)).posterior
-        assert found.prior_square is not None
+        assert found.explained is not None
         width2 = found.node_log_moments()[1].square()
-        covered = 1.0 - width2 / found.prior_square
-        assert float(covered[away > 0.6].abs().max()) < 0.05
-        here.append(float(covered[away < 0.03]))
-        dominated.append(float((covered > 0.5).double().mean()))
+        assert float(found.explained[away > 0.6].max()) < 0.01
+        here.append(float(found.explained[away < 0.03]))
+        dominated.append(float((found.explained > 0.5).double().mean()))
         naive.append(float((width2 < 0.5).double().mean()))
     assert sorted(here)[2] > 0.7
     assert sum(naive) / 5 > 0.2

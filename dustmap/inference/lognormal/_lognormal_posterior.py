@@ -25,20 +25,25 @@ class LogNormalPosterior(AbstractPosterior):
     Gaussian; log_samples (S, M), pairs about the centre one after the other; interpolation: L of
     any functional. The relative Monte Carlo error of a standard deviation is `monte_carlo_error`.
 
-    prior_square (M,), where it is known: mean squares of the draws of the prior's field that the
-    samples are perturbations of. Where the data say nothing a sample varies as its draw does, so
-    that the ratio of their squares is 1 however few there are.
+    explained (M,), where it is known: the share of the prior's variance of ln ρ that the data have
+    taken away, from the draws of the prior that the samples are made of. Where the data say nothing
+    they take nothing of any draw, so that it is 0 however few there are.
     """
 
     interpolation: Interpolation
     log_density: Tensor
     log_samples: Tensor
-    prior_square: Tensor | None = None
+    explained: Tensor | None = None
 
     @property
     def n_samples(self) -> int:
         """S."""
         return len(self.log_samples)
+
+    @property
+    def independent(self) -> int:
+        """Draws that count: pairs."""
+        return (self.n_samples + 1) // 2
 
     @property
     def monte_carlo_error(self) -> float:

@@ -61,13 +61,24 @@ class Perturbations:
 
 
 @torch.no_grad()
-def prior_square(problem: LogNormalProblem, seed: int, count: int) -> Tensor:
-    """mean_s (R ε₀_s)² (M,) of the field's part of the perturbations of `count` samples."""
-    root, total = problem.model.prior.root(), torch.zeros_like(problem.log_mean)
-    for s in range(count):
-        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0]
-        total += root.matmul(white[: problem.root.n_white]).square()
-    return total / count
+def explained_share(
+    problem: LogNormalProblem, seed: int, deviations: Tensor, fields: Tensor, centre: Tensor
+) -> Tensor:
+    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,), the share of the prior's variance that the data explain.
+
+    d_s: deviation of field s (2K, M) from `centre` (M,); g_s = ±R ε₀_s − R δ_s: what the data have
+    taken from the draw of the prior that deviation ±δ_s (2K, n) is made of. They are independent
+    and their variances add up to the prior's. Deviations are pairs, one after the other.
+    """
+    root, own = problem.model.prior.root(), problem.root.n_white
+    taken, left = torch.zeros_like(centre), torch.zeros_like(centre)
+    for s in range(len(deviations) // 2):
+        white = Perturbations.of(problem, seed, range(s, s + 1)).white[0, :own]
+        for row, sign in ((2 * s, 1.0), (2 * s + 1, -1.0)):
+            taken += root.matmul(sign * white - deviations[row, :own]).square()
+            left += (fields[row] - centre).square()
+    share: Tensor = taken / (taken + left)
+    return share
 
 
 @torch.no_grad()

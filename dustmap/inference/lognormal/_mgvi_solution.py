@@ -3,7 +3,7 @@
 import torch
 
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
-from dustmap.inference.lognormal._mgvi_draws import prior_square
+from dustmap.inference.lognormal._mgvi_draws import explained_share
 from dustmap.inference.lognormal._mgvi_report import MGVISolution, MGVIStatus
 from dustmap.inference.lognormal._mgvi_state import FitState
 
@@ -22,10 +22,11 @@ def solution_of(state: FitState, seed: int) -> MGVISolution:
     with torch.no_grad():
         parts = (centre + part for part in torch.split(deviations, _FIELDS))
         fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
-    square = prior_square(problem, seed, len(deviations) // 2)
+    log_density = state.centre.log_density
+    share = explained_share(problem, seed, deviations, fields, log_density)
     return MGVISolution(
         problem.model,
-        LogNormalPosterior(problem.model.interpolation, state.centre.log_density, fields, square),
+        LogNormalPosterior(problem.model.interpolation, log_density, fields, share),
         problem.model.coefficients(centre),
         centre,
         deviations,

@@ -12,9 +12,10 @@ from dustmap.gp import AbstractPosterior, GridPrior, Prediction
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
 from dustmap.inference._coefficients import CoefficientSpread
+from dustmap.inference.solve._draws import GRID_STREAM
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._on_grid import prior_of
-from dustmap.linalg import standard_normal
+from dustmap.linalg import KeyedNormal, standard_normal
 
 
 @final
@@ -34,6 +35,8 @@ class PathwisePosterior(AbstractPosterior):
 
     model: features and mean at the kernel's value of the solve; do not change it while this is in
         use. coefficients (P,): β. eps_mean (M_w,): ε̂. deviations (S, M_w): δ_s.
+    explained (M,), where it is known: share of the prior's variance at the nodes that the data have
+        taken away, by `explained_share`.
     antithetic: whether the draws are pairs δ, −δ, of which only one counts as independent.
     memory: bytes that the fields seen by one chunk of functionals may take.
     spread: of fitted coefficients; None where they are given.
@@ -46,6 +49,7 @@ class PathwisePosterior(AbstractPosterior):
     antithetic: bool = False
     memory: int = 2**28
     spread: CoefficientSpread | None = None
+    explained: Tensor | None = None
 
     @property
     def monte_carlo_error(self) -> float:
@@ -181,6 +185,26 @@ def _white(functional: AbstractFunctional, like: Tensor, generator: torch.Genera
         seed = torch.randint(2**62, (1,), device=generator.device, generator=generator)
         return keyed_normal(int(seed), functional.keys, like.shape[0]).to(like)
     return standard_normal(like.shape, generator, like)
+
+
+@torch.no_grad()
+def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
+    """Σ_s g_s² / Σ_s (g_s² + d_s²) (M,) at the nodes, with d = R δ and g = R (ε₀ − δ).
+
+    ε₀_s: the draw of the prior that δ_s was made of under `seed`, that of the solve; g is what the
+    data have taken from it. Both are independent, and their variances add up to the prior's: where
+    the data say nothing the share is 0 however few the draws, as 1 − mean d²/σ² is not.
+    """
+    prior = prior_of(posterior.model.features, "explained_share", "use predict instead")
+    taken, left = torch.zeros(2, prior.grid.size, dtype=prior.dtype, device=prior.lags.device)
+    normal = KeyedNormal(seed, GRID_STREAM)
+    for s, delta in enumerate(posterior.independent):
+        white = normal.draw(s, len(delta), delta.dtype, delta.device)
+        start, rest = field_at_nodes(prior, torch.stack([white, delta]))
+        taken += (start - rest).square()
+        left += rest.square()
+    share: Tensor = taken / (taken + left)
+    return share
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from dustmap.inference import (
     ModelMaker,
     PathwisePosterior,
     RobustSettings,
+    explained_share,
     fit_global,
 )
 from dustmap.linalg import Progress, unwatched
@@ -76,7 +77,7 @@ def fit_whole(
     at = parts.hyperparameters()
     if fit.robust is not None:
         at = at.with_student_t(fit.robust.noise)
-    arrays = _arrays(fit)
+    arrays = _arrays(fit, config.fit.seed)
     # As a later command will see it, so that both see the same bits.
     found = reopen_whole(config, data, at, arrays)
     learning = _learning(fit, len(data), names)
@@ -84,7 +85,10 @@ def fit_whole(
 
 
 def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
-    """The posterior that an earlier fit has left: nothing is solved again."""
+    """The posterior that an earlier fit has left: nothing is solved again.
+
+    Runs of earlier versions know no share that is explained; their coverage goes by their std.
+    """
     parts = Parts.of(config, at, data)
     maker = ModelMaker(
         parts.kernel,
@@ -98,12 +102,17 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     tensors = {
         name: torch.from_numpy(np.asarray(value)).to(data.y.device)
         for name, value in arrays.items()
-        if name in _FIELDS or name.startswith("spread_")
+        if name in (*_FIELDS, "explained") or name.startswith("spread_")
     }
     coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
-    spread = CoefficientSpread.of_tensors(tensors)
-    model = maker.on_torus(torus, order)
-    posterior = PathwisePosterior(model, coefficients, mean, deviations, spread=spread)
+    posterior = PathwisePosterior(
+        maker.on_torus(torus, order),
+        coefficients,
+        mean,
+        deviations,
+        spread=CoefficientSpread.of_tensors(tensors),
+        explained=tensors.get("explained"),
+    )
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
@@ -135,7 +144,7 @@ def robust_settings(config: Config, start: Hyperparameters | None) -> RobustSett
     return RobustSettings(nu=nu, learn_scale=scale_with_nu(config.model))
 
 
-def _arrays(fit: GlobalFit) -> Arrays:
+def _arrays(fit: GlobalFit, seed: int) -> Arrays:
     posterior = fit.posterior
     spread = {} if posterior.spread is None else posterior.spread.tensors()
     return {
@@ -143,6 +152,7 @@ def _arrays(fit: GlobalFit) -> Arrays:
         "torus_shape": np.array(fit.features.prior.torus_shape),
         **{name: getattr(posterior, name).cpu().numpy() for name in _FIELDS},
         **({name: value.cpu().numpy() for name, value in spread.items()}),
+        "explained": explained_share(posterior, seed).cpu().numpy(),
     }
 
 

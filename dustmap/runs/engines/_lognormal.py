@@ -89,15 +89,16 @@ def fit_lognormal(
 def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: Arrays) -> StarFit:
     """The posterior that an earlier fit has left: its samples are all there is to it.
 
-    Runs of earlier versions have no prior_square; their coverage goes by the prior's variance.
+    Runs of earlier versions know no share that is explained; their coverage goes by the prior's
+    variance.
     """
-    centre, samples, square = (
+    centre, samples, share = (
         torch.from_numpy(np.asarray(arrays[name])).to(data.y.device) if name in arrays else None
-        for name in ("log_density", "log_samples", "prior_square")
+        for name in ("log_density", "log_samples", "explained")
     )
     assert centre is not None
     assert samples is not None
-    posterior = LogNormalPosterior(_rows(config), centre, samples, square)
+    posterior = LogNormalPosterior(_rows(config), centre, samples, share)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
@@ -227,9 +228,9 @@ def _line(line: MGVIRound, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _arrays(posterior: LogNormalPosterior) -> Arrays:
-    assert posterior.prior_square is not None
+    assert posterior.explained is not None
     return {
-        "prior_square": posterior.prior_square.cpu().numpy(),
+        "explained": posterior.explained.cpu().numpy(),
         "log_density": posterior.log_density.cpu().numpy(),
         "log_samples": posterior.log_samples.cpu().numpy(),
     }

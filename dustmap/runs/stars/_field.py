@@ -14,6 +14,7 @@ from dustmap.sky.maps import (
     NodeField,
     OwnNodes,
     PosteriorField,
+    sure_coverage,
 )
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -29,7 +30,10 @@ def field_of(
         return NodeField(posterior, grid, system, prior_std)
     # Every other posterior draws anew for each set of places.
     stored = config.fit.samples if isinstance(posterior, PathwisePosterior) else 0
-    own = None if fit.at_nodes is None else OwnNodes(grid, fit.at_nodes)
+    covered = None
+    if isinstance(posterior, PathwisePosterior) and posterior.explained is not None:
+        covered = sure_coverage(posterior.explained, len(posterior.independent))
+    own = None if fit.at_nodes is None else OwnNodes(grid, fit.at_nodes, covered)
     (x0, y0, z0), (x1, y1, z1) = grid.lower, grid.upper
     return PosteriorField(
         posterior,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._request import Quantity as Quantity
     from dustmap.sky.maps._slabs import Slabs as Slabs
     from dustmap.sky.maps._slabs import slab_memory as slab_memory
+    from dustmap.sky.maps._statistics import sure_coverage as sure_coverage
     from dustmap.sky.maps._trilinear import within_box as within_box
     from dustmap.sky.maps._write_fits import fits_of_slabs as fits_of_slabs
     from dustmap.sky.maps._write_fits import write_fits as write_fits

@@ -28,7 +28,7 @@ from dustmap.sky.maps._field import (
 from dustmap.sky.maps._node_table import NodeTable
 from dustmap.sky.maps._request import MapRequest, Quantity
 from dustmap.sky.maps._separable import Resampler
-from dustmap.sky.maps._statistics import coverage, statistics
+from dustmap.sky.maps._statistics import coverage, statistics, sure_coverage
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -45,7 +45,7 @@ class NodeField(AbstractDensityField):
 
     prior_std: of ln ρ before the data. Coverage is that of the nodes, 1 − τ²/prior_std² with τ²
     the posterior variance of ln ρ, and multilinear between them; where the posterior knows the
-    draws of the prior behind its samples, their mean square stands for prior_std².
+    share of the prior's variance that is explained, that of `sure_coverage`.
     """
 
     posterior: LogNormalPosterior
@@ -150,10 +150,9 @@ class NodeField(AbstractDensityField):
     @cached_property
     def _node_coverage(self) -> Tensor:
         """(M,)."""
-        square, width = self.posterior.prior_square, self.posterior.node_log_moments()[1]
-        if square is None:
-            return coverage(width, self.prior_std)
-        return coverage(width / square.sqrt(), 1.0)
+        if self.posterior.explained is None:
+            return coverage(self.posterior.node_log_moments()[1], self.prior_std)
+        return sure_coverage(self.posterior.explained, self.posterior.independent)
 
 
 def _fill(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, final, runtime_checkable
 
 import numpy as np
@@ -22,8 +23,10 @@ from dustmap.sky.maps._field import (
     refuse_coverage_of_rays,
     slabs,
 )
+from dustmap.sky.maps._node_table import NodeTable
 from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
 from dustmap.sky.maps._statistics import coverage, normal_quantile
+from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Functionals answered at once.
@@ -40,10 +43,14 @@ class LogMoments(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class OwnNodes:
-    """Mean and variance at the nodes of `grid`, which some engines have at hand."""
+    """Mean and variance at the nodes of `grid`, which some engines have at hand.
+
+    coverage (M,), where it is known better than by the standard deviation: multilinear in between.
+    """
 
     grid: RegularGrid
     predict: Callable[[], Prediction]
+    coverage: Tensor | None = None
 
 
 @final
@@ -141,7 +148,10 @@ class PosteriorField(AbstractDensityField):
         if self.own is None or self.own.grid != grid or self.positive:
             return {}
         prediction = self.own.predict()
-        return _numpy(_of_normal(prediction, request, self.prior_std))
+        found = _of_normal(prediction, request, self.prior_std)
+        if self.own.coverage is not None and Quantity.COVERAGE in request:
+            found[Quantity.COVERAGE.value] = self.own.coverage
+        return _numpy(found)
 
     def _of_chunk(
         self, functional: AbstractFunctional, request: MapRequest, generator: torch.Generator
@@ -152,12 +162,23 @@ class PosteriorField(AbstractDensityField):
                 found |= _moments(self.posterior.predict(functional))
         elif request.cubes:
             found = _of_normal(self.posterior.predict(functional), request, self.prior_std)
+            if self._covered is not None and Quantity.COVERAGE in request:
+                assert isinstance(functional, PointValues)  # coverage is of places only
+                cells = Cells.of(self._covered.grid, functional.x.double().cpu().numpy())
+                found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
         else:
             found = {}
         if request.samples:
             drawn = self.posterior.sample(functional, request.samples, generator)
             found[Quantity.SAMPLES.value] = drawn
         return _numpy(found)
+
+    @cached_property
+    def _covered(self) -> NodeTable | None:
+        """Coverage at the nodes, where the engine knows it."""
+        if self.own is None or self.own.coverage is None:
+            return None
+        return NodeTable.of(self.own.grid, self.own.coverage.cpu()[None])
 
     def _generator(self, stream: int) -> torch.Generator:
         """A stream for each plane, so that slabs do not change what is drawn."""

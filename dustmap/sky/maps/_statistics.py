@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+#: Draws of which coverage takes half the odds.
+_DOUBTFUL = 8
+
 #: A field has tensors, a file of a map arrays, which are read without torch.
 Draws = TypeVar("Draws", "Tensor", "NDArray[np.float64]")
 
@@ -98,6 +101,18 @@ def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
 def _paired(count: int) -> float:
     """E Σ_s (x_s − m)² / σ² of `count` samples ±δ, ±δ', ..., the last of an odd number alone."""
     return count - 1.0 / count if count % 2 and count > 1 else float(count)
+
+
+def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
+    """c of the share e of the prior's variance that S independent draws find explained:
+
+        c / (1 − c) = e / (1 − e) / (1 + (8/S)²)
+
+    e has an error of e (1 − e) √(4/S): few draws see data where there are none. The odds are those
+    of a bound that holds 93 % of the times with 4 draws, 83 % with 8, 67 % with 16, where what is
+    wrong is near what is right.
+    """
+    return explained / (explained + (1.0 + (_DOUBTFUL / draws) ** 2) * (1.0 - explained))
 
 
 def coverage(std: "Tensor", prior_std: float) -> "Tensor":

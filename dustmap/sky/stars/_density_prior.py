@@ -28,7 +28,7 @@ class ExponentialDensity(AbstractDistancePrior):
     The posterior of t = ln d has the logarithm g(t) = 3t − d/L + ln r − (ϖ − 1/d)²/2σ². It is
     tabulated where, but for r, it is within 30 nats of its mode, integrated with its exact slope
     (error h⁴), and its integral interpolated by cubics: quantiles and probabilities are good to
-    1e-6, and to 1e-4 where there is a ratio.
+    1e-6, and to 3e-4 where there is a ratio.
     """
 
     scale: float

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 from scipy.linalg import cho_solve
+from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from dustmap.sky.stars._density_prior import ExponentialDensity
@@ -15,16 +16,18 @@ from dustmap.sky.stars._survey_ratio import SurveyRatio
 
 #: Stars from which more than the scale is learned, and the most that are used.
 LEAST, MOST = 200, 20_000
-#: Cells of ln d, the least distance in pc, and the most that ln r falls below its maximum.
-_STEP, _NEAREST, _DEEPEST = 0.08, 1.0, 20.0
+#: Cells of ln d, the least distance in pc, and the most that ln p falls below its maximum.
+_STEP, _NEAREST, _DEEPEST = 0.04, 1.0, 20.0
 #: Most classes of parallax errors that have a ratio of their own, and the fewest stars of each.
 _CLASSES, _FEWEST = 8, 100
 #: A parallax that so many errors below zero cannot be one.
 _STRANGE = 5.0
 #: Standard deviation of the prior of ln scale, around the scale that is stated.
 _SCALE_STD = 1.0
+#: Standard deviations of the priors of ln (a/2) and of ln b, and the largest b that cells resolve.
+_RISE_STD, _END_STD, _STEEPEST = 0.5, 3.0, 40.0
 #: Weights of the roughness of ln r that are tried, and where Newton's steps end, in nats.
-_ROUGHNESS = 10.0 ** np.array([4.0, 2.5, 1.0, -0.5])
+_ROUGHNESS = 10.0 ** np.array([4.9, 3.4, 1.9, 0.4])
 _STEPS, _SETTLED = 30, 1e-2
 _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 
@@ -95,10 +98,11 @@ class ParallaxSample:
     def learned(self, wanted: ToLearn) -> LearnedPrior:
         """The distribution p(d) of the stars' distances, selection included.
 
-        d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale; from
-        LEAST stars on times r(d), ln r a spline in ln d whose second differences are normal, with
-        the variance of largest (Laplace) evidence. So is what classes of stars with similar errors
-        differ by: faint stars are not where bright ones are.
+        d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale. From
+        LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
+        in ln d whose second differences are normal, with the variance of largest (Laplace)
+        evidence. So is what classes of stars with similar errors differ by: faint stars are not
+        where bright ones are.
         """
         parallax, error = self._rows.T
         usable = parallax > -_STRANGE * error
@@ -123,14 +127,13 @@ def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> Expon
     scale = _scale(likelihood, t, stated.scale)
     if len(parallax) < LEAST:
         return replace(stated, scale=scale)
-    base = 3.0 * t - np.exp(t) / scale
-    common = _log_ratio(likelihood, base)
+    volume = 3.0 * t - np.exp(t) / scale
+    common = _end_of_survey(likelihood, t, scale)
+    common = common + _log_ratio(likelihood, common)
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
-    values = [
-        common + _log_ratio(likelihood[kind == k], base + common) for k in range(len(limits) + 1)
-    ]
-    table = tuple(tuple(np.maximum(row, row.max() - _DEEPEST).tolist()) for row in values)
+    values = [common + _log_ratio(likelihood[kind == k], common) for k in range(len(limits) + 1)]
+    table = tuple(tuple((_floored(row) - volume).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
     return replace(stated, scale=scale, ratio=ratio)
 
@@ -188,6 +191,30 @@ def _scale(likelihood: Array, t: Array, stated: float) -> float:
     return float(max(scales[low : high + 1], key=log_posterior))
 
 
+def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
+    """ln of d times dᵃ exp(−(d/D)ᵇ) (K,), a, b and D of the largest posterior; at most _DEEPEST
+    below its maximum.
+
+    A survey may end at once, which second differences of ln r take for roughness: fits then hold
+    stars at the end for farther than they are.
+    """
+
+    def log_density(x: Array) -> Array:
+        return _floored((1.0 + 2.0 * np.exp(x[0])) * t - np.exp(np.exp(x[1]) * (t - x[2])))
+
+    def energy(x: Array) -> float:
+        if x[1] > np.log(_STEEPEST):
+            return np.inf
+        unlikely = 0.5 * (x[0] / _RISE_STD) ** 2 + 0.5 * (x[1] / _END_STD) ** 2
+        return float(unlikely - np.log(likelihood @ _normalised(log_density(x))).sum())
+
+    # A soft end at the scale, and a hard one behind most stars.
+    starts = ([0.0, 0.0, np.log(scale)], [0.0, 1.5, np.log(3.0 * scale)])
+    options = {"xatol": 1e-2, "fatol": _SETTLED}
+    ends = [minimize(energy, x, method="Nelder-Mead", options=options) for x in starts]
+    return log_density(min(ends, key=lambda end: float(end.fun)).x)
+
+
 def _log_ratio(likelihood: Array, base: Array) -> Array:
     """ln r (K,) at the roughness of the largest evidence."""
     difference = np.diff(np.eye(len(base)), n=2, axis=0)
@@ -208,6 +235,7 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
     # The constant is free: any curvature holds it.
     penalty = penalty + 1e-6 * np.eye(len(base))
 
+    @np.errstate(divide="ignore")  # steps that leave a star without a place are not taken
     def objective(f: Array) -> float:
         p = _normalised(base + f)
         return float(np.log(likelihood @ p).sum() - 0.5 * f @ penalty @ f)
@@ -238,6 +266,11 @@ def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[A
         if gain < _SETTLED:
             break
     return f - f.mean(), value - float(np.log(np.diag(factor)).sum())
+
+
+def _floored(log_density: Array) -> Array:
+    """At most _DEEPEST below its maximum."""
+    return np.asarray(np.maximum(log_density, log_density.max() - _DEEPEST), np.float64)
 
 
 def _normalised(log_density: Array) -> Array:
