@@ -51,9 +51,9 @@ from dustmap.inference.evidence._learn_evidence import LearnStep as LearnStep
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws as keyed_prior_draws
 from dustmap.inference.evidence._learn_evidence import learn_evidence as learn_evidence
 from dustmap.inference.evidence._robust import RobustFit as RobustFit
-from dustmap.inference.evidence._robust import RobustSettings as RobustSettings
+from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
 from dustmap.inference.evidence._robust import RobustStep as RobustStep
-from dustmap.inference.evidence._robust import StudentTNoise as StudentTNoise
+from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
