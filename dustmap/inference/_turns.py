@@ -21,7 +21,9 @@ class Turns:
     nats: list[float] = field(default_factory=list)
     _noise: tuple[float, ...] | None = None
 
-    def add(self, weighed: RobustFit[PosteriorMoments], climbed: LearnedModel[PosteriorMoments]) -> None:
+    def add(
+        self, weighed: RobustFit[PosteriorMoments], climbed: LearnedModel[PosteriorMoments]
+    ) -> None:
         """One more: noise at a fixed kernel, then the kernel at fixed sites."""
         step = zip(
             climbed.history[0].parameters,

@@ -56,6 +56,7 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "noise_is_given": fitted.noise_is_given,
         "evidence": fitted.evidence,
         "report": fitted.report,
+        "dof": fitted.dof,
     }
     if isinstance(fitted.state, HipState | GlobalState | SVGPState | SGPRState):
         content["plan"] = plain_plan(fitted.state.plan)
@@ -77,6 +78,7 @@ def read(path: Path) -> tuple[Regression, _Json]:
         evidence=content["evidence"],
         noise_is_given=content["noise_is_given"],
         report=content["report"],
+        dof=content.get("dof"),
     )
     return fitted, arguments(content["parameters"])
 

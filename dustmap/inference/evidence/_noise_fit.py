@@ -71,17 +71,17 @@ def fitted_around(
 
     f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = share. At a fixed field that is a
     step of expectation–maximisation, which creeps where data determine a field of much freedom:
-    its variance goes with s². With that in mind a step gets where plain ones creep to.
+    its variance goes with s² σ². With that in mind a step gets where plain ones creep to.
     """
     part = _some(len(data), data.y.device)
     some, m, v = data[part], mean[part].double(), variance[part].double()
     p = torch.ones_like(m) if share is None else share[part].to(m)
     objective = _Objective(parameters, some, m, p / p.mean())
-    noise = present
-    for _ in range(_TURNS if parameters.learn_scale else 1):
-        before = noise.scale
-        noise = objective.maximised(noise, v * (before / present.scale) ** 2)
-        if abs(math.log(noise.scale / before)) < 1e-3:
+    noise, first = present, objective.typical_width(present)
+    for _ in range(_TURNS):
+        before = objective.typical_width(noise)
+        noise = objective.maximised(noise, v * (before / first) ** 2)
+        if abs(math.log(objective.typical_width(noise) / before)) < 1e-3:
             break
     return noise
 
@@ -136,6 +136,11 @@ class _Objective:
                 jitter.clamp_(min=jitter_floor(learn.likelihood, self.data))
         nu = min(max(math.exp(float(log_nu.detach())), LEAST_NU), MOST_NU)
         return replace(start, nu=nu, scale=math.exp(float(log_scale.detach())))
+
+    @torch.no_grad()
+    def typical_width(self, noise: StudentTNoise) -> float:
+        """s σ of the median datum."""
+        return noise.scale * float(self._given().median().sqrt())
 
     @torch.no_grad()
     def _nodes(self, start: StudentTNoise, variance: Tensor) -> tuple[Tensor, Tensor]:

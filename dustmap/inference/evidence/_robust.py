@@ -270,9 +270,7 @@ class _Rounds(Generic[T]):
         self._steps = list(reading.each("history", RobustStep.read))
         self._noise = self._steps[-1].noise
         self._weights = reading.array("weights", like, n)
-        self._sites = Sites(
-            reading.array("target", like, n), reading.array("precision", like, n)
-        )
+        self._sites = Sites(reading.array("target", like, n), reading.array("precision", like, n))
         for p, value in zip(self._learned.own, reading.numbers("own"), strict=True):
             p.fill_(value)
         self._solution = self._solving.restored(self._model, reading.inside("solution"))
