@@ -15,7 +15,6 @@ from dustmap.inference.evidence._robust import (
     RobustStep,
     SolverOf,
     fit_student_t,
-    nats_left,
 )
 from dustmap.inference.evidence._student_t_noise import (
     RobustSettings,
