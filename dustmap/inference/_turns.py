@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import final
 
-from dustmap.inference.evidence._learn_values import LearnedModel, PosteriorMoments
+from dustmap.inference.evidence._learn_values import LearnedModel, T
 from dustmap.inference.evidence._noise_fit import NoiseParameters
 from dustmap.inference.evidence._robust import RobustFit, nats_left
 
@@ -21,9 +21,7 @@ class Turns:
     nats: list[float] = field(default_factory=list)
     _noise: tuple[float, ...] | None = None
 
-    def add(
-        self, weighed: RobustFit[PosteriorMoments], climbed: LearnedModel[PosteriorMoments]
-    ) -> None:
+    def add(self, weighed: RobustFit[T], climbed: LearnedModel[T]) -> None:
         """One more: noise at a fixed kernel, then the kernel at fixed sites."""
         step = zip(
             climbed.history[0].parameters,

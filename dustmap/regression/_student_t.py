@@ -5,6 +5,7 @@ by dense algebra, in turns until neither kernel nor noise has more to gain; nois
 rows follow at the kernel that was found.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -42,10 +43,13 @@ LEARNING_ROWS = 1_000
 _GROSS = 10.0
 #: Turns of kernel and noise, rounds of sites in each, the length of a round's step, the change of
 #: the sites below which they rest, and draws of a round of the global engine.
-_TURNS, _ROUNDS, _STEP, _REST, _SAMPLES = 10, 40, 0.7, 0.01, 16
+_TURNS, _ROUNDS, _STEP, _REST, _SAMPLES = 10, 25, 0.7, 0.01, 16
 #: Nats that may remain to be gained.
 _NATS_LEFT = 0.25
 _START_NU = 4.0
+#: Least width of the noise over the prior standard deviation: the density of a t that narrows about
+#: data which a field can pass through has no upper bound.
+_LEAST_WIDTH = 1e-4
 
 
 @final
@@ -163,6 +167,7 @@ def _dense_rounds(
         mean, variance = _posterior(prior, gp, batch, covariance, sites)
         before = learned.logs(noise)
         noise = fitted_around(learned, batch, mean, variance, noise, None)
+        _widen(prior, batch, learned)
         nats.append(learned.nats(before, learned.logs(noise), len(batch)))
         width2 = noise.scale**2 * prior.likelihood.noise_variance(batch).double()
         whole = student_t_moments(batch.y, mean, variance, width2, noise.nu)
@@ -171,6 +176,15 @@ def _dense_rounds(
         if change <= _REST and nats_left(nats[1:]) <= _NATS_LEFT:
             return noise, sites, True
     return noise, sites, False
+
+
+def _widen(prior: Prior, batch: Batch, learned: NoiseParameters) -> None:
+    """Widths no smaller than `_LEAST_WIDTH`, in place."""
+    least = _LEAST_WIDTH * float(prior.kernel.variance().sqrt())
+    typical = float(prior.likelihood.noise_variance(batch).median().sqrt())
+    if typical < least:
+        for parameter in learned.own:
+            parameter.add_(math.log(least / typical))
 
 
 def _posterior(

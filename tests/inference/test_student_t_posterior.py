@@ -146,12 +146,11 @@ def test_moments_are_the_integrals(nu: float, variance: float, residual: float) 
         cuts = sorted({-8 * std, 8 * std, *(residual + w for w in (-9, -2, 0, 2, 9))})
         cuts = [c for c in cuts if abs(c) <= 8 * std]
         pairs = zip(cuts[:-1], cuts[1:], strict=True)
-        return sum(scipy.integrate.quad(integrand, a, b, limit=200)[0] for a, b in pairs)
+        parts = [scipy.integrate.quad(integrand, a, b, limit=200)[0] for a, b in pairs]
+        return float(sum(parts))
 
     a2 = nu * width**2
-    found = student_t_moments(
-        vector(residual), vector(0.0), vector(variance), vector(width**2), nu
-    )
+    found = student_t_moments(vector(residual), vector(0.0), vector(variance), vector(width**2), nu)
     slope = average(lambda e: (nu + 1) * e / (a2 + e * e))
     curvature = average(lambda e: (nu + 1) * (a2 - e * e) / (a2 + e * e) ** 2)
     weight = average(lambda e: (nu + 1) / (nu + (e / width) ** 2))

@@ -56,7 +56,8 @@ class NoiseParameters:
         of_nu = 0.25 * (low - high) - 0.5 * (nu + 5.0) / (nu * (nu + 1.0) * (nu + 3.0))
         squares = [(b - a) ** 2 for a, b in zip(before, after, strict=True)]
         of_scale = 2.0 * nu / (nu + 3.0)
-        return 0.5 * n * (max(of_nu, 0.0) * nu**2 * squares[0] + of_scale * sum(squares[1:]))
+        nats: float = max(of_nu, 0.0) * nu**2 * squares[0] + of_scale * sum(squares[1:])
+        return 0.5 * n * nats
 
 
 def fitted_around(

@@ -6,7 +6,7 @@ the map cannot explain have sites of next to no precision instead of bending it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Generic, TypeVar, final
+from typing import Generic, final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
 from dustmap.inference._kept import PartOfWhole, Reading, state
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
-from dustmap.inference.evidence._learn_values import AbstractSolver, PosteriorMoments
+from dustmap.inference.evidence._learn_values import AbstractSolver, T
 from dustmap.inference.evidence._noise_fit import NoiseParameters, fitted_around
 from dustmap.inference.evidence._sites import Sites, student_t_moments
 from dustmap.inference.evidence._student_t_noise import (
@@ -34,7 +34,6 @@ _STEP = 0.7
 #: The evidence that further rounds are expected to gain, in nats, below which none follows.
 NATS_LEFT = 0.1
 
-T = TypeVar("T", bound=PosteriorMoments)
 #: The solver of a posterior given normal data.
 SolverOf = Callable[[Batch], AbstractSolver[T]]
 

@@ -1,13 +1,13 @@
-"""Normal data in the place of Student-t data: the best normal posterior, by sites of the likelihood.
+"""Normal data in the place of Student-t data: the best normal posterior by sites.
 
 Of all normal q(f) the one of least KL[q ‖ p(f | y)] is the posterior of data ỹ_n ~ N(f_n, 1/λ_n),
 
     λ_n = −E_q[∂² ln t_n],   λ_n (ỹ_n − E f_n) = E_q[∂ ln t_n]      (Opper and Archambeau 2009)
 
-with the derivatives of ln t_n = ln p(y_n | f_n) in f_n. Expectation–maximisation over weights τ_n has
-the precision E τ_n / s_n² instead: the information of a datum whose weight were known, which is
-(ν + 3)/(ν + 1) times that of a Student-t datum on average, and standard deviations too small by 10
-to 20 % at ν = 2 to 4.
+with the derivatives of ln t_n = ln p(y_n | f_n) in f_n. Expectation–maximisation over weights τ_n
+has the precision E τ_n / s_n² instead, the information of a datum whose weight were known. That is
+(ν + 3)/(ν + 1) times what a Student-t datum has on average, and made standard deviations 10 to 20 %
+too small at ν = 2 to 4.
 """
 
 import math
@@ -30,7 +30,8 @@ _NODES, _ROWS = 48, 2**16
 class Moments:
     """Averages over q of a Student-t datum, (N,) each.
 
-    slope: E ∂ ln t; curvature: −E ∂² ln t, negative of outliers; weight: E τ = E (ν + 1)/(ν + r²/s²).
+    slope: E ∂ ln t; curvature: −E ∂² ln t, negative of outliers; weight: E τ, of e = y − f that of
+    (ν + 1)/(ν + e²/s²).
     """
 
     slope: Tensor
