@@ -16,6 +16,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.inference._kept import Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
+from dustmap.inference._turns import Turns
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
 from dustmap.inference.evidence._learn_values import (
     AbstractSolver,
@@ -23,7 +24,6 @@ from dustmap.inference.evidence._learn_values import (
     LearnSettings,
     LearnStep,
 )
-from dustmap.inference._turns import Turns
 from dustmap.inference.evidence._noise_fit import NoiseParameters, jitter_floor
 from dustmap.inference.evidence._robust import (
     RobustFit,

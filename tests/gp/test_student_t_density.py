@@ -1,5 +1,6 @@
-"""The predictive density of Student-t noise beside adaptive quadrature, far out and at all widths."""
+"""The predictive density of Student-t noise beside adaptive quadrature, at all widths, far out."""
 
+import itertools
 import math
 
 import numpy as np
@@ -25,11 +26,11 @@ def reference(residual: float, std: float, nu: float) -> float:
     cuts |= {sign * w * std for sign in (1, -1) for w in reaches}
     cuts |= set(np.linspace(0.0, residual, 41))
     places = sorted(c for c in cuts if abs(c) <= 40.0 * std + 2.0 * residual + 1e3)
-    fine = np.concatenate([np.linspace(a, b, 9) for a, b in zip(places, places[1:], strict=False)])
+    fine = np.concatenate([np.linspace(a, b, 9) for a, b in itertools.pairwise(places)])
     top = max(map(log_integrand, fine))
     parts = [
         integrate.quad(lambda f: math.exp(log_integrand(f) - top), a, b, limit=100)[0]
-        for a, b in zip(places, places[1:], strict=False)
+        for a, b in itertools.pairwise(places)
     ]
     return float(constant + top + math.log(math.fsum(parts)))
 

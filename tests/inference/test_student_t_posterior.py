@@ -1,5 +1,6 @@
 """Student-t noise beside Gibbs sampling of field and weights, and beside the truth."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_moments_are_the_integrals(nu: float, variance: float, residual: float) 
 
         cuts = sorted({-8 * std, 8 * std, *(residual + w for w in (-9, -2, 0, 2, 9))})
         cuts = [c for c in cuts if abs(c) <= 8 * std]
-        pairs = zip(cuts[:-1], cuts[1:], strict=True)
+        pairs = itertools.pairwise(cuts)
         parts = [scipy.integrate.quad(integrand, a, b, limit=200)[0] for a, b in pairs]
         return float(sum(parts))
 

@@ -1,4 +1,4 @@
-"""ν, scale and the likelihood's own numbers of Student-t noise around a field known to some extent."""
+"""ν, scale and the likelihood's own numbers of Student-t noise around a field in part known."""
 
 import math
 from dataclasses import dataclass, replace

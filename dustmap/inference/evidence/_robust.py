@@ -1,6 +1,6 @@
 """Student-t noise in the global engine: the best normal posterior, by solves and closed forms.
 
-Every datum is replaced by a normal one (`Sites`), so that each solve is the Gaussian one. Stars that
+Every datum is replaced by a normal one (`Sites`), so that each solve is Gaussian. Stars that
 the map cannot explain have sites of next to no precision instead of bending it.
 """
 
