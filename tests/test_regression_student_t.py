@@ -58,6 +58,7 @@ def test_gross_outliers_do_not_ruin_the_fit(engine: str, n: int) -> None:
     assert robust.report_["student_t"]["converged"]
     assert robust.report_["learning"]["status"] == "converged"
     assert rmse(robust) < 1.2 * rmse(clean)
+    assert robust.noise_dof_ is not None
     assert robust.noise_dof_ < 4.0
     assert robust.noise_std_ == pytest.approx(0.1, rel=0.2)
     Q = X[:50]
@@ -73,6 +74,7 @@ def test_noise_of_t_is_learned_with_and_without_its_errors() -> None:
     y = np.sin(6.0 * X[:, 0]) + 2.0 * sigma * rng.standard_t(3.0, 400)
     model = HIPGPRegressor(noise="student-t").fit(X, y, noise_std=sigma)
     assert model.noise_std_ is None
+    assert model.noise_dof_ is not None
     assert 2.0 < model.noise_dof_ < 5.0
     core = t.ppf(0.8413447460685429, model.noise_dof_)
     scale = model.report_["hyperparameters"]["noise_scale"]

@@ -1,4 +1,4 @@
-"""The predictive density of Student-t noise beside adaptive quadrature, at all widths, far out."""
+"""The predictive density of Student-t noise beside adaptive quadrature, at all widths."""
 
 import itertools
 import math

@@ -1,5 +1,6 @@
 """Student-t noise: scale and widths of the global engine, and the predictive density."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -85,13 +86,14 @@ def _density() -> Claim:
     return Claim(case, quantity, 0.0, worst, BEFORE["density"], 0.0, 0.01)
 
 
-#: What release 0.1 gave, measured with these functions on its code.
+#: What the code before sites gave in the full version of these cases, measured with these functions
+#: on it; of the density what its quadrature of 192 nodes gave.
 BEFORE: dict[str, float] = {
-    "scale": math.nan,
-    "length": math.nan,
-    "2.3 0.5": math.nan,
-    "3.5 0.5": math.nan,
-    "2.3 0.1": math.nan,
+    "scale": 1.618,
+    "length": 0.0965,
+    "2.3 0.5": 0.855,
+    "3.5 0.5": 0.888,
+    "2.3 0.1": 0.796,
     "density": 57.85,
 }
 
@@ -166,6 +168,6 @@ def _log_density(residual: float, std: float, nu: float) -> float:
     )
     parts = [
         integrate.quad(lambda f: math.exp(log_integrand(f) - top), a, b, limit=100)[0]
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+        for a, b in itertools.pairwise(cuts)
     ]
     return float(constant + top + math.log(math.fsum(parts)))
