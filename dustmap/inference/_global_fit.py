@@ -1,6 +1,5 @@
 """From data to a posterior on a grid in one call: hyperparameters, then mean and draws."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -8,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch, RegularGrid, whole_batch
+from dustmap.gp import AbstractMean, Batch, FitStatus, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
@@ -17,6 +16,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.inference._kept import Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
+from dustmap.inference._turns import Turns
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
 from dustmap.inference.evidence._learn_values import (
     AbstractSolver,
@@ -24,7 +24,14 @@ from dustmap.inference.evidence._learn_values import (
     LearnSettings,
     LearnStep,
 )
-from dustmap.inference.evidence._robust import RobustFit, RobustSettings, fit_student_t
+from dustmap.inference.evidence._noise_fit import NoiseParameters, jitter_floor
+from dustmap.inference.evidence._robust import (
+    RobustFit,
+    fit_student_t,
+    site_data,
+    site_weights,
+)
+from dustmap.inference.evidence._student_t_noise import RobustSettings
 from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
@@ -35,10 +42,6 @@ from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
-#: Jitter, of the median σ, below which there is none.
-_LEAST_JITTER = 0.02
-#: Turns of outlier weights and learning.
-_TURNS = 2
 
 Steps = Callable[[LearnStep], None]
 
@@ -100,7 +103,8 @@ class GlobalFit:
 
     model, solution: at the final parameters. learned: how learning ended, None where nothing was
     learned; started: the same of its start with few data, if there was one.
-    robust: weights and degrees of freedom of Student-t noise, None for Gaussian.
+    robust: sites, weights and degrees of freedom of Student-t noise, None for Gaussian. turns: nats
+    by which each turn of noise and kernel moved them.
     residual_ratio: median Var r / σ². stencils: how their order was chosen, None if it was given.
     """
 
@@ -109,6 +113,7 @@ class GlobalFit:
     started: LearnedModel[GlobalSolution] | None
     learned: LearnedModel[GlobalSolution] | None
     robust: RobustFit[GlobalSolution] | None
+    turns: tuple[float, ...] | None
     residual_ratio: float
     stencils: StencilOrder | None
 
@@ -151,6 +156,7 @@ class GlobalFit:
         if self.robust is not None:
             found["outliers"] = self.robust.outliers
             found["robust_noise"] = self.robust.message()
+            found["robust_turns"] = list(self.turns or ())
         return found
 
 
@@ -170,8 +176,10 @@ def fit_global(
     """Learns what requires a gradient in kernel, mean and likelihood, in place; then solves.
 
     Learning climbs the evidence of the gridded model. The final solve takes all data. With
-    Student-t noise, weights of the data and learning take turns; the scale of the noise is then
-    learned with ν, and not by the evidence (unless robust.learn_scale is False).
+    Student-t noise it is normal data in the place of each (`fit_student_t`): these and all of the
+    noise are fitted at a fixed kernel, the kernel by the evidence of these, in turns until neither
+    has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
+    "converged".
 
     journal: its parts are the stages, each with its own result. Going on, the stages that are
     finished give theirs, and nothing is kept of the whole. steps: called with those of learning;
@@ -214,6 +222,7 @@ class _Fit:
         self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
         self.robust: RobustFit[GlobalSolution] | None = None
+        self.turns: Turns | None = None
 
     def learn(self) -> None:
         """Sets kernel and likelihood; with Student-t noise, also the weights of all data."""
@@ -238,9 +247,10 @@ class _Fit:
         settings = self.settings.solve(
             self.settings.samples, self.fit_mean, self.settings.antithetic
         )
+        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
         solution = solve_global(
             model,
-            self.data,
+            data,
             settings,
             sigma=self._sigma(model),
             journal=self.journal.within("solve"),
@@ -254,9 +264,21 @@ class _Fit:
             self.started,
             self.learned,
             self.robust,
+            None if self.turns is None else tuple(self.turns.nats),
             residual_ratio(model, self.data),
             self.maker.stencils,
         )
+
+    @property
+    def _learn_settings(self) -> LearnSettings:
+        """From the second turn on with as many deviations as the one before ended with."""
+        if self.learned is None:
+            return self.settings.learn
+        return replace(self.settings.learn, samples=self.learned.history[-1].samples)
+
+    @property
+    def _kernel_is_learned(self) -> bool:
+        return any(p.requires_grad for p in self.maker.kernel.parameters())
 
     @property
     def _climbs(self) -> bool:
@@ -266,52 +288,57 @@ class _Fit:
     def _sigma(self, model: GridModel) -> Tensor | None:
         if self.robust is None:
             return None
-        noise = model.likelihood.noise_variance(self.data) / self.robust.precision_weights
+        noise = self.robust.sites.precision.reciprocal()
         return noise + model.features.residual_variance(self.data.functional).to(noise)
 
     def _take_turns(self, robust: RobustSettings) -> None:
-        """Weights at fixed kernel, then the kernel at fixed weights.
-
-        The factor of the noise is that of the Student-t, and the likelihood's own stays as it is.
-        """
-        scale = self.maker.likelihood.log_scale
-        if scale is None or not (scale.requires_grad and robust.learn_scale):
-            self._turns(robust)
-            return
-        scale.requires_grad_(False)
-        try:
-            self._turns(robust)
-        finally:
-            scale.requires_grad_(True)
-
-    def _turns(self, robust: RobustSettings) -> None:
-        for turn in range(_TURNS):
-            self._weigh(f"weights-{turn}", robust)
-            if self._climbs:
-                assert self.robust is not None
-                weights, rows = self.robust.precision_weights, self.settings.learn_rows
-                self.learned = self._climbed(f"climb-{turn}", weights, rows)
-        if self._climbs:
-            self._weigh(f"weights-{_TURNS}", robust)
+        """Noise and sites at a fixed kernel, then the kernel at fixed sites, until both rest."""
+        learn = NoiseParameters(self.maker.likelihood, robust.learn_nu, robust.learn_scale)
+        turns = self.turns = Turns(learn, len(self.data))
+        self._weigh("weights-0", robust)
+        while self._kernel_is_learned and len(turns.nats) < robust.max_turns and not turns.settled:
+            turn = len(turns.nats)
+            weighed, learned = self.robust, self._climbed_at_sites(f"climb-{turn}")
+            assert weighed is not None
+            turns.add(weighed, learned)
+            self.learned = learned
+            self._weigh(f"weights-{turn + 1}", robust)
+        if self.learned is not None and not turns.settled:
+            self.learned = replace(self.learned, status=FitStatus.MAX_STEPS)
 
     def _weigh(self, name: str, robust: RobustSettings) -> None:
-        solve, journal = self._solver(self.data), self.journal.within(name)
-        model = self.maker.build()
-        self.robust = fit_student_t(model, self.data, robust, solve, journal=journal)
+        journal, model = self.journal.within(name), self.maker.build()
+        self.robust = fit_student_t(
+            model, self.data, robust, self._solver, start=self.robust, journal=journal
+        )
+
+    def _climbed_at_sites(self, name: str) -> LearnedModel[GlobalSolution]:
+        """The kernel; numbers of the likelihood are those of the sites, which hold them."""
+        assert self.robust is not None
+        weights = site_weights(self.maker.build(), self.data, self.robust.sites)
+        learned = [p for p in self.maker.likelihood.parameters() if p.requires_grad]
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            return self._climbed(name, weights, self.settings.learn_rows)
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_(True)
 
     def _climbed(
         self, name: str, weights: Tensor | None, rows: int
     ) -> LearnedModel[GlobalSolution]:
-        """Learning from a random part of the data."""
+        """Learning from a random part of the data; with Student-t noise of their sites."""
         part = _random_part(len(self.data), rows, self.settings.seed)
-        some = self.data if part is None else self.data[part.to(self.data.y.device)]
+        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
+        some = data if part is None else data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
         return learn_evidence(
             self.maker,
             whole_batch(some),
-            self.settings.learn,
+            self._learn_settings,
             self._solver(some),
             prior_draws=keyed_prior_draws(self.settings.seed),
             weights=weights,
@@ -362,11 +389,10 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
 
 
 def _floors(likelihood: GaussianLikelihood, data: Batch) -> dict[int, float]:
-    """The least log jitter, by the id of the parameter: so small a part of σ is none."""
+    """The least log jitter, by the id of the parameter."""
     if likelihood.log_jitter is None or data.noise_variance is None:
         return {}
-    typical = float(data.noise_variance.median().sqrt())
-    return {id(likelihood.log_jitter): math.log(_LEAST_JITTER * typical)}
+    return {id(likelihood.log_jitter): jitter_floor(likelihood, data)}
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

@@ -73,6 +73,20 @@ def engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -
     return name
 
 
+def student_t_engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -> str:
+    """As `engine_of`, of those that have Student-t noise."""
+    if engine == "auto":
+        on_grid = not isinstance(grid, str) or (n > MAX_EXACT and dim <= MAX_GRID_DIM)
+        engine = "global" if on_grid else "exact"
+    name = engine_of(engine, grid, n, dim, max_memory)
+    if name not in ("exact", "global"):
+        raise ValueError(
+            f'engine="{name}" has no noise="student-t": use engine="global" (up to {MAX_GRID_DIM} '
+            f'columns), "exact" (up to {MAX_DENSE:,} rows) or "auto"'
+        )
+    return name
+
+
 def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
     """The user's grid in the user's units, its points per axis, or None for "auto"."""
     if isinstance(grid, str):

@@ -57,6 +57,7 @@ def write(path: Path, fitted: Regression, parameters: Mapping[str, Any]) -> None
         "noise_is_given": fitted.noise_is_given,
         "evidence": fitted.evidence,
         "report": fitted.report,
+        "dof": fitted.dof,
     }
     if isinstance(fitted.state, ExactState):
         content["mean_is_fitted"] = fitted.state.mean_is_fitted
@@ -80,6 +81,7 @@ def read(path: Path) -> tuple[Regression, _Json]:
         evidence=content["evidence"],
         noise_is_given=content["noise_is_given"],
         report=content["report"],
+        dof=content.get("dof"),
     )
     return fitted, arguments(content["parameters"])
 

@@ -16,6 +16,7 @@ from dustmap.regression import _arguments, _checkpoint, _learning
 from dustmap.regression._fit import FitSettings, Regression, fit
 from dustmap.regression._scaling import Array, Standardisation, spread
 from dustmap.regression._sgpr import SGPRState
+from dustmap.regression._student_t import plain_rows
 from dustmap.regression._svgp import SVGPState
 
 Prediction = Array | tuple[Array, Array]
@@ -63,10 +64,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     mean : "constant" or "linear"
         Learned coefficients add their own uncertainty to predictions and draws (universal
         kriging).
-    noise : "auto", "learn", "given", "scale", "jitter" or a number
+    noise : "auto", "learn", "given", "scale", "jitter", "student-t" or a number
         "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
         learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
         is noise_std, "learn" otherwise. A number is the standard deviation of all data.
+        "student-t" is s t_ν of learned width s and degrees of freedom ν, for data with outliers;
+        where there is noise_std, s is a learned factor on it. Engines "exact" and "global" have it.
     learn : bool or names out of "length", "variance", "noise", "mean", "inducing"
         What is learned, by maximising the exact evidence of `n_learn` random rows in at most
         `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
@@ -100,9 +103,11 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     kernel_ : the kernel, learned
     grid_ : RegularGrid, or None for engines without one
     inducing_points_ : (M, D) of the svgp and sgpr engines
-    noise_std_ : learned (or given) standard deviation of the noise; None where it comes per datum
+    noise_std_ : learned (or given) standard deviation of the noise, of Student-t noise the half
+        width that holds as much as ±1σ; None where it comes per datum
+    noise_dof_ : ν of Student-t noise, None for Gaussian
     mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
-    log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters
+    log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters; Gaussian noise only
     elbo_ : its lower bound of the hip, svgp and sgpr engines
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
     """
@@ -164,9 +169,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         targets = np.asarray(targets, np.float64)
         std = _arguments.noise_std_of(noise_std, len(targets))
         named = not isinstance(self.kernel, AbstractKernel)
-        scaling = Standardisation.of(inputs, targets, unit_scales=not named)
+        plain = plain_rows(targets) if self._is_student_t else slice(None)
+        scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
         settings = self._settings(inputs, scaling, named)
-        prior = self._prior(targets, std is not None, scaling)
+        prior = self._prior(targets[plain], std is not None, scaling)
         self._keep(fit(prior, scaling.batch(inputs, targets, std), scaling, settings))
         return self
 
@@ -231,9 +237,11 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self.max_memory,
         )
         seed = _arguments.seed_of(self.random_state)
-        n, dim = inputs.shape
+        engine_of = _arguments.engine_of
+        if self._is_student_t:
+            engine_of = _arguments.student_t_engine_of
         return FitSettings(
-            engine=_arguments.engine_of(self.engine, self.grid, n, dim, hip.max_memory),
+            engine=engine_of(self.engine, self.grid, *inputs.shape, hip.max_memory),
             grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
             hip=hip,
             whole=_arguments.global_settings(hip, self.samples),
@@ -252,7 +260,12 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ),
             seed=seed,
             search_start=named,
+            student_t=self._is_student_t,
         )
+
+    @property
+    def _is_student_t(self) -> bool:
+        return isinstance(self.noise, str) and self.noise == _learning.STUDENT_T
 
     def _prior(self, targets: Array, given: bool, scaling: Standardisation) -> _learning.Prior:
         learned, dim = _learning.learned_names(self.learn), len(scaling.x_scale)
@@ -273,6 +286,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         coefficients = fitted.prior.mean.coefficients().detach().numpy()
         self.mean_ = scaling.user_mean(coefficients)
         self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
+        self.noise_dof_ = fitted.dof
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)

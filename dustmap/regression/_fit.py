@@ -12,12 +12,14 @@ from typing import Any, final
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from scipy.stats import t
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, ExactGP, ExactPosterior, RegularGrid
 from dustmap.gp.functionals import PointValues
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import PathwisePosterior, VariationalPosterior
-from dustmap.regression import _global, _hip, _learning
+from dustmap.regression import _global, _hip, _learning, _student_t
 from dustmap.regression._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.regression._exact import bytes_of_exact, check_exact, most_exact
 from dustmap.regression._global import GlobalPlan, WholeSettings
@@ -37,6 +39,8 @@ _ROUNDING_SHARE = 0.1
 # Rows whose evidence the engine of free inducing points starts from, in few dimensions: of many
 # length scales so few rows tell what is not so.
 _START_ROWS = 500
+# Probability below one standard deviation of a normal distribution.
+_UPPER = 0.8413447460685429
 # Least noise variance over the prior variance.
 _LEAST_NOISE = 1e-13
 
@@ -49,6 +53,7 @@ class FitSettings:
     engine: "auto" where the kernel that is learned decides, see `engine_for`.
     grid: in standardised units, or points per axis, or None for an automatic one.
     search_start: try a few starts of a named kernel; a user's kernel starts where it stands.
+    student_t: whether the noise is Student-t.
     """
 
     engine: str
@@ -60,6 +65,7 @@ class FitSettings:
     max_steps: int
     seed: int
     search_start: bool
+    student_t: bool = False
 
 
 @final
@@ -123,6 +129,7 @@ class Regression:
         of y in user units; None of the global engine, which knows its gradient only.
     noise_is_given: whether the data came with noise_std.
     report: plain values.
+    dof: ν of Student-t noise, whose width the prior's likelihood then has; None for Gaussian.
     """
 
     scaling: Standardisation
@@ -131,6 +138,7 @@ class Regression:
     evidence: float | None
     noise_is_given: bool
     report: dict[str, Any]
+    dof: float | None = None
 
     @property
     def engine(self) -> str:
@@ -156,7 +164,11 @@ class Regression:
         return self.scaling.user_grid(self.state.plan.grid)
 
     def noise_variance(self, X: Array, noise_std: ArrayLike | None) -> Array:
-        """σ² (N,) of measurements at X (N, D), in user units; noise_std as it was given to fit."""
+        """σ² (N,) of measurements at X (N, D), in user units; noise_std as it was given to fit.
+
+        Of Student-t noise the square of the half width that holds as much as ±1σ: its variance
+        speaks of outliers, and is infinite for ν ≤ 2.
+        """
         if (noise_std is None) == self.noise_is_given:
             have = "a noise_std" if self.noise_is_given else "no noise_std"
             raise ValueError(
@@ -167,19 +179,29 @@ class Regression:
         with torch.no_grad():
             batch = self.scaling.batch(X, np.zeros(len(X)), std)
             variance = self.prior.likelihood.noise_variance(batch).numpy()
-        return np.asarray(variance * self.scaling.y_scale**2, np.float64)
+        return np.asarray(variance * (self._core * self.scaling.y_scale) ** 2, np.float64)
 
     def noise(self) -> dict[str, float | None]:
-        """In user units: noise_std of all data, and the factor noise_scale on that of each."""
+        """In user units: noise_std of all data, and the factor noise_scale on that of each; of
+        Student-t noise the half width that holds as much as ±1σ, and its noise_dof."""
         jitter, scale = self.prior.likelihood.log_jitter, self.prior.likelihood.log_scale
+        core = self._core
         return {
-            "noise_std": None if jitter is None else _exp(jitter) * self.scaling.y_scale,
-            "noise_scale": None if scale is None else _exp(scale),
+            "noise_std": None if jitter is None else _exp(jitter) * core * self.scaling.y_scale,
+            "noise_scale": None if scale is None else _exp(scale) * core,
+            **({} if self.dof is None else {"noise_dof": self.dof}),
         }
+
+    @property
+    def _core(self) -> float:
+        """Half width of t_ν that holds as much as ±1σ of a normal distribution; 1 for normal."""
+        return 1.0 if self.dof is None else float(t.ppf(_UPPER, self.dof))
 
 
 def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSettings) -> Regression:
     """Learns the hyperparameters on a part of the data, then conditions on all of them."""
+    if settings.student_t:
+        return _fit_student_t(prior, batch, scaling, settings)
     clock: dict[str, float] = {}
     with _timed(clock, "learning"):
         if settings.search_start:
@@ -211,6 +233,41 @@ def fit(prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSetti
     if evidence is not None:
         evidence -= len(batch) * math.log(scaling.y_scale)
     return Regression(scaling, prior, state, evidence, batch.noise_variance is not None, report)
+
+
+def _fit_student_t(
+    prior: Prior, batch: Batch, scaling: Standardisation, settings: FitSettings
+) -> Regression:
+    """Kernel and noise of a part of the rows; noise and sites of all, and their posterior."""
+    clock: dict[str, float] = {}
+    with _timed(clock, "learning"):
+        if settings.search_start:
+            some = _student_t.ordinary_part(batch, len(batch), settings.seed)
+            _learning.choose_start(prior, _score_of_starts(prior, some, settings))
+        steps, seed = settings.max_steps, settings.seed
+        noise, learning = _student_t.learn_robustly(prior, batch, steps, seed)
+    with _timed(clock, "posterior"):
+        if settings.engine == "global":
+            grid, whole = settings.grid, settings.whole
+            plan = global_plan(prior, batch, grid, whole, seed).plan
+            plan.check()
+            sites = _student_t.fit_on_grid(prior, batch, noise, plan)
+        else:
+            check_exact(len(batch), settings.hip.max_memory)
+            sites = _student_t.fit_dense(prior, batch, noise)
+        normal = replace(prior, likelihood=GaussianLikelihood())
+        state, _, details = _ENGINES[settings.engine](normal, sites.data, settings)
+    report = {
+        "engine": settings.engine,
+        "n": len(batch),
+        "n_inputs": batch.functional.dim,
+        "learning": learning,
+        **details,
+        "student_t": sites.report,
+        "seconds": clock,
+    }
+    given = batch.noise_variance is not None
+    return Regression(scaling, prior, state, None, given, report, sites.noise.nu)
 
 
 def _score_of_starts(prior: Prior, batch: Batch, settings: FitSettings) -> Callable[[], float]:

@@ -37,7 +37,8 @@ KERNELS: dict[str, Callable[[Sequence[float]], StationaryKernel]] = {
 }
 MEANS = ("constant", "linear")
 LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
-NOISES = ("auto", "learn", "given", "scale", "jitter")
+NOISES = ("auto", "learn", "given", "scale", "jitter", "student-t")
+STUDENT_T = "student-t"
 
 # Where the search starts, in standardised units: the evidence has several maxima, one of which
 # calls everything noise.
@@ -122,6 +123,8 @@ def make_likelihood(
     name = one_of("noise", noise, NOISES)
     if name == "auto":
         name = "given" if given else "learn"
+    if name == STUDENT_T:
+        name = "scale" if given else "learn"
     if name == "learn" and given:
         raise ValueError(
             'noise = "learn" replaces noise_std, which was given too: use noise="jitter" to learn '

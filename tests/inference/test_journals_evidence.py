@@ -121,7 +121,7 @@ def weighed(journal: AbstractJournal) -> RobustFit[Dense]:
     y[:2] += 3.0
     dirty = replace(batch, y=y)
     settings = RobustSettings(samples=8, max_rounds=5, tolerance=1e-3)
-    return fit_student_t(grid_model, dirty, settings, DenseSolver(dirty), journal=journal)
+    return fit_student_t(grid_model, dirty, settings, DenseSolver, journal=journal)
 
 
 def test_rounds_of_weights_go_on_from_every_round() -> None:

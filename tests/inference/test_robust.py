@@ -12,10 +12,13 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
 from dustmap.inference.evidence._robust import (
     RobustFit,
-    RobustSettings,
     RobustStep,
-    StudentTNoise,
+    SolverOf,
     fit_student_t,
+)
+from dustmap.inference.evidence._student_t_noise import (
+    RobustSettings,
+    StudentTNoise,
     fitted_noise,
 )
 from tests.inference.evidence_cases import Dense, DenseSolver, functionals, model, observed
@@ -35,6 +38,11 @@ def sky() -> tuple[GridModel, Batch, Tensor]:
     )
     batch = observed(functionals("rays", 2, SKY), noise=0.05)
     return grid_model, batch, grid_model.features.rows(batch.functional).phi.detach()
+
+
+def solver(phi: Tensor) -> SolverOf[Dense]:
+    """Dense solves of the sky with these rows."""
+    return lambda batch: DenseSolver(batch, phi)
 
 
 def with_outliers(batch: Batch) -> tuple[Batch, Tensor]:
@@ -66,7 +74,7 @@ def test_gross_outliers_do_not_move_the_map() -> None:
     expected, std = at_points(grid_model, reference)
     steps: list[RobustStep] = []
     fit: RobustFit[Dense] = fit_student_t(
-        grid_model, dirty, RobustSettings(samples=64), DenseSolver(dirty, phi), steps.append
+        grid_model, dirty, RobustSettings(samples=64), solver(phi), steps.append
     )
     assert fit.converged, fit.message()
     assert tuple(steps) == fit.history
@@ -88,7 +96,7 @@ def test_clean_data_give_the_gaussian_posterior() -> None:
     grid_model, clean, phi = sky()
     reference = DenseSolver(clean, phi)(grid_model, grid_model.sigma(clean).detach(), 64, None)
     expected, std = at_points(grid_model, reference)
-    fit = fit_student_t(grid_model, clean, RobustSettings(samples=64), DenseSolver(clean, phi))
+    fit = fit_student_t(grid_model, clean, RobustSettings(samples=64), solver(phi))
     assert fit.converged
     assert fit.noise.nu > 15.0
     assert fit.outliers == 0
@@ -101,9 +109,7 @@ def test_clean_data_give_the_gaussian_posterior() -> None:
 def test_too_few_rounds_are_reported() -> None:
     grid_model, clean, phi = sky()
     dirty, _ = with_outliers(clean)
-    fit = fit_student_t(
-        grid_model, dirty, RobustSettings(samples=4, max_rounds=1), DenseSolver(dirty, phi)
-    )
+    fit = fit_student_t(grid_model, dirty, RobustSettings(samples=4, max_rounds=1), solver(phi))
     assert not fit.converged
     assert "increase max_rounds" in fit.message()
 

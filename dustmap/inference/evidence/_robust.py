@@ -1,14 +1,12 @@
-"""Student-t noise in the global engine, by expectation–maximisation over weights.
+"""Student-t noise in the global engine: the best normal posterior, by solves and closed forms.
 
-A Student-t is a normal distribution of unknown precision, e_n ~ N(0, σ_n²/τ_n) with
-τ_n ~ Gamma(ν/2, ν/2), so that given the weights τ every solve is the Gaussian one. Stars that the
-map cannot explain get small weights instead of bending it.
+Every datum is replaced by a normal one (`Sites`), so that each solve is Gaussian. Stars that
+the map cannot explain have sites of next to no precision instead of bending it.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Generic, TypeVar, final
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Generic, final
 
 import torch
 from torch import Tensor
@@ -18,73 +16,50 @@ from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
 from dustmap.inference._kept import PartOfWhole, Reading, state
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
-from dustmap.inference.evidence._learn_values import AbstractSolver, PosteriorMoments
+from dustmap.inference.evidence._learn_values import AbstractSolver, T
+from dustmap.inference.evidence._noise_fit import NoiseParameters, fitted_around
+from dustmap.inference.evidence._sites import Sites, student_t_moments
+from dustmap.inference.evidence._student_t_noise import (
+    RobustSettings,
+    StudentTNoise,
+    measured_share,
+)
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
-#: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
-_LEAST, _MOST = 1.0, 1e3
-#: σ changes by at most this factor in one round.
-_SCALES = 4.0
 #: Data of smaller weight count as outliers in reports.
 _OUTLIER = 0.1
+#: Length of a step of the sites: full steps may overshoot, for ln t is not concave.
+_STEP = 0.7
+#: The evidence that further rounds are expected to gain, in nats, below which none follows.
+NATS_LEFT = 0.1
 
-T = TypeVar("T", bound=PosteriorMoments)
+#: The solver of a posterior given normal data.
+SolverOf = Callable[[Batch], AbstractSolver[T]]
 
 
-@final
-@dataclass(frozen=True)
-class StudentTNoise:
-    """e ~ scale · σ · t_ν: degrees of freedom nu > 0; scale > 0 of the given σ.
+def nats_left(nats: Sequence[float]) -> float:
+    """What remains to be gained by an iteration whose k-th step was of nats[k] = ½ Δᵀ I Δ.
 
-    The variance is that of σ²ν/(ν − 2) only for ν > 2; σ itself is the width of the core.
+    A step of length d_k ∝ √nats_k that shrinks by ρ each time leaves d_k ρ/(1 − ρ): creeping is not
+    taken for rest. Infinite before there are two.
     """
-
-    nu: float
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.nu > 0 and math.isfinite(self.nu) and self.scale > 0):
-            raise ValueError(
-                f"nu must be positive and finite and scale positive, got nu={self.nu}, "
-                f"scale={self.scale}"
-            )
-
-
-@final
-@dataclass(frozen=True)
-class RobustSettings:
-    """How to alternate solves and weights.
-
-    max_rounds: solves at most. tolerance: stop when no weight changes by more (weights are of
-    order one). samples: deviations per solve. nu: degrees of freedom to start from; learn_nu,
-    learn_scale: whether ν, and the factor of all σ, are learned.
-    """
-
-    max_rounds: int = 15
-    tolerance: float = 0.02
-    samples: int = 16
-    nu: float = 4.0
-    learn_nu: bool = True
-    learn_scale: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_rounds < 1 or self.samples < 2 or self.tolerance <= 0:
-            raise ValueError(
-                "max_rounds must be at least 1, samples at least 2 and tolerance positive, got "
-                f"max_rounds={self.max_rounds}, samples={self.samples}, tolerance={self.tolerance}"
-            )
-        if not _LEAST <= self.nu <= _MOST:
-            raise ValueError(f"nu must be between {_LEAST:g} and {_MOST:g}, got {self.nu}")
+    if len(nats) < 2:
+        return float("inf")
+    last, before = nats[-1], nats[-2]
+    rate = min((last / before) ** 0.5, 0.95) if before > 0 else 0.0
+    return last * (rate / (1.0 - rate)) ** 2
 
 
 @final
 @dataclass(frozen=True)
 class RobustStep:
-    """One round: noise after it, largest change of a weight, data of weight < 0.1."""
+    """One round: noise after it; change of the sites, root mean square in units of the noise; nats:
+    ½ Δᵀ I Δ of the change of the noise; data of weight < 0.1; steps of the solve."""
 
     noise: StudentTNoise
     change: float
+    nats: float
     outliers: int
     solver_steps: int
 
@@ -99,6 +74,7 @@ class RobustStep:
         return RobustStep(
             StudentTNoise(reading.number("nu"), reading.number("scale")),
             reading.number("change"),
+            reading.number("nats"),
             reading.integer("outliers"),
             reading.integer("solver_steps"),
         )
@@ -109,20 +85,18 @@ class RobustStep:
 class RobustFit(Generic[T]):
     """The posterior under Student-t noise.
 
-    solution: of the last solve; noise: ν and the scale of σ; weights (N,) = E τ_n, about one for
-    ordinary data; history: every round; converged.
+    solution: of the last solve; noise: ν and the scale of σ; sites: the normal data of the next
+    solve; weights (N,) = E τ_n, about one for ordinary data; logs: of all that is learned of the
+    noise; history: every round; converged: whether sites and noise rest.
     """
 
     solution: T
     noise: StudentTNoise
+    sites: Sites
     weights: Tensor
+    logs: tuple[float, ...]
     history: tuple[RobustStep, ...]
     converged: bool
-
-    @property
-    def precision_weights(self) -> Tensor:
-        """τ_n / scale² (N,), by which σ_n² is divided; the weights of `learn_evidence`."""
-        return self.weights / self.noise.scale**2
 
     @property
     def outliers(self) -> int:
@@ -131,7 +105,7 @@ class RobustFit(Generic[T]):
 
     def message(self) -> str:
         """One sentence on how it ended."""
-        how = "converged" if self.converged else "stopped before the weights settled"
+        how = "converged" if self.converged else "stopped before sites and noise settled"
         text = (
             f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
             f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
@@ -144,26 +118,29 @@ def fit_student_t(
     model: GridModel,
     data: Batch,
     settings: RobustSettings,
-    solve: AbstractSolver[T],
+    solver: SolverOf[T],
     progress: Callable[[RobustStep], None] | None = None,
     *,
+    start: RobustFit[T] | None = None,
     journal: AbstractJournal = NO_JOURNAL,
 ) -> RobustFit[T]:
-    """Posterior, weights, ν and scale at fixed kernel, by alternating solves and closed forms.
+    """Normal posterior q, ν, scale and the likelihood's parameters at a fixed kernel.
 
-    The bound that rises is that of q(field) Π_n q(τ_n), with Var r part of the field and not of
-    the noise: a datum sees g_n = Φ_n ε + r_n plus e_n. Given weights, Σ_n = σ_n²/τ_n + Var r_n and
+    Maximises E_q[ln p(y | f)] − KL[q ‖ prior] over normal q by sites (see `Sites`), and over the
+    noise by E_q alone. A datum sees f_n = Φ_n ε + r_n plus s σ_n t_ν, with Var r part of the field
+    and not of the noise. Each round solves once with the sites' ỹ and Σ_n = 1/λ_n + Var r_n, fits
+    the noise around that field (`fitted_around`), and moves the sites to theirs. It ends when the
+    sites rest and the noise has no more than a tenth of a nat to gain.
 
-        E e_n² = (1 − κ_n)² [(y − m − Φ m̂)_n² + mean_s (Φ δ_s)_n²] + κ_n σ_n²/τ_n
+    Within the 1 to 3 % of standard deviations, and the few hundredths of one of the mean, that
+    remain to a Gibbs sampler's where a few data or more share every length scale; single data of
+    ν near 2 far apart have tails that no normal distribution has, and up to 10 to 25 % more.
 
-    with κ_n = Var r_n / Σ_n, for r_n takes its share of what ε leaves. Then
-    τ_n = (ν + 1) / (ν + E e_n²/σ_n²), and ν and scale maximise Σ_n ln t_ν at E e_n²/σ_n² (an ECME
-    step: τ has been eliminated).
-
-    model: at its present parameters; its likelihood gives σ_n². solve: as in `learn_evidence`.
-    journal: kept after every round, and inside the solves; progress hears of new rounds only.
+    model: at its present parameters; its likelihood gives σ_n². solver: as in `learn_evidence`, of
+    the data it is called with. start: an earlier fit of the same data. journal: kept after every
+    round, and inside the solves; progress hears of new rounds only.
     """
-    rounds = _Rounds(model, data, settings, solve, journal)
+    rounds = _Rounds(model, data, settings, solver, start, journal)
     fit = rounds.fit(progress)
     assign_mean(model, fit.solution)
     return fit
@@ -175,7 +152,7 @@ _ROBUST = "fit_student_t"
 
 @final
 class _Rounds(Generic[T]):
-    """Noise and weights after the rounds so far, with their last solution."""
+    """Noise and sites after the rounds so far, with their last solution."""
 
     @torch.no_grad()
     def __init__(
@@ -183,143 +160,132 @@ class _Rounds(Generic[T]):
         model: GridModel,
         data: Batch,
         settings: RobustSettings,
-        solve: AbstractSolver[T],
+        solver: SolverOf[T],
+        start: RobustFit[T] | None,
         journal: AbstractJournal,
     ) -> None:
         self._model, self._data, self._settings = model, data, settings
-        self._solve, self._journal = solve, journal
-        self._noise = StudentTNoise(settings.nu)
+        self._solver, self._journal = solver, journal
+        self._learned = NoiseParameters(model.likelihood, settings.learn_nu, settings.learn_scale)
+        self._noise = StudentTNoise(settings.nu) if start is None else start.noise
+        self._sites = self._first_sites() if start is None else start.sites
+        self._weights = torch.ones_like(self._sites.precision)
         self._steps: list[RobustStep] = []
-        self._solution: T | None = None
-        self._given = noise_variance(model, data)
-        self._weights = torch.ones_like(self._given)
+        self._solution = _reusable(start, model)
+        self._residual = model.features.residual_variance(data.functional).double()
+        self._is_new = start is None
 
     @torch.no_grad()
     def fit(self, progress: Callable[[RobustStep], None] | None) -> RobustFit[T]:
-        """One round after the other until the weights settle; from where the journal is."""
+        """One round after the other until all rests; from where the journal is."""
         reading = Reading.latest(self._journal, _ROBUST)
         if reading is not None:
             self._restore(reading)
         if reading is None or not reading.finished:
-            residual_variance = self._residual_variance()
             phi = self._model.features.operator(self._data.functional)
             while len(self._steps) < self._settings.max_rounds and not self._converged:
-                self._round(residual_variance, phi)
+                self._round(phi)
                 if progress is not None:
                     progress(self._steps[-1])
                 self._journal.keep(self._kept)
             self._journal.finish(self._kept(finished=True))
         assert self._solution is not None
         return RobustFit(
-            self._solution, self._noise, self._weights, tuple(self._steps), self._converged
+            self._solution,
+            self._noise,
+            self._sites,
+            self._weights,
+            self._learned.logs(self._noise),
+            tuple(self._steps),
+            self._converged,
         )
 
     @property
     def _converged(self) -> bool:
-        return bool(self._steps) and self._steps[-1].change <= self._settings.tolerance
+        if not self._steps or self._steps[-1].change > self._settings.tolerance:
+            return False
+        return nats_left([step.nats for step in self._steps]) <= NATS_LEFT
 
-    def _residual_variance(self) -> Tensor:
-        return self._model.features.residual_variance(self._data.functional).double()
+    @property
+    def _given(self) -> Tensor:
+        return noise_variance(self._model, self._data)
 
-    def _round(self, residual_variance: Tensor, phi: AbstractOperator) -> None:
-        """One solve at the present weights, and the weights of its residuals."""
-        model, data, settings, given = self._model, self._data, self._settings, self._given
-        noise, weights = self._noise, self._weights
+    def _first_sites(self) -> Sites:
+        residual = self._data.y.double() - self._model.mean.values(self._data.functional)
+        if any(p.requires_grad for p in self._model.mean.parameters()):
+            residual = residual - residual.median()
+        return Sites.first(self._data.y, residual, self._given, self._noise.nu)
+
+    def _round(self, phi: AbstractOperator) -> None:
+        """One solve at the present sites, and the noise and sites of its field."""
         journal = PartOfWhole(self._journal.within("solve"), len(self._steps))
-        width = noise.scale**2 * given / weights
-        sigma = width + residual_variance
-        solution = self._solve(model, sigma, settings.samples, self._solution, journal)
-        share = residual_variance / sigma
+        solver, sigma = self._solving, self._sites.precision.reciprocal() + self._residual
+        samples = self._settings.samples
+        solution = solver(self._model, sigma, samples, self._solution, journal)
+        mean, variance = self._seen(solution, phi)
+        before = self._learned.logs(self._noise)
+        share, data = measured_share(self._data), self._data
+        self._noise = fitted_around(self._learned, data, mean, variance, self._noise, share)
+        nats = self._learned.nats(before, self._learned.logs(self._noise), len(data))
+        width2 = self._noise.scale**2 * self._given
+        moments = student_t_moments(data.y, mean, variance, width2, self._noise.nu)
+        change = self._sites.change(moments, mean, width2)
+        step = 1.0 if self._is_new and not self._steps else _STEP
+        self._sites = self._sites.updated(moments, mean, width2, step)
+        self._weights, self._solution = moments.weight, solution
+        outliers = int((self._weights < _OUTLIER).sum())
+        self._steps.append(RobustStep(self._noise, change, nats, outliers, solution.block_steps))
+
+    @property
+    def _solving(self) -> AbstractSolver[T]:
+        """The solver of the present sites."""
+        return self._solver(site_data(self._data, self._sites))
+
+    def _seen(self, solution: T, phi: AbstractOperator) -> tuple[Tensor, Tensor]:
+        """Mean and variance (N,) of what every datum sees."""
         fields = torch.cat([solution.eps_mean[None], solution.deviations])
         seen = phi.matmul(fields.to(phi.dtype)).double()
-        mean = model.mean.basis(data.functional) @ solution.mean_coefficients
-        left = (data.y.double() - mean - seen[0]).square() + seen[1:].square().mean(0)
-        square = (1.0 - share).square() * left + share * width
-        noise = fitted_noise(square / given, noise, settings, measured_share(data))
-        ratio = square / (noise.scale**2 * given)
-        before, weights = weights, (noise.nu + 1.0) / (noise.nu + ratio)
-        change = float((weights - before).abs().max())
-        outliers = int((weights < _OUTLIER).sum())
-        self._steps.append(RobustStep(noise, change, outliers, solution.block_steps))
-        self._solution, self._noise, self._weights = solution, noise, weights
+        mean = self._model.mean.basis(self._data.functional) @ solution.mean_coefficients
+        variance = seen[1:].square().mean(0)
+        return self._sites.seen(mean + seen[0], variance, self._residual)
 
     def _kept(self, finished: bool = False) -> Kept:
         assert self._solution is not None
+        own = self._learned.logs(self._noise)[2:]
         return state(
             _ROBUST,
-            {"history": [step.plain for step in self._steps]},
-            {"weights": self._weights},
-            {"solution": self._solve.kept(self._solution)},
+            {"history": [step.plain for step in self._steps], "own": list(own)},
+            {
+                "weights": self._weights,
+                "target": self._sites.target,
+                "precision": self._sites.precision,
+            },
+            {"solution": self._solving.kept(self._solution)},
             finished=finished,
         )
 
     def _restore(self, reading: Reading) -> None:
+        n, like = len(self._data), self._weights
         self._steps = list(reading.each("history", RobustStep.read))
         self._noise = self._steps[-1].noise
-        self._weights = reading.array("weights", self._weights, len(self._weights))
-        self._solution = self._solve.restored(self._model, reading.inside("solution"))
+        self._weights = reading.array("weights", like, n)
+        self._sites = Sites(reading.array("target", like, n), reading.array("precision", like, n))
+        for p, value in zip(self._learned.own, reading.numbers("own"), strict=True):
+            p.fill_(value)
+        self._solution = self._solving.restored(self._model, reading.inside("solution"))
 
 
-def measured_share(data: Batch) -> Tensor | None:
-    """Which part of its noise variance every datum has from its measurement (N,); None for all."""
-    if data.added_variance is None or data.noise_variance is None:
+def site_data(data: Batch, sites: Sites) -> Batch:
+    """The data with the targets of their sites."""
+    return replace(data, y=sites.target.to(data.y))
+
+
+def site_weights(model: GridModel, data: Batch, sites: Sites) -> Tensor:
+    """λ_n σ_n² (N,): the weights of `learn_evidence` that make the noise that of the sites."""
+    return sites.precision * noise_variance(model, data).detach()
+
+
+def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
+    if start is None or start.solution.eps_mean.shape[0] != model.features.n_features:
         return None
-    return 1.0 - (data.added_variance / data.noise_variance).double()
-
-
-def fitted_noise(
-    ratio: Tensor,
-    present: StudentTNoise,
-    settings: RobustSettings,
-    share: Tensor | None = None,
-) -> StudentTNoise:
-    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] for u (N,) = E e_n²/σ_n².
-
-    σ_n as given; p = share (N,), 1 where left out: data whose noise is no error of measurement have
-    no say in its law. By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u,
-    w = (ν+1)/(ν+u/s²).
-    """
-    share = torch.ones_like(ratio) if share is None else share.to(ratio)
-    share = share / share.mean()
-    nu, scale = present.nu, present.scale
-    for _ in range(20):
-        before = (nu, scale)
-        if settings.learn_scale:
-            free = _fitted_scale(ratio, nu, scale, share)
-            scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
-        if settings.learn_nu:
-            nu = _fitted_nu(ratio / scale**2, share)
-        if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
-            break
-    return StudentTNoise(nu, scale)
-
-
-def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> float:
-    square = scale**2
-    for _ in range(100):
-        weights = (nu + 1.0) / (nu + ratio / square)
-        new = float((share * weights * ratio).mean())
-        done = abs(math.log(new / square)) < 1e-6
-        square = new
-        if done:
-            break
-    return math.sqrt(square)
-
-
-def _fitted_nu(ratio: Tensor, share: Tensor) -> float:
-    """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
-    low, high = math.log(_LEAST), math.log(_MOST)
-    best = low
-    for _ in range(4):
-        grid = torch.linspace(low, high, 15, dtype=torch.float64)
-        values = torch.stack([_mean_log_t(ratio, math.exp(v), share) for v in grid.tolist()])
-        best = float(grid[int(values.argmax())])
-        width = float(grid[1] - grid[0])
-        low, high = max(best - width, math.log(_LEAST)), min(best + width, math.log(_MOST))
-    return math.exp(best)
-
-
-def _mean_log_t(ratio: Tensor, nu: float, share: Tensor) -> Tensor:
-    """Mean of ln t_ν at squared values u (N,)."""
-    constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
-    return constant - 0.5 * (nu + 1.0) * (share * (ratio / nu).log1p()).mean()
+    return start.solution

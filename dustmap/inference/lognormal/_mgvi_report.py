@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.inference._journal import Plain
 from dustmap.inference._kept import Reading
-from dustmap.inference.evidence._robust import RobustSettings
+from dustmap.inference.evidence._student_t_noise import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
 from dustmap.inference.lognormal._mgvi_weights import Weighing

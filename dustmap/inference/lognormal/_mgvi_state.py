@@ -14,7 +14,7 @@ from dustmap.inference._kept import (
     restored_preconditioner,
     state,
 )
-from dustmap.inference.evidence._robust import StudentTNoise
+from dustmap.inference.evidence._student_t_noise import StudentTNoise
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, read, write
 from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings

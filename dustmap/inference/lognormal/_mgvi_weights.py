@@ -1,7 +1,7 @@
 """Student-t noise of a log-normal field: weights of the data by expectation–maximisation.
 
 Given weights τ_n a Student-t is the normal e_n ~ N(0, s² σ_n²/τ_n), and every step of the fit is
-the Gaussian one. See `dustmap.inference.evidence._robust`.
+the Gaussian one. See `dustmap.inference.evidence._student_t_noise`.
 """
 
 import math
@@ -10,7 +10,11 @@ from typing import final
 
 from torch import Tensor
 
-from dustmap.inference.evidence._robust import RobustSettings, StudentTNoise, fitted_noise
+from dustmap.inference.evidence._student_t_noise import (
+    RobustSettings,
+    StudentTNoise,
+    fitted_noise,
+)
 
 #: Data of smaller weight count as outliers in reports.
 _OUTLIER = 0.1

@@ -61,14 +61,16 @@ def fit_whole(
 ) -> StarFit:
     """Learns on the grid from some of the stars, from start on; solves for all."""
     parts = Parts.of(config, start or start_of(config.model), data)
-    names = learned_names(parts.kernel, parts.likelihood)
+    settings = _settings(config, start, data)
+    # The numbers of Student-t noise are learned beside the evidence, not by it.
+    names = learned_names(parts.kernel, parts.likelihood if settings.robust is None else None)
     fit = fit_global(
         parts.kernel,
         parts.mean,
         parts.likelihood,
         data,
         grid_of(config.grid),
-        _settings(config, start, data),
+        settings,
         estimator=estimator_of(config),
         steps=_telling(names, tell),
         journal=journal,

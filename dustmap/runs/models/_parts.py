@@ -165,9 +165,13 @@ def scale_with_nu(model: ModelConfig) -> bool:
     return model.noise == "student-t" and learned
 
 
-def learned_names(kernel: StationaryKernel, likelihood: GaussianLikelihood) -> tuple[str, ...]:
+def learned_names(
+    kernel: StationaryKernel, likelihood: GaussianLikelihood | None
+) -> tuple[str, ...]:
     """Of the log-parameters that are learned, in the order in which engines have them."""
-    named = [*kernel.named_parameters(), *likelihood.named_parameters()]
+    named = [*kernel.named_parameters()]
+    if likelihood is not None:
+        named += likelihood.named_parameters()
     return tuple(_NAMES[name.split(".")[-1]] for name, p in named if p.requires_grad)
 
 

@@ -42,6 +42,7 @@ from dustmap.inference import (
     VariationalModel,
     VariationalPosterior,
     fit_student_t,
+    site_data,
     solve_direct,
     solve_in_data_space,
     svi,
@@ -143,9 +144,10 @@ def whole_student_t(problem: Problem, cells: float, samples: int, turns: int) ->
         settings = RobustSettings(
             ROUNDS, samples=FEW, nu=likelihood.dof, learn_nu=False, learn_scale=False
         )
-        weights = fit_student_t(model, data, settings, Solver(data)).weights
-        sigma = width**2 / weights + model.features.residual_variance(data.functional).double()
-        solution = _solved(model, data, samples, sigma)
+        fit = fit_student_t(model, data, settings, Solver)
+        weights, residual = fit.weights, model.features.residual_variance(data.functional).double()
+        sigma = fit.sites.precision.reciprocal() + residual
+        solution = _solved(model, site_data(data, fit.sites), samples, sigma)
         mean = ConstantMean(float(solution.mean_coefficients[0]))
         prediction = solution.posterior.predict(problem.test.functional)
         noise = StudentTLikelihood(likelihood.dof, width, learn=False)

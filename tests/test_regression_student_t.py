@@ -1,0 +1,128 @@
+"""Regression with Student-t noise: outliers, refusals, checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import t
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dustmap.regression import HIPGPRegressor
+
+Array = NDArray[np.float64]
+
+
+@pytest.mark.slow
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
+    [HIPGPRegressor(noise="student-t", max_steps=5)]
+)
+def test_conventions_of_scikit_learn(
+    estimator: HIPGPRegressor, check: Callable[[HIPGPRegressor], None]
+) -> None:
+    check(estimator)
+
+
+def surface(X: Array) -> Array:
+    """A smooth function of two inputs."""
+    wave = np.sin(6.0 * X[:, 0]) * np.cos(4.0 * X[:, 1]) + 0.3 * np.sin(20.0 * X[:, 0])
+    return np.asarray(7.0 + wave)
+
+
+def rows(n: int, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Inputs, targets with noise of 0.1, and these with 1 % of them 10⁴ σ off."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(n, 2))
+    y = surface(X) + 0.1 * rng.standard_normal(n)
+    dirty = y.copy()
+    hit = rng.permutation(n)[: n // 100]
+    dirty[hit] += 1e3 * rng.choice([-1.0, 1.0], len(hit))
+    return X, y, dirty
+
+
+def rmse(model: HIPGPRegressor) -> float:
+    Q = np.random.default_rng(9).uniform(size=(400, 2))
+    return float(np.sqrt(np.mean((model.predict(Q) - surface(Q)) ** 2)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "n"), [("exact", 400), pytest.param("global", 3000, marks=pytest.mark.slow)]
+)
+def test_gross_outliers_do_not_ruin_the_fit(engine: str, n: int) -> None:
+    X, y, dirty = rows(n)
+    clean = HIPGPRegressor(engine=engine, samples=16).fit(X, y)
+    robust = HIPGPRegressor(engine="auto", noise="student-t", samples=16).fit(X, dirty)
+    assert robust.engine_ == engine
+    assert robust.report_["student_t"]["converged"]
+    assert robust.report_["learning"]["status"] == "converged"
+    assert rmse(robust) < 1.2 * rmse(clean)
+    assert robust.noise_dof_ is not None
+    assert robust.noise_dof_ < 4.0
+    assert robust.noise_std_ == pytest.approx(0.1, rel=0.2)
+    Q = X[:50]
+    mean, std = robust.predict(Q, return_std=True)
+    assert 0.4 < np.sqrt(np.mean(((mean - surface(Q)) / std) ** 2)) < 1.6
+    assert robust.score(X[:200], surface(X[:200])) > 0.98
+
+
+def test_noise_of_t_is_learned_with_and_without_its_errors() -> None:
+    rng = np.random.default_rng(1)
+    X = rng.uniform(size=(400, 1))
+    sigma = rng.uniform(0.05, 0.2, 400)
+    y = np.sin(6.0 * X[:, 0]) + 2.0 * sigma * rng.standard_t(3.0, 400)
+    model = HIPGPRegressor(noise="student-t").fit(X, y, noise_std=sigma)
+    assert model.noise_std_ is None
+    assert model.noise_dof_ is not None
+    assert 2.0 < model.noise_dof_ < 5.0
+    core = t.ppf(0.8413447460685429, model.noise_dof_)
+    scale = model.report_["hyperparameters"]["noise_scale"]
+    assert scale == pytest.approx(2.0 * core, rel=0.2)
+    of_field = model.predict(X[:3], return_std=True)[1]
+    measured = model.predict(X[:3], return_std=True, include_noise=True, noise_std=sigma[:3])[1]
+    np.testing.assert_allclose(measured**2 - of_field**2, (scale * sigma[:3]) ** 2, rtol=1e-6)
+
+
+def test_global_and_exact_engines_agree() -> None:
+    X, _, dirty = rows(300)
+    kernel = HIPGPRegressor(noise="student-t").fit(X, dirty).kernel_
+    fits = [
+        HIPGPRegressor(
+            kernel, engine=engine, noise="student-t", learn=("noise", "mean"), samples=300
+        ).fit(X, dirty)
+        for engine in ("exact", "global")
+    ]
+    (exact, std), (whole, spread) = (fit.predict(X, return_std=True) for fit in fits)
+    assert fits[1].noise_dof_ == pytest.approx(fits[0].noise_dof_, rel=0.1)
+    assert np.sqrt(np.mean(((whole - exact) / std) ** 2)) < 0.1
+    assert np.mean(spread / std) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("engine", ["hip", "svgp", "sgpr"])
+def test_engines_without_student_t_noise_refuse_it(engine: str) -> None:
+    X, y, _ = rows(30)
+    model = HIPGPRegressor(engine=engine, noise="student-t")
+    with pytest.raises(ValueError, match=r'has no noise="student-t": use engine="global"'):
+        model.fit(X, y)
+
+
+def test_automatic_engines_have_it() -> None:
+    X, y, _ = rows(100)
+    model = HIPGPRegressor(grid=(20, 20), noise="student-t", max_steps=5, samples=4).fit(X, y)
+    assert model.engine_ == "global"
+
+
+def test_fits_are_saved_with_their_degrees_of_freedom(tmp_path: Path) -> None:
+    X, _, dirty = rows(120)
+    model = clone(HIPGPRegressor(noise="student-t", max_steps=5)).fit(X, dirty)
+    model.save(tmp_path / "model")
+    again = HIPGPRegressor.load(tmp_path / "model")
+    assert again.noise_dof_ == model.noise_dof_
+    assert again.noise_std_ == pytest.approx(model.noise_std_, rel=1e-12)
+    assert again.get_params()["noise"] == "student-t"
+    for include in (False, True):
+        ours, theirs = (
+            m.predict(X[:5], return_std=True, include_noise=include) for m in (model, again)
+        )
+        np.testing.assert_allclose(theirs, ours, rtol=1e-8)
