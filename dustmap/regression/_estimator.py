@@ -240,8 +240,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         engine_of = _arguments.engine_of
         if self._is_student_t:
             engine_of = _arguments.student_t_engine_of
+        n, dim = inputs.shape
         return FitSettings(
-            engine=engine_of(self.engine, self.grid, *inputs.shape, hip.max_memory),
+            engine=engine_of(self.engine, self.grid, n, dim, hip.max_memory),
             grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
             hip=hip,
             whole=_arguments.global_settings(hip, self.samples),

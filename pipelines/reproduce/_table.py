@@ -106,6 +106,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         clusters.run,
     ),
     Experiment(
+        "calibration",
+        "what fits claim, beside Gibbs sampling, dense algebra and quadrature; before and after",
+        calibration.run,
+    ),
+    Experiment(
         "skies",
         "calibration of extinctions and densities on simulated skies, with parallaxes",
         skies.run,

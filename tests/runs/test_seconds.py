@@ -8,6 +8,7 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.linalg import _circulant
+from dustmap.linalg._fft import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs.memory import _seconds
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
@@ -95,7 +96,7 @@ def test_fits_need_as_many_products_as_the_estimate_says(
     config = configuration.from_mapping(tables)
     run = prepare(config)
     fields = 0
-    transform = _circulant.cropped_irfftn
+    transform = cropped_irfftn
 
     def counted(spectrum: torch.Tensor, *shapes: tuple[int, ...]) -> torch.Tensor:
         nonlocal fields

@@ -41,9 +41,9 @@ class Claim:
         """The claim of a row."""
         bounds = row["range"]
         assert isinstance(bounds, list)
-        names = ("reference", "fitted", "before")
-        values = (number(row, name) for name in names)
-        return cls(str(row["case"]), str(row["quantity"]), *values, float(bounds[0]), float(bounds[1]))
+        low, high = (float(bound) for bound in bounds)
+        reference, fitted, before = (number(row, n) for n in ("reference", "fitted", "before"))
+        return cls(str(row["case"]), str(row["quantity"]), reference, fitted, before, low, high)
 
     def deviation(self, value: float) -> float:
         """Of a value from the middle of the range, in half widths: right within ±1."""

@@ -53,7 +53,8 @@ def _survey(n: int, limited: bool) -> tuple[Array, Array, Array]:
 def _scores(d: Array, distances: ParallaxDistances) -> tuple[float, float, float]:
     """Of fifths in the posterior median the worst relative bias of the mean, with its sign; the
     share of stars within the central 68 %; the mean of P(> true d)."""
-    expected = np.trapezoid(distances.survival(np.tile(_STEPS, (len(d), 1))), _STEPS, axis=1)
+    survival = distances.survival(np.tile(_STEPS, (len(d), 1)))
+    expected: Array = np.asarray(np.trapezoid(survival, _STEPS, axis=1))
     fifths = np.array_split(np.argsort(distances.median), 5)
     biases = [float(expected[i].mean() / d[i].mean() - 1.0) for i in fifths]
     beyond = distances.survival(d[:, None])[:, 0]

@@ -10,7 +10,7 @@ from pipelines.reproduce._figures import BLUE, ORANGE, label, panels
 from pipelines.reproduce.calibration._case import Claim
 
 #: Half widths of the range beyond which a point is drawn at the edge, as an arrow.
-_EDGE = 30.0
+EDGE = 30.0
 
 
 def draw(claims: Sequence[Claim]) -> Figure:
@@ -21,7 +21,7 @@ def draw(claims: Sequence[Claim]) -> Figure:
     _points(axes, [claim.deviation(claim.before) for claim in claims], heights, "before", ORANGE)
     _points(axes, [claim.deviation(claim.fitted) for claim in claims], heights, "now", BLUE)
     axes.set_xscale("symlog", linthresh=1.0)
-    axes.set_xlim(-1.2 * _EDGE, 1.2 * _EDGE)
+    axes.set_xlim(-1.2 * EDGE, 1.2 * EDGE)
     axes.set_yticks(heights, [f"{claim.case}: {claim.quantity}" for claim in claims], fontsize=7)
     label(axes, "Right within the grey band", "distance from its middle in half widths", "")
     axes.legend(loc="lower right", fontsize=8)
@@ -31,10 +31,10 @@ def draw(claims: Sequence[Claim]) -> Figure:
 def _points(
     axes: Axes, deviations: Sequence[float], heights: np.ndarray, name: str, colour: str
 ) -> None:
-    found = np.nan_to_num(np.asarray(deviations), nan=_EDGE, posinf=_EDGE, neginf=-_EDGE)
-    beyond = np.abs(found) >= _EDGE
+    found = np.nan_to_num(np.asarray(deviations), nan=EDGE, posinf=EDGE, neginf=-EDGE)
+    beyond = np.abs(found) >= EDGE
     axes.scatter(found[~beyond], heights[~beyond], s=24, color=colour, label=name)
     for side, marker in ((1, ">"), (-1, "<")):
         chosen = beyond & (np.sign(found) == side)
-        at = np.full(chosen.sum(), side * _EDGE)
+        at = np.full(chosen.sum(), side * EDGE)
         axes.scatter(at, heights[chosen], s=30, color=colour, marker=marker)
