@@ -36,8 +36,14 @@ def noisy(kernel: AbstractKernel, n: int) -> tuple[Prior, Batch]:
     return prior, Batch(PointValues(x), y)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 4])
-@pytest.mark.parametrize("family", ["auto", "full", "block", "low-rank", "mean-field"])
+SOME = [("auto", 1), ("auto", 3), ("full", 2), ("mean-field", 2)]
+FAMILIES = ("auto", "full", "block", "low-rank", "mean-field")
+OTHERS = [case for case in itertools.product(FAMILIES, (1, 2, 3, 4)) if case not in SOME]
+
+
+@pytest.mark.parametrize(
+    ("family", "dim"), [*SOME, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+)
 def test_plans_fit_every_memory_that_the_least_grid_fits(
     dim: int, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,8 @@ _MUCH = 0.1
 #: Posterior standard deviations from the optimum within which gradients take more draws: with K
 #: of them the optimum is off by 1/√K of one.
 _NEAR = 1.0
+#: Nats that an evidence step of one posterior standard deviation promises.
+_ONE_WIDTH = 0.5
 #: Of an evidence step, from the whole of it on.
 _LENGTHS = (1.0, 0.5, 0.25, 0.125)
 #: A mean response that still moves by more than this, in units of the noise, has not converged;
@@ -206,7 +208,10 @@ class Fit:
         if taken > 0.0:
             delta = taken * step.delta
             promised = float(delta @ step.gradient - 0.5 * delta @ step.information @ delta)
-            state.trust = Trust(step.radius, delta, step.gradient, promised)
+            # Weights follow θ: after less than a posterior width, what they have changed is more of
+            # the gradient's fall than the curvature is.
+            if state.weighing is None or promised > _ONE_WIDTH:
+                state.trust = Trust(step.radius, delta, step.gradient, promised)
         self._record(
             "evidence" if taken > 0.0 else "rejected",
             before,
