@@ -22,6 +22,8 @@ def draw(claims: Sequence[Claim]) -> Figure:
     _points(axes, [claim.deviation(claim.fitted) for claim in claims], heights, "now", BLUE)
     axes.set_xscale("symlog", linthresh=1.0)
     axes.set_xlim(-1.2 * EDGE, 1.2 * EDGE)
+    ticks = (-10, -1, 0, 1, 10)
+    axes.set_xticks(ticks, [f"{tick}".replace("-", "−") for tick in ticks])
     axes.set_yticks(heights, [f"{claim.case}: {claim.quantity}" for claim in claims], fontsize=7)
     label(axes, "Right within the grey band", "distance from its middle in half widths", "")
     axes.legend(loc="lower right", fontsize=8)
