@@ -16,7 +16,7 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     PercentileDistances,
 )
-from dustmap.sky.stars._checks import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
+from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
 
 Array = NDArray[np.float64]
 Values = dict[str, NDArray[Any]]

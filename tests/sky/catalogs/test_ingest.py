@@ -39,7 +39,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dustmap.sky.catalogs._selection.ROWS", 7)
     monkeypatch.setattr("dustmap.sky.catalogs._catalog.CHUNK", 25)
     monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", 16)
-    monkeypatch.setattr("dustmap.sky.stars._sky_order.ROWS", 4)
+    monkeypatch.setattr("dustmap.sky.stars._store.ROWS", 4)
 
 
 @pytest.mark.usefixtures("small_chunks")
