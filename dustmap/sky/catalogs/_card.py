@@ -41,6 +41,8 @@ _TYPES = {
 }
 #: The preset that every card has.
 NO_CUTS = "none"
+_ENDING = ".toml"
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @final
@@ -284,10 +286,6 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
     for name in card.flags:
         if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:
             raise table.error(f'flags.{name}: expected a column of type = "integer"')
-
-
-_ENDING = ".toml"
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @functools.cache

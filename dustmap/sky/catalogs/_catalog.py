@@ -32,6 +32,9 @@ from dustmap.sky.systems import ExtinctionSystem
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+#: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
+DEFAULT_PRIOR = ToLearn()
+Paths = str | Path | Sequence[str | Path]
 
 
 def repeated(identifiers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -114,11 +117,6 @@ def _hash(identifiers: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
     if bits == 0:
         return np.zeros(len(identifiers), np.uint64)
     return (identifiers.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
-
-
-#: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
-DEFAULT_PRIOR = ToLearn()
-Paths = str | Path | Sequence[str | Path]
 
 
 @final

@@ -24,6 +24,16 @@ from numpy.typing import NDArray
 from dustmap.sky.catalogs.readers import CatalogError
 
 T = TypeVar("T")
+Columns = Mapping[str, NDArray[Any]]
+_Compare = Callable[[Any, Any], Any]
+_COMPARISONS: dict[str, tuple[str, _Compare]] = {
+    "above": (">", operator.gt),
+    "at_least": (">=", operator.ge),
+    "below": ("<", operator.lt),
+    "at_most": ("<=", operator.le),
+}
+_QUANTITIES = ("column", "sum", "ratio")
+_TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
 
 
 @final
@@ -136,18 +146,6 @@ class FlagBits:
         if whole.dtype.kind not in "iu":
             raise ValueError(f"flags are whole numbers, got {whole.dtype}")
         return {name: (whole >> bit & 1).astype(bool) for name, bit in self.bits.items()}
-
-
-Columns = Mapping[str, NDArray[Any]]
-_Compare = Callable[[Any, Any], Any]
-_COMPARISONS: dict[str, tuple[str, _Compare]] = {
-    "above": (">", operator.gt),
-    "at_least": (">=", operator.ge),
-    "below": ("<", operator.lt),
-    "at_most": ("<=", operator.le),
-}
-_QUANTITIES = ("column", "sum", "ratio")
-_TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
 
 
 class AbstractQuantity(ABC):

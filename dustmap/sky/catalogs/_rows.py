@@ -24,7 +24,17 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     PercentileDistances,
 )
-from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
+from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
+
+Values = dict[str, NDArray[Any]]
+#: Reason -> rows that it makes invalid.
+Problems = dict[str, NDArray[np.bool_]]
+#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
+_TURNS = 720.0
+#: pc beyond which there is no star with a distance of its own.
+_FARTHEST = 1e7
+#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
+_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
 
 
 @final
@@ -133,9 +143,6 @@ class InvalidRows(enum.Enum):
     DROP = "drop"
 
 
-Array = NDArray[np.float64]
-
-
 @functools.cache
 def _rotation() -> Array:
     """R (3, 3): Galactic unit vector = R · ICRS unit vector, from astropy's own frames."""
@@ -157,17 +164,6 @@ def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
     """(l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
     l = np.degrees(np.arctan2(y, x)) % 360.0
     return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
-
-
-Values = dict[str, NDArray[Any]]
-#: Reason -> rows that it makes invalid.
-Problems = dict[str, NDArray[np.bool_]]
-#: Two turns, in degrees: what is beyond is a sentinel, or no angle in degrees.
-_TURNS = 720.0
-#: pc beyond which there is no star with a distance of its own.
-_FARTHEST = 1e7
-#: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
-_NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
 
 
 def identifier_problems(values: Values) -> Problems:

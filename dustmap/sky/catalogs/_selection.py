@@ -30,6 +30,11 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 
+#: Larger files are known by size and time of change: hashing them would double the reading.
+HASHED_BYTES = 2**30
+#: Rows that are in memory at once.
+ROWS = 2**17
+
 
 @final
 @dataclass(frozen=True)
@@ -100,10 +105,6 @@ class Tally:
         )
 
 
-#: Larger files are known by size and time of change: hashing them would double the reading.
-HASHED_BYTES = 2**30
-
-
 def fingerprint(path: Path) -> dict[str, Any]:
     """Name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
     status = path.stat()
@@ -112,10 +113,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
         with path.open("rb") as stream:
             return found | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
     return found | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
-
-
-#: Rows that are in memory at once.
-ROWS = 2**17
 
 
 @final

@@ -27,6 +27,13 @@ from dustmap.sky.observations._sight_lines import (
 )
 from dustmap.sky.stars import StarTable
 
+#: Stars to read at once, and rays whose rows are made at once.
+STARS, RAYS = 2**16, 2**11
+#: Rows of few rays on the columns of a field.
+RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
+#: A number (N,) for each datum.
+PerDatum: TypeAlias = Callable[[Batch], Tensor]
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -208,15 +215,6 @@ def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
 def _rows(rays: Sharded, local: NDArray[np.int64]) -> NDArray[np.int64]:
     gathered: NDArray[np.int64] = rays.gathered(torch.from_numpy(local)).numpy()
     return gathered
-
-
-#: Stars to read at once, and rays whose rows are made at once.
-STARS, RAYS = 2**16, 2**11
-
-#: Rows of few rays on the columns of a field.
-RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
-#: A number (N,) for each datum.
-PerDatum: TypeAlias = Callable[[Batch], Tensor]
 
 
 @final

@@ -35,6 +35,11 @@ OUTMOST = 7.0
 STARS_AT_ONCE = 2**15
 #: Part of E d that a ray may lose beyond its last edge without being counted.
 NEGLIGIBLE = 1e-3
+#: Segments whose integrals are drawn at once: of fields that are stored as draws, and of others,
+#: whose joint draws may take a dense covariance.
+_STORED, _DENSE = 2**17, 128
+#: What is done, for whoever watches.
+_SPREADS = "spread of distances, stars"
 
 
 def _quadrature() -> tuple[Array, Array]:
@@ -142,13 +147,6 @@ def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments
     variance = np.maximum(after + (mass[:-1] * u**2).sum(-1) - mean**2, 0.0)
     beyond = (mass[-1] * (nodes[:, -1] - edges[:, -1:])).sum(-1)
     return Segments(edges, mean, variance, beyond)
-
-
-#: Segments whose integrals are drawn at once: of fields that are stored as draws, and of others,
-#: whose joint draws may take a dense covariance.
-_STORED, _DENSE = 2**17, 128
-#: What is done, for whoever watches.
-_SPREADS = "spread of distances, stars"
 
 
 @final

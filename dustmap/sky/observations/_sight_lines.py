@@ -19,8 +19,19 @@ from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations._beyond import BeyondBox, PriorDust
-from dustmap.sky.observations._segments import NEGLIGIBLE, DistanceSpread, Segments, segments_of
+from dustmap.sky.observations._segments import (
+    NEGLIGIBLE,
+    Array,
+    DistanceSpread,
+    Segments,
+    segments_of,
+)
 from dustmap.sky.stars import AbstractDistances
+
+#: Probability up to which the distribution of a distance is looked at behind the box.
+_LAST = 1.0 - 1e-6
+#: Parts of the first segment behind the box, for a mean density that changes along it.
+PIECES = 6
 
 
 @final
@@ -44,14 +55,6 @@ class HealpixBeams(AbstractBeams):
             torch.from_numpy(np.ascontiguousarray(pixel.T)).to(direction.device, torch.int64),
             torch.from_numpy(np.ascontiguousarray(weight.T)).to(direction.device),
         )
-
-
-Array = NDArray[np.float64]
-
-#: Of the distribution of a distance: what it has behind the box is looked for up to here.
-_LAST = 1.0 - 1e-6
-#: Parts of the first segment behind the box, for a mean density that changes along it.
-PIECES = 6
 
 
 class NothingSeen(ValueError):

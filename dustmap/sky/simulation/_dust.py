@@ -20,6 +20,14 @@ from dustmap.gp import AbstractMean, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 
+#: Margin of the torus that turbulence is drawn on, in outer scales: there the correlation has
+#: fallen below 2 %.
+PADDING = 4.0
+#: Places that are tried for a bubble before it is left to overlap.
+PLACES = 50
+#: Distance of the Sun from the centre of the Galaxy, in pc (GRAVITY Collaboration 2019).
+SUN_RADIUS = 8178.0
+
 
 def check_positive(owner: object, *names: str) -> None:
     """Each named field must be positive and finite."""
@@ -49,10 +57,6 @@ class Stream(enum.IntEnum):
     def generator(self, seed: int, block: int = 0) -> np.random.Generator:
         """The stream of a seed; stars and their noise have one for each block of candidates."""
         return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self.value, block)))
-
-
-#: Of the torus around the box, in outer scales: there the correlation has fallen below 2 %.
-PADDING = 4.0
 
 
 @final
@@ -107,10 +111,6 @@ def _rms(root: NDArray[np.float64], last: int) -> float:
     if last % 2 == 0:
         twice[-1] = 1.0
     return float(np.sqrt((root**2 * twice).sum() / (root[..., 0].size * last)))
-
-
-#: Tried for a bubble before it is left to overlap.
-PLACES = 50
 
 
 @final
@@ -214,10 +214,6 @@ class Bubbles:
         symmetric = (a + a.T) / 2
         shape = symmetric - np.trace(symmetric) / 3 * np.eye(3)
         return Shell(centre, radius, self.wall * radius, self.remaining, shape)
-
-
-#: Of the Sun from the centre of the Galaxy, in pc (GRAVITY Collaboration 2019).
-SUN_RADIUS = 8178.0
 
 
 class AbstractDust(ABC):

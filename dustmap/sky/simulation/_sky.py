@@ -27,6 +27,20 @@ from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
 #: Rays at once: some 100 MB of crossings for a grid of 200 nodes an axis.
 RAYS_AT_ONCE = 10_000
+#: Places that are tried at once for a star. Part of what a seed means.
+BLOCK = 8192
+#: Blocks without a single new star after which there is none to be expected.
+PATIENCE = 100
+#: The band of `Population.limit`.
+BAND = "A_G"
+DISTANCE_MAX = 10_000.0
+#: Endings of files -> astropy's name of the format. CSV keeps neither units nor the system.
+FORMATS = {
+    ".fits": "fits",
+    ".csv": "ascii.csv",
+    ".ecsv": "ascii.ecsv",
+    ".parquet": "parquet",
+}
 
 
 def column_density(
@@ -81,15 +95,6 @@ def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.
             t = planes.numpy()[None, :] / along
         found.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
     return np.sort(np.concatenate(found, axis=1), axis=1)
-
-
-#: Places that are tried at once for a star. Part of what a seed means.
-BLOCK = 8192
-#: Blocks without a single new star after which there is none to be expected.
-PATIENCE = 100
-#: The band of `Population.limit`.
-BAND = "A_G"
-DISTANCE_MAX = 10_000.0
 
 
 @final
@@ -241,15 +246,6 @@ def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) 
         magnitude=column([part.magnitude for part in found]),
         outlier=np.concatenate([part.outlier for part in measured])[:stars],
     )
-
-
-#: Endings of files -> astropy's name of the format. CSV keeps neither units nor the system.
-FORMATS = {
-    ".fits": "fits",
-    ".csv": "ascii.csv",
-    ".ecsv": "ascii.ecsv",
-    ".parquet": "parquet",
-}
 
 
 def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:

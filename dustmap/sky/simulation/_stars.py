@@ -14,6 +14,11 @@ from numpy.typing import NDArray
 from dustmap.gp import RegularGrid
 from dustmap.sky.simulation._dust import SUN_RADIUS, check_between, check_positive
 
+#: Half of the variance of an extinction's error comes from photons at this magnitude.
+TYPICAL_MAGNITUDE = 15.0
+#: Behind so much dust no survey sees a star, and errors need not overflow.
+UNSEEN = 40.0
+
 
 @final
 @dataclass(frozen=True)
@@ -75,12 +80,6 @@ class Population:
         inner = max(0.0, SUN_RADIUS - grid.upper[0])
         exponent = np.abs(z + self.sun_height) / self.height + (radius - inner) / self.length
         return np.asarray(np.exp(-exponent))
-
-
-#: Of the extinction error: half of its variance at this magnitude comes from photons.
-TYPICAL_MAGNITUDE = 15.0
-#: Behind so much dust no survey sees a star, and errors need not overflow.
-UNSEEN = 40.0
 
 
 @final

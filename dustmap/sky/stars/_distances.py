@@ -16,6 +16,9 @@ from scipy.special import ndtr, ndtri
 
 #: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
 MOST_EXTINCTION, LEAST_ERROR, MOST_ERROR = 1e3, 1e-9, 1e6
+Array = NDArray[np.float64]
+#: Parallax in mas times distance in pc.
+MAS_PC = 1000.0
 
 
 def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
@@ -53,9 +56,6 @@ def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
     check_rows(error > 0.0, "extinction_error", "> 0")
     within = f"between {LEAST_ERROR:g} and {MOST_ERROR:g} mag"
     check_rows((error >= LEAST_ERROR) & (error <= MOST_ERROR), "extinction_error", within)
-
-
-Array = NDArray[np.float64]
 
 
 class AbstractDistances(ABC):
@@ -264,10 +264,6 @@ class PercentileDistances(AbstractDistances):
         middle = np.log(self.p50)
         below, above = middle - np.log(self.p16), np.log(self.p84) - middle
         return below[:, None] / _Z, above[:, None] / _Z
-
-
-#: Parallax in mas times distance in pc.
-MAS_PC = 1000.0
 
 
 class AbstractDistancePrior(ABC):

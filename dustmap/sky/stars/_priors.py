@@ -14,6 +14,12 @@ from scipy.special import erfcx, log_ndtr, ndtri_exp
 
 from dustmap.sky.stars._distances import MAS_PC, AbstractDistancePrior, Array, check_scale
 
+#: Nodes of a star's table, and stars whose tables are in memory at once.
+NODES = 256
+STARS_AT_ONCE = 2048
+#: Depth below the mode, in nats, at which the table ends.
+DEPTH = 30.0
+
 
 @final
 @dataclass(frozen=True)
@@ -131,13 +137,6 @@ def _log_tail_ratio(start: Array, step: Array) -> Array:
         beyond = np.where(np.isinf(step), -np.inf, scaled - 0.5 * step * (2.0 * far + step))
     near = log_ndtr(-start - step) - log_ndtr(-start)
     return np.asarray(np.where(start >= 0.0, beyond, near), np.float64)
-
-
-#: Nodes of a star's table, and stars whose tables are in memory at once.
-NODES = 256
-STARS_AT_ONCE = 2048
-#: Depth below the mode, in nats, at which the table ends.
-DEPTH = 30.0
 
 
 @final

@@ -35,6 +35,20 @@ _PLACES = 64
 FORMAT = "dustmap star store"
 _UNITS = {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 _OWN = ("format", "extinction_system", "distances", "distance_prior")
+#: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
+NSIDE = 256
+#: What a store says of its order.
+SKY_ORDER: Final[Mapping[str, Any]] = {
+    "frame": "galactic",
+    "healpix_nside": NSIDE,
+    "healpix_ordering": "nested",
+    "within_pixels": "distance",
+}
+#: Stars that are sorted at once, and pixels (nside 4) that files are for at first.
+ROWS = 2**19
+_FILES = 192
+_DEPTH_BITS = 32
+_SORT_COLUMNS = ("key", "row")
 
 
 @contextmanager
@@ -220,22 +234,6 @@ def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any])
 def read_star_store(path: str | Path) -> StarTable:
     """All stars of a store."""
     return open_star_store(path).read()
-
-
-#: Of the pixels in whose order stars are stored: 0.23 degrees across.
-NSIDE = 256
-#: What a store says of its order.
-SKY_ORDER: Final[Mapping[str, Any]] = {
-    "frame": "galactic",
-    "healpix_nside": NSIDE,
-    "healpix_ordering": "nested",
-    "within_pixels": "distance",
-}
-#: Stars that are sorted at once, and pixels (nside 4) that files are for at first.
-ROWS = 2**19
-_FILES = 192
-_DEPTH_BITS = 32
-_SORT_COLUMNS = ("key", "row")
 
 
 def sky_keys(stars: StarTable) -> NDArray[np.int64]:

@@ -35,8 +35,19 @@ from dustmap.sky.catalogs.readers._base import (
     wrong_type,
 )
 
+# bytes that are read at once, of Parquet and of text, and of the longest line
 _BUFFER = 1 << 20
+_BLOCK = 8 << 20
+_LONGEST = 2 * _BLOCK
 _META = b"table_meta_yaml"  # where astropy keeps units
+_TYPES = {
+    ColumnType.INTEGER: pa.int64(),
+    ColumnType.NUMBER: pa.float64(),
+    ColumnType.TEXT: pa.string(),
+}
+_NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
+_ROW = re.compile(r"Row #(\d+)")
+_CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
 
 
 @final
@@ -116,18 +127,6 @@ def from_arrow(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[An
     if missing is not None:
         column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     return typed(np.asarray(column.to_numpy(zero_copy_only=False)), kind, ref, missing)
-
-
-_BLOCK = 8 << 20
-_LONGEST = 2 * _BLOCK
-_TYPES = {
-    ColumnType.INTEGER: pa.int64(),
-    ColumnType.NUMBER: pa.float64(),
-    ColumnType.TEXT: pa.string(),
-}
-_NULLS = ["", "nan", "NaN", "NAN", "null", "NULL", "NA", "N/A", "n/a", "None", "--"]
-_ROW = re.compile(r"Row #(\d+)")
-_CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
 
 
 @final

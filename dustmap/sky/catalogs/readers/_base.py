@@ -19,6 +19,8 @@ from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
 
 _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
+#: Where astropy writes that a column has no values, `x` and `x.mask`.
+MASK = ".mask"
 
 
 class CatalogError(ValueError):
@@ -160,9 +162,6 @@ class TableDescription:
     units: dict[str, str]
     label: str
 
-
-#: Where astropy writes that a column has no values, `x` and `x.mask`.
-MASK = ".mask"
 
 NO_DESCRIPTION = TableDescription({}, "")
 

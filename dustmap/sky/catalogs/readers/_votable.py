@@ -39,11 +39,15 @@ NUMERIC = {
     "float": ">f4",
     "double": ">f8",
 }
-#: Of a cell or a row, at most: it is in memory as a whole.
+#: Bytes of a cell or a row, at most: it is in memory as a whole.
 _LONGEST_CELL = 1 << 24
 _SIZES = {"boolean": 1, "char": 1, "unicodeChar": 2, "floatComplex": 8, "doubleComplex": 16}
-
 Taken = dict[int, tuple[NDArray[Any], NDArray[np.bool_]]]
+_BLOCK = 1 << 20
+#: Bytes of a tag or a header, at most: a packed file may have one without end.
+_LONGEST = 1 << 26
+_ELSEWHERE = "expected rows inside the VOTable in base64, got a remote or packed one"
+_BROKEN = (expat.ExpatError, ValueError, LookupError)
 
 
 @final
@@ -265,13 +269,6 @@ class BinaryRows(AbstractRows):
             null = self._mask_bytes and data[start + i // 8] & (0x80 >> i % 8)
             self._missing[i].append(bool(null))
         return position
-
-
-_BLOCK = 1 << 20
-#: Bytes of a tag or a header, at most: a packed file may have one without end.
-_LONGEST = 1 << 26
-_ELSEWHERE = "expected rows inside the VOTable in base64, got a remote or packed one"
-_BROKEN = (expat.ExpatError, ValueError, LookupError)
 
 
 @final
