@@ -17,9 +17,9 @@ from dustmap.sky.stars import (
     ToLearn,
     learn_prior,
 )
-from dustmap.sky.stars._kinds import prior_from
 from dustmap.sky.stars._learned_prior import LEAST, MOST
-from dustmap.sky.stars._survey_ratio import SurveyRatio
+from dustmap.sky.stars._priors import SurveyRatio
+from dustmap.sky.stars._table import prior_from
 
 Array = NDArray[np.float64]
 FLAT = FlatParallax(10_000.0)

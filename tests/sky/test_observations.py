@@ -16,7 +16,7 @@ from dustmap.inference import LogNormalPosterior
 from dustmap.sky.observations import (
     Moments,
     Observations,
-    _spread,
+    _segments,
     observe,
     predict_extinction,
     sight_lines,
@@ -312,7 +312,7 @@ def test_samples_of_a_positive_field_say_the_same() -> None:
 
 def test_dense_posteriors_are_drawn_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exact Gaussian process that knows its field well gives V of that field."""
-    monkeypatch.setattr(_spread, "_DENSE", 32)
+    monkeypatch.setattr(_segments, "_DENSE", 32)
     grid = RegularGrid.from_bounds((-100.0, -10.0, -100.0), (100.0, 900.0, 100.0), (3, 3, 3))
     d = np.linspace(150.0, 800.0, 3)
     table = stars_at(GaussianDistances(d, 0.08 * d))

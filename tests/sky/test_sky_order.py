@@ -68,7 +68,7 @@ def test_the_order_does_not_depend_on_chunks_or_files(
     expected = table.source_id[np.argsort(sky_keys(table), kind="stable")]
     whole, _ = ordered(table, tmp_path / "whole", 600)
     np.testing.assert_array_equal(whole.source_id, expected)
-    monkeypatch.setattr("dustmap.sky.stars._sky_order.ROWS", 16)
+    monkeypatch.setattr("dustmap.sky.stars._store.ROWS", 16)
     parts, lengths = ordered(table, tmp_path / "parts", 77)
     assert max(lengths) <= 16
     for name in ("source_id", "l", "b", "distance", "extinction", "extinction_error"):
@@ -78,7 +78,7 @@ def test_the_order_does_not_depend_on_chunks_or_files(
 def test_stars_with_one_key_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dustmap.sky.stars._sky_order.ROWS", 8)
+    monkeypatch.setattr("dustmap.sky.stars._store.ROWS", 8)
     table = replace(scattered(61, 0.0), distances=ExactDistances(np.full(61, 50.0)))
     one_nearer = table[:1].distances.columns()["distance_pc"] / 2.0
     distances = ExactDistances(np.concatenate([np.full(60, 50.0), one_nearer]))

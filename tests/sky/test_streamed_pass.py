@@ -64,7 +64,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> StarStore:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dustmap.sky.observations._streamed.RAYS", 37)
+    monkeypatch.setattr("dustmap.sky.observations._observe.RAYS", 37)
 
 
 def in_memory(store: StarStore) -> Batch:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
-from dustmap.sky.catalogs._roles import (
+from dustmap.sky.catalogs._rows import (
     DistanceKind,
     ExtinctionKind,
     IdentifierPolicy,

@@ -1,18 +1,23 @@
-"""Schema cards: what the columns of a survey's files are called, and which rows to trust."""
+"""Schema cards: what the columns of a survey's files are called, and which rows to trust.
+
+Cards are TOML files in `catalogs/` of the repository, or inside the installed package.
+"""
 
 import difflib
 import enum
+import functools
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
-from dustmap.sky.catalogs._cuts import Cut, OneOf, parse_cut
-from dustmap.sky.catalogs._flags import FlagBits
-from dustmap.sky.catalogs._roles import (
+from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
+from dustmap.sky.catalogs._rows import (
     DistanceKind,
     ExtinctionKind,
     IdentifierPolicy,
@@ -20,7 +25,6 @@ from dustmap.sky.catalogs._roles import (
     PositionKind,
     Role,
 )
-from dustmap.sky.catalogs._toml import CardTable
 from dustmap.sky.catalogs.readers import CatalogError, ColumnRef, ColumnType
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -37,6 +41,8 @@ _TYPES = {
 }
 #: The preset that every card has.
 NO_CUTS = "none"
+_ENDING = ".toml"
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @final
@@ -280,3 +286,57 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
     for name in card.flags:
         if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:
             raise table.error(f'flags.{name}: expected a column of type = "integer"')
+
+
+@functools.cache
+def card_directory() -> Path:
+    """The directory of the cards that come with dustmap."""
+    places = (_PACKAGE / "_cards", _PACKAGE.parent / "catalogs")
+    for place in places:
+        if (place / f"generic{_ENDING}").is_file():
+            return place
+    raise CatalogError(f"no schema cards in {' or '.join(map(str, places))}; install dustmap again")
+
+
+def known_cards() -> tuple[str, ...]:
+    """The names of the cards that come with dustmap."""
+    return tuple(sorted(path.stem for path in card_directory().glob(f"*{_ENDING}")))
+
+
+def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> SchemaCard:
+    """A card by its name, or your own by the path of its TOML file.
+
+    columns: by the card's names what the file calls them, which counts before what the card says.
+    """
+    return parse_card(_content(card_path(name), str(name)), str(name)).with_columns(columns or {})
+
+
+def card_path(name: str | Path) -> Path:
+    """The TOML file of a card."""
+    if str(name).endswith(_ENDING):
+        return Path(name)
+    if str(name) not in known_cards():
+        close = difflib.get_close_matches(str(name), known_cards(), n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise CatalogError(
+            f"schema {str(name)!r} is unknown{hint}; choose {', '.join(known_cards())}, "
+            f"or give the path of a card of your own, card{_ENDING}"
+        )
+    return card_directory() / f"{name}{_ENDING}"
+
+
+def _content(path: Path, name: str) -> dict[str, Any]:
+    """All keys of a card, with those of the card that it inherits from."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CatalogError(f"{path}: no schema card ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CatalogError(f"card {name}: not a TOML file ({error})") from None
+    parent = content.pop("inherits", None)
+    if parent is None:
+        return content
+    if parent not in known_cards() or parent == name:
+        others = ", ".join(f'"{card}"' for card in known_cards() if card != name)
+        raise CatalogError(f"card {name}: inherits = {parent!r}: expected one of {others}")
+    return inherited(content, _content(card_directory() / f"{parent}{_ENDING}", parent))

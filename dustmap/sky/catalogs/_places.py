@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from dustmap.sky._open_hdf5 import open_hdf5
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import bind, has_extinctions
-from dustmap.sky.catalogs._card import SchemaCard
+from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR, milliarcseconds
 from dustmap.sky.catalogs._selection import ROWS, invalid_row, problems_of_places
-from dustmap.sky.catalogs._shelf import card_named
 from dustmap.sky.catalogs.readers import CatalogError, Hdf5Reader, TextReader, open_reader
 from dustmap.sky.catalogs.readers._base import translating
 from dustmap.sky.stars import AbstractDistancePrior, AbstractDistances

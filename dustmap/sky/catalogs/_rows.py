@@ -1,13 +1,21 @@
-"""From columns to stars: what makes a row one, and the stars that remain."""
+"""Rows of a catalog: the columns that a star is made of, what makes a row one, and the stars.
 
+Directions become Galactic by one rotation, distances pc; of 16/50/84 percentiles of an extinction
+the value is the median and the error (p84 - p16) / 2.
+"""
+
+import enum
+import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Optional, final
 
 import numpy as np
+from astropy import units as u
+from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs._frames import direction, galactic_from_icrs
-from dustmap.sky.catalogs._roles import DistanceKind, ExtinctionKind, PositionKind
+from dustmap.sky.catalogs.readers import ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
@@ -16,9 +24,8 @@ from dustmap.sky.stars import (
     ParallaxDistances,
     PercentileDistances,
 )
-from dustmap.sky.stars._checks import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION
+from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
 
-Array = NDArray[np.float64]
 Values = dict[str, NDArray[Any]]
 #: Reason -> rows that it makes invalid.
 Problems = dict[str, NDArray[np.bool_]]
@@ -28,6 +35,135 @@ _TURNS = 720.0
 _FARTHEST = 1e7
 #: mas of a star at 1 pc, nearer than any; errors by which a parallax may miss that, or be below 0.
 _NEAREST, _MISSED, _BELOW = 1000.0, 5.0, 100.0
+
+
+@final
+@dataclass(frozen=True)
+class Role:
+    """A column that a star is made of, and the unit it is converted to."""
+
+    name: str
+    unit: u.UnitBase | None
+    kind: ColumnType = ColumnType.NUMBER
+
+    @staticmethod
+    def every() -> tuple["Role", ...]:
+        return _ROLES
+
+    @staticmethod
+    def named(name: str) -> Optional["Role"]:
+        return next((role for role in _ROLES if role.name == name), None)
+
+
+_UNITS: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
+    (u.deg, ("l", "b", "ra", "dec")),
+    (u.pc, ("x", "y", "z", "distance", "distance_error")),
+    (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
+    (u.mas, ("parallax", "parallax_error")),
+    (u.mag, ("extinction", "extinction_error")),
+    (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
+)
+_ROLES = (
+    Role("source_id", None, ColumnType.INTEGER),
+    *(Role(name, unit) for unit, names in _UNITS for name in names),
+)
+
+
+class PositionKind(enum.Enum):
+    """How directions are given."""
+
+    GALACTIC = "galactic"
+    ICRS = "icrs"
+    CARTESIAN = "cartesian"  # heliocentric Galactic
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _POSITIONS[self]
+
+
+_POSITIONS = {
+    PositionKind.GALACTIC: ("l", "b"),
+    PositionKind.ICRS: ("ra", "dec"),
+    PositionKind.CARTESIAN: ("x", "y", "z"),
+}
+
+
+class DistanceKind(enum.Enum):
+    """What is known of distances."""
+
+    PERCENTILES = "percentiles"
+    GAUSSIAN = "error"
+    PARALLAX = "parallax"
+    EXACT = "exact"
+    POSITION = "position"  # the length of x, y, z, taken as exact
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _DISTANCES[self]
+
+
+_DISTANCES = {
+    DistanceKind.PERCENTILES: ("distance_p16", "distance_p50", "distance_p84"),
+    DistanceKind.GAUSSIAN: ("distance", "distance_error"),
+    DistanceKind.PARALLAX: ("parallax", "parallax_error"),
+    DistanceKind.EXACT: ("distance",),
+    DistanceKind.POSITION: ("x", "y", "z"),
+}
+
+
+class ExtinctionKind(enum.Enum):
+    """What is known of extinctions."""
+
+    ERROR = "error"
+    PERCENTILES = "percentiles"  # value = median, error = (p84 - p16) / 2
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _EXTINCTIONS[self]
+
+
+_EXTINCTIONS = {
+    ExtinctionKind.ERROR: ("extinction", "extinction_error"),
+    ExtinctionKind.PERCENTILES: ("extinction_p16", "extinction_p50", "extinction_p84"),
+}
+
+
+class IdentifierPolicy(enum.Enum):
+    """Where the identifiers of stars come from."""
+
+    COLUMN = "column"
+    ROW = "row"  # the number of the row, counted from 0 over all files
+    EITHER = "column or row"
+
+
+class InvalidRows(enum.Enum):
+    """What to do with rows that are no stars: NaN, errors that are not positive, a second copy."""
+
+    ERROR = "error"
+    DROP = "drop"
+
+
+@functools.cache
+def _rotation() -> Array:
+    """R (3, 3): Galactic unit vector = R · ICRS unit vector, from astropy's own frames."""
+    axes = SkyCoord(
+        x=[1.0, 0.0, 0.0], y=[0.0, 1.0, 0.0], z=[0.0, 0.0, 1.0], representation_type="cartesian"
+    )
+    rotation: Array = np.asarray(axes.galactic.cartesian.xyz.to_value(u.one), np.float64)
+    return rotation
+
+
+def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:
+    """(l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
+    ra, dec = np.radians(ra), np.radians(dec)
+    xyz = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)])
+    return direction(*(_rotation() @ xyz))
+
+
+def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
+    """(l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
+    l = np.degrees(np.arctan2(y, x)) % 360.0
+    return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
 
 
 def identifier_problems(values: Values) -> Problems:

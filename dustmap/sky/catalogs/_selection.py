@@ -1,9 +1,15 @@
-"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
+"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+rows = Σ cuts + Σ invalid + duplicates + kept.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -12,9 +18,7 @@ from numpy.typing import NDArray
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._counts import Tally
-from dustmap.sky.catalogs._fingerprint import fingerprint
-from dustmap.sky.catalogs._roles import DistanceKind, InvalidRows
+from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
 from dustmap.sky.catalogs.readers import AbstractReader, CatalogError, open_reader
 from dustmap.sky.stars import (
     AbstractDistancePrior,
@@ -26,8 +30,89 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 
+#: Larger files are known by size and time of change: hashing them would double the reading.
+HASHED_BYTES = 2**30
 #: Rows that are in memory at once.
 ROWS = 2**17
+
+
+@final
+@dataclass(frozen=True)
+class Counts:
+    """rows = Σ cuts + Σ invalid + duplicates + kept.
+
+    A row is counted once, by the first cut that it fails, else by the first reason why it is no
+    star, else as a duplicate of an earlier star.
+    """
+
+    rows: int
+    cuts: Mapping[str, int]
+    invalid: Mapping[str, int]
+    duplicates: int
+
+    @property
+    def kept(self) -> int:
+        lost = sum(self.cuts.values()) + sum(self.invalid.values()) + self.duplicates
+        return self.rows - lost
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "cuts": dict(self.cuts),
+            "invalid": dict(self.invalid),
+            "duplicates": self.duplicates,
+            "kept": self.kept,
+        }
+
+    def summary(self) -> dict[str, int]:
+        """The same without levels, for people: what happened, and to how many rows."""
+        cuts = {f"cut, not {name}": count for name, count in self.cuts.items()}
+        invalid = {f"invalid, {name}": count for name, count in self.invalid.items()}
+        twice = {"duplicates": self.duplicates} if self.duplicates else {}
+        return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept}
+
+    def lines(self) -> list[str]:
+        """One `what: number` a line."""
+        return [f"{name}: {count}" for name, count in self.summary().items()]
+
+    def __str__(self) -> str:
+        return "; ".join(self.lines())
+
+
+@final
+@dataclass
+class Tally:
+    """Counts on their way."""
+
+    rows: int = 0
+    cuts: dict[str, int] = field(default_factory=dict)
+    invalid: dict[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+
+    def cut(self, name: str, rows: int) -> None:
+        self.cuts[name] = self.cuts.get(name, 0) + rows
+
+    def drop(self, reason: str, rows: int) -> None:
+        if rows:
+            self.invalid[reason] = self.invalid.get(reason, 0) + rows
+
+    def counts(self) -> Counts:
+        return Counts(
+            self.rows,
+            MappingProxyType(dict(self.cuts)),
+            MappingProxyType(dict(self.invalid)),
+            self.duplicates,
+        )
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
+    status = path.stat()
+    found: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
+    if status.st_size <= HASHED_BYTES:
+        with path.open("rb") as stream:
+            return found | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return found | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
 
 
 @final

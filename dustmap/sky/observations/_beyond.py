@@ -15,7 +15,7 @@ from torch import Tensor
 from dustmap.gp import AbstractMean
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.sky.observations._spread import DistanceSpread
+from dustmap.sky.observations._segments import DistanceSpread
 
 #: Nodes of the table of G, as far as the kernel is felt.
 NODES = 4096

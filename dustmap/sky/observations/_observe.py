@@ -1,7 +1,12 @@
-"""Stars become data of the Gaussian process."""
+"""Stars as data of a Gaussian process: all at once, shared by ranks, or a chunk at a time.
 
+y_n = ∫ρ(s) sf_n(s) ds + noise, with what is expected beyond the box taken from y, and the variance
+of distances and of that dust added to the noise.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -9,12 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
-from dustmap.gp.functionals import Counts, OutsidePolicy, Sharded
-from dustmap.linalg import Progress, unwatched
+from dustmap.gp.features import Taps, chunks
+from dustmap.gp.functionals import Counts, LineIntegrals, OutsidePolicy, Sharded
+from dustmap.linalg import AbstractWorld, Progress, unwatched
 from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
-from dustmap.sky.observations._sight_lines import sight_lines
-from dustmap.sky.observations._spread import DistanceSpread
+from dustmap.sky.observations._segments import DistanceSpread
+from dustmap.sky.observations._sight_lines import (
+    NothingSeen,
+    lines_if_any,
+    refuse_nothing,
+    sight_lines,
+)
 from dustmap.sky.stars import StarTable
+
+#: Stars to read at once, and rays whose rows are made at once.
+STARS, RAYS = 2**16, 2**11
+#: Rows of few rays on the columns of a field.
+RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
+#: A number (N,) for each datum.
+PerDatum: TypeAlias = Callable[[Batch], Tensor]
 
 
 @final
@@ -156,3 +174,104 @@ def observe(
     return Observations(
         batch, lines.rows, lines.counts, lines.spread, measured, noise, lines.cut, lines.beyond
     )
+
+
+def observe_share(
+    stars: StarTable,
+    first: int,
+    grid: RegularGrid,
+    outside: OutsidePolicy,
+    dtype: torch.dtype,
+    device: torch.device | None,
+    world: AbstractWorld,
+) -> Observations:
+    """`observe` of all stars, of which this rank has those from row `first` on.
+
+    Only the rays are shared: extinctions, errors and counts of all are on every rank.
+    """
+    lines = lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
+    rays = Sharded.of(_counted_from(first, lines.rays), world)
+    refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
+    spread = None
+    if lines.spread is not None:
+        spread = replace(lines.spread, rays=_counted_from(first, lines.spread.rays))
+    y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
+    measured, noise = (
+        rays.gathered(torch.from_numpy(values).to(device, dtype))
+        for values in (y, np.square(sigma))
+    )
+    tally = torch.tensor([lines.counts.truncated, lines.counts.dropped, lines.cut])
+    truncated, dropped, cut = world.total(tally).tolist()
+    counts = replace(lines.counts, truncated=truncated, dropped=dropped)
+    batch = Batch(rays, measured, noise)
+    rows = _rows(rays, lines.rows + first)
+    return Observations(batch, rows, counts, spread, measured, noise, cut, lines.beyond)
+
+
+def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
+    return replace(rays, keys=rays.keys + first)
+
+
+def _rows(rays: Sharded, local: NDArray[np.int64]) -> NDArray[np.int64]:
+    gathered: NDArray[np.int64] = rays.gathered(torch.from_numpy(local)).numpy()
+    return gathered
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StreamedPass:
+    """Sums over all stars of a store that are seen through the box.
+
+    force (M,) = Wᵀ Σ⁻¹ (y − W u), float64; misfit: Σ_n (y_n − (W u)_n)² / Σ_nn; rays: how many.
+    """
+
+    force: Tensor
+    misfit: float
+    rays: int
+
+
+@torch.no_grad()
+def stream(
+    stars: Iterable[StarTable],
+    grid: RegularGrid,
+    outside: OutsidePolicy,
+    rows: RowsOf,
+    field: Tensor,
+    *,
+    target: PerDatum | None = None,
+    variance: PerDatum | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> StreamedPass:
+    """Wᵀ Σ⁻¹ (y − W u) for u = field (M,), rows of W made, used in both products and forgotten.
+
+    stars: such as `StarStore.chunks(STARS)`. rows: for a log-normal density `interpolation_taps`
+    and ρ at the nodes, or the taps of a `BeamTable` and its expansion of ρ; for a Gaussian one
+    `LocalFeatures.taps` and u = C^½ ε, so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε). target: y
+    where left out, or y − H β. variance: the diagonal of Σ, that of the measurements where left
+    out.
+
+    Memory is that of a chunk and a few fields, whatever the store; sums are in float64.
+    """
+    u = field.double()[:, None]
+    force, misfit, rays, done = torch.zeros_like(u), 0.0, 0, 0
+    for table in stars:
+        done += len(table)
+        try:
+            batch = observe(table, grid, outside, device=field.device).batch
+        except NothingSeen:
+            continue
+        finally:
+            if progress is not None:
+                progress(done)
+        assert isinstance(batch.functional, LineIntegrals)
+        assert batch.noise_variance is not None
+        y = (batch.y if target is None else target(batch)).double()
+        sigma = (batch.noise_variance if variance is None else variance(batch)).double()
+        for part in chunks(len(batch), RAYS):
+            taps = rows(batch.functional[part]).to(torch.float64)
+            left = y[part, None] - taps.matmul(u)
+            weighted = left / sigma[part, None]
+            taps.add_adjoint(weighted, force)
+            misfit += float((left * weighted).sum())
+        rays += len(batch)
+    return StreamedPass(force[:, 0], misfit, rays)

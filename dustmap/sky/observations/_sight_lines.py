@@ -1,26 +1,60 @@
-"""Directions and distances as rays through a box."""
+"""Sight lines: from directions and distances of stars to line integrals of the density, and back.
+
+The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s) = P(d > s). Beams
+through the centres of HEALPix pixels are rays that many stars share.
+"""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
+import healpy
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.observations._beyond import BeyondBox
-from dustmap.sky.observations._segments import NEGLIGIBLE, Segments, segments_of
-from dustmap.sky.observations._spread import DistanceSpread
+from dustmap.sky.observations._beyond import BeyondBox, PriorDust
+from dustmap.sky.observations._segments import (
+    NEGLIGIBLE,
+    Array,
+    DistanceSpread,
+    Segments,
+    segments_of,
+)
 from dustmap.sky.stars import AbstractDistances
 
-Array = NDArray[np.float64]
-
-#: Of the distribution of a distance: what it has behind the box is looked for up to here.
+#: Probability up to which the distribution of a distance is looked at behind the box.
 _LAST = 1.0 - 1e-6
 #: Parts of the first segment behind the box, for a mean density that changes along it.
 PIECES = 6
+
+
+@final
+class HealpixBeams(AbstractBeams):
+    """A beam for each pixel of `nside`, bilinear between the four nearest on two rings."""
+
+    def __init__(self, nside: int) -> None:
+        if nside < 1 or nside & (nside - 1):
+            raise ValueError(f"nside of beams: expected a power of two, got {nside}")
+        self.nside = nside
+
+    @cached_property
+    def directions(self) -> Tensor:
+        pixels = np.arange(12 * self.nside**2)
+        return torch.from_numpy(np.stack(healpy.pix2vec(self.nside, pixels, nest=True), axis=-1))
+
+    def around(self, direction: Tensor) -> tuple[Tensor, Tensor]:
+        theta, phi = healpy.vec2ang(direction.cpu().numpy())
+        pixel, weight = healpy.get_interp_weights(self.nside, theta, phi, nest=True)
+        return (
+            torch.from_numpy(np.ascontiguousarray(pixel.T)).to(direction.device, torch.int64),
+            torch.from_numpy(np.ascontiguousarray(weight.T)).to(direction.device),
+        )
 
 
 class NothingSeen(ValueError):
@@ -171,3 +205,28 @@ def _within(
     )
     inside = LineIntegrals(rays.origin, rays.direction, along, weights, rays.keys)
     return DistanceSpread(inside, variance)
+
+
+def predict_extinction(
+    posterior: AbstractPosterior,
+    lines: SightLines,
+    beyond: PriorDust | None = None,
+    samples: int = 8,
+    seed: int = 0,
+) -> Prediction:
+    """Mean and variance (N,) of A(<d) over the posterior of ρ and the distribution of d.
+
+        E A = E_ρ ∫ρ sf ds,    Var A = Var_ρ ∫ρ sf ds + E_ρ Var_d A(<d)
+
+    The last term is the mean over `samples` draws of the posterior; 0 for known distances.
+    beyond: the dust of the parts outside the box, where the lines have any.
+    """
+    inside = posterior.predict(lines.rays)
+    mean, variance, behind = inside.mean, inside.variance, None
+    if lines.beyond is not None and beyond is not None:
+        behind, apart = lines.beyond.moments(beyond)
+        mean, variance = mean + behind.to(mean), variance + apart.to(variance)
+    if lines.spread is not None:
+        added = lines.spread.added_variance(posterior, samples, seed, behind)
+        variance = variance + added.to(variance)
+    return Prediction(mean, variance, inside.clamped)

@@ -1,23 +1,219 @@
-"""The dust of a simulated sky: structured as the Galaxy's, or drawn from a prior."""
+"""The dust of a simulated sky: structured as the Galaxy's, or drawn from a prior.
 
+ρ = plane_density · disc · bubbles · exp(g − ⟨g²⟩/2) with g a Gaussian field of turbulence, or a
+draw from the prior of a map. Every draw has a random stream of its own.
+"""
+
+import enum
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import fft
+from scipy.special import ndtr
 
 from dustmap.gp import AbstractMean, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.sky.simulation._checks import check_between, check_positive
-from dustmap.sky.simulation._shells import Bubbles, Shell
-from dustmap.sky.simulation._streams import Stream
-from dustmap.sky.simulation._turbulence import Turbulence
 
-#: Of the Sun from the centre of the Galaxy, in pc (GRAVITY Collaboration 2019).
+#: Margin of the torus that turbulence is drawn on, in outer scales: there the correlation has
+#: fallen below 2 %.
+PADDING = 4.0
+#: Places that are tried for a bubble before it is left to overlap.
+PLACES = 50
+#: Distance of the Sun from the centre of the Galaxy, in pc (GRAVITY Collaboration 2019).
 SUN_RADIUS = 8178.0
+
+
+def check_positive(owner: object, *names: str) -> None:
+    """Each named field must be positive and finite."""
+    for name in names:
+        value = getattr(owner, name)
+        if not (value > 0.0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def check_between(owner: object, low: float, high: float, *names: str) -> None:
+    """Each named field must lie in [low, high]."""
+    for name in names:
+        value = getattr(owner, name)
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
+
+
+@final
+class Stream(enum.IntEnum):
+    """What is drawn, each from numbers of its own, so that more stars see the same dust."""
+
+    FIELD = 0
+    SHELLS = 1
+    STARS = 2
+    NOISE = 3
+
+    def generator(self, seed: int, block: int = 0) -> np.random.Generator:
+        """The stream of a seed; stars and their noise have one for each block of candidates."""
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self.value, block)))
+
+
+@final
+@dataclass(frozen=True)
+class Turbulence:
+    """Logarithm of a density: g with P(k) ∝ (L⁻² + k²)^(slope/2) and standard deviation `contrast`.
+
+    `outer_scale` L in pc. The slope −11/3 is Kolmogorov's; −(2ν + 3) makes g a Matérn field of
+    smoothness ν, for which `matern` takes the usual length scale.
+    """
+
+    contrast: float = 1.0
+    outer_scale: float = 50.0
+    slope: float = -11.0 / 3.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "contrast", "outer_scale")
+        # Above -3 the variance of the field would be that of the grid's spacing alone.
+        check_between(self, -12.0, -3.01, "slope")
+
+    @classmethod
+    def matern(cls, smoothness: float, length: float, contrast: float) -> Self:
+        """A Matérn field: L = ℓ/√(2ν)."""
+        return cls(contrast, length / math.sqrt(2.0 * smoothness), -(2.0 * smoothness + 3.0))
+
+    def field(self, grid: RegularGrid, rng: np.random.Generator) -> NDArray[np.float64]:
+        """g (x, y, z) at the nodes; its variance over all skies is contrast² exactly."""
+        shape = tuple(
+            int(fft.next_fast_len(n + math.ceil(PADDING * self.outer_scale / h), real=True))
+            for n, h in zip(grid.shape, grid.spacing, strict=True)
+        )
+        # A real root of the spectrum leaves the transform of real noise Hermitian.
+        white = fft.rfftn(rng.standard_normal(shape))
+        root = np.sqrt(self._power(shape, grid.spacing))
+        whole = fft.irfftn(white * (root / _rms(root, shape[-1])), s=shape)
+        x, y, z = grid.shape
+        return np.ascontiguousarray(self.contrast * whole[:x, :y, :z])
+
+    def _power(self, shape: tuple[int, ...], spacing: tuple[float, ...]) -> NDArray[np.float64]:
+        kx, ky = (
+            2 * np.pi * fft.fftfreq(n, h) for n, h in zip(shape[:2], spacing[:2], strict=True)
+        )
+        kz = 2 * np.pi * fft.rfftfreq(shape[2], spacing[2])
+        k2 = kx[:, None, None] ** 2 + ky[None, :, None] ** 2 + kz[None, None, :] ** 2
+        return np.asarray((self.outer_scale**-2 + k2) ** (self.slope / 2))
+
+
+def _rms(root: NDArray[np.float64], last: int) -> float:
+    """Root mean square over the whole spectrum, of which `root` is the half of an `rfftn`."""
+    twice = np.full(root.shape[-1], 2.0)
+    twice[0] = 1.0
+    if last % 2 == 0:
+        twice[-1] = 1.0
+    return float(np.sqrt((root**2 * twice).sum() / (root[..., 0].size * last)))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shell:
+    """One bubble: centre (3,), mean radius and width of its wall in pc.
+
+    Its radius in the direction n is R(n) = radius (1 + nᵀ Q n), `shape` Q (3, 3) symmetric without
+    trace. `remaining` is the density inside over that before.
+    """
+
+    centre: NDArray[np.float64]
+    radius: float
+    width: float
+    remaining: float
+    shape: NDArray[np.float64]
+
+    def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What multiplies the density at points (..., 3); > 0, and 1 far outside.
+
+        c + (1 − c) Φ((r − R)/w) + a exp(−(r − R)²/2w²) with c what remains, w the width, and a such
+        that ∫ factor r² dr is what it was: the wall holds what the cavity has lost.
+        """
+        offset = points - self.centre
+        r = np.linalg.norm(offset, axis=-1)
+        n = offset / np.maximum(r, 1e-9)[..., None]
+        R = self.radius * (1.0 + np.einsum("...i,ij,...j->...", n, self.shape, n))
+        w, gone = self.width, 1.0 - self.remaining
+        wall = gone * (R**3 + 3 * R * w**2) / (3 * math.sqrt(2 * math.pi) * w * (R**2 + w**2))
+        u = (r - R) / w
+        return np.asarray(self.remaining + gone * ndtr(u) + wall * np.exp(-0.5 * u**2))
+
+
+@final
+@dataclass(frozen=True)
+class Bubbles:
+    """The Local Bubble around the Sun, and others: what their radii and places are drawn from.
+
+    local_radius: of the Local Bubble, in pc, within 10 % (0: there is none); offset: standard
+    deviation of its centre from the Sun along each axis. others: how many more in the box, of radii
+    between `smallest` and `largest`, even in their logarithm, with centres `height` around the
+    plane and clear of the Local Bubble where there is room. wall: width over radius; remaining:
+    density inside over that before; distortion: of the radius over directions, as a fraction.
+    """
+
+    local_radius: float = 120.0
+    offset: float = 15.0
+    others: int = 5
+    smallest: float = 30.0
+    largest: float = 80.0
+    height: float = 40.0
+    wall: float = 0.12
+    remaining: float = 0.1
+    distortion: float = 0.06
+
+    def __post_init__(self) -> None:
+        check_positive(self, "smallest", "largest", "height", "wall")
+        check_between(self, 0.0, math.inf, "local_radius", "offset", "others")
+        check_between(self, 1e-6, 1.0, "remaining")
+        check_between(self, 0.0, 0.2, "distortion")
+        if self.smallest > self.largest:
+            raise ValueError(
+                f"smallest must be at most largest = {self.largest:g}, got {self.smallest:g}"
+            )
+
+    def draw(
+        self, grid: RegularGrid, sun_height: float, rng: np.random.Generator
+    ) -> tuple[Shell, ...]:
+        """The Local Bubble, if any, then the others, anywhere in the box."""
+        found = []
+        if self.local_radius > 0:
+            radius = self.local_radius * rng.uniform(0.9, 1.1)
+            found.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
+        local = tuple(found)
+        for _ in range(self.others):
+            radius = float(np.exp(rng.uniform(math.log(self.smallest), math.log(self.largest))))
+            centre = self._place(grid, sun_height, radius, local, rng)
+            found.append(self._shell(centre, radius, rng))
+        return tuple(found)
+
+    def _place(
+        self,
+        grid: RegularGrid,
+        sun_height: float,
+        radius: float,
+        local: tuple[Shell, ...],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64]:
+        low, high = np.array(grid.lower), np.array(grid.upper)
+        centre = np.zeros(3)
+        for _ in range(PLACES):
+            centre = rng.uniform(low, high)
+            centre[2] = np.clip(rng.normal(-sun_height, self.height), low[2], high[2])
+            gaps = [np.linalg.norm(centre - other.centre) - other.radius for other in local]
+            if all(gap > radius for gap in gaps):
+                break
+        return centre
+
+    def _shell(self, centre: NDArray[np.float64], radius: float, rng: np.random.Generator) -> Shell:
+        a = rng.normal(0.0, self.distortion, (3, 3))
+        symmetric = (a + a.T) / 2
+        shape = symmetric - np.trace(symmetric) / 3 * np.eye(3)
+        return Shell(centre, radius, self.wall * radius, self.remaining, shape)
 
 
 class AbstractDust(ABC):

@@ -1,24 +1,32 @@
-"""A whole sky from a seed: dust, stars behind it, and what a survey would say of them."""
+"""A whole sky from a seed: dust, stars behind it, a survey's measurements, and the file of them.
 
+True extinctions are ∫ ρ ds along rays, exact for the trilinear interpolant of the density.
+"""
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import final
 
 import numpy as np
+from astropy import units as u
+from astropy.table import QTable
 from numpy.typing import NDArray
+from scipy.ndimage import map_coordinates
 
 from dustmap.gp import RegularGrid
+from dustmap.sky._atomic import replacing
 from dustmap.sky._coordinates import galactic
+from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
-from dustmap.sky.simulation._checks import check_positive
-from dustmap.sky.simulation._columns import column_density
-from dustmap.sky.simulation._dust import AbstractDust, StructuredDust
-from dustmap.sky.simulation._measurements import Measured, Measurements
-from dustmap.sky.simulation._population import Population
-from dustmap.sky.simulation._streams import Stream
+from dustmap.sky.simulation._dust import AbstractDust, Stream, StructuredDust, check_positive
+from dustmap.sky.simulation._stars import Measured, Measurements, Population
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
+#: Rays at once: some 100 MB of crossings for a grid of 200 nodes an axis.
+RAYS_AT_ONCE = 10_000
 #: Places that are tried at once for a star. Part of what a seed means.
 BLOCK = 8192
 #: Blocks without a single new star after which there is none to be expected.
@@ -26,6 +34,67 @@ PATIENCE = 100
 #: The band of `Population.limit`.
 BAND = "A_G"
 DISTANCE_MAX = 10_000.0
+#: Endings of files -> astropy's name of the format. CSV keeps neither units nor the system.
+FORMATS = {
+    ".fits": "fits",
+    ".csv": "ascii.csv",
+    ".ecsv": "ascii.ecsv",
+    ".parquet": "parquet",
+}
+
+
+def column_density(
+    grid: RegularGrid, density: NDArray[np.float64], positions: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """∫ ρ ds from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
+
+    Between two planes of nodes ρ is a cubic along the ray, which two Gauss points integrate
+    exactly. The Sun and the positions must lie in the grid's box.
+    """
+    _check_inside(grid, positions)
+    parts = np.split(positions, range(RAYS_AT_ONCE, len(positions), RAYS_AT_ONCE))
+    return np.concatenate([_column_density(grid, density, part) for part in parts])
+
+
+def _check_inside(grid: RegularGrid, positions: NDArray[np.float64]) -> None:
+    lower, upper = np.array(grid.lower), np.array(grid.upper)
+    slack = 1e-6 * np.array(grid.spacing)
+    if not ((lower <= 0) & (upper >= 0)).all():
+        raise ValueError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
+    outside = ((positions < lower - slack) | (positions > upper + slack)).any(axis=-1)
+    if outside.any():
+        raise ValueError(
+            f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
+            f"{grid.upper} pc"
+        )
+
+
+def _column_density(
+    grid: RegularGrid, density: NDArray[np.float64], positions: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    ends = _crossings(grid, positions)
+    step = np.diff(ends, axis=1)
+    ray, segment = np.nonzero(step > 0)
+    width, middle = step[ray, segment], ends[ray, segment] + step[ray, segment] / 2
+    total = np.zeros(len(positions))
+    for sign in (-1.0, 1.0):
+        at = middle + sign * width / (2 * math.sqrt(3.0))
+        index = (at[:, None] * positions[ray] - np.array(grid.lower)) / np.array(grid.spacing)
+        along = map_coordinates(density, index.T, order=1, mode="nearest")
+        total += np.bincount(ray, weights=along * width / 2, minlength=len(positions))
+    return np.asarray(total * np.linalg.norm(positions, axis=-1))
+
+
+def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where rays cross planes of nodes, as fractions of their length: (N, K), ascending, 0 to 1."""
+    found = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
+    for axis, planes in enumerate(grid.axes()):
+        along = positions[:, axis, None]
+        # A ray that hardly moves along an axis crosses none of its planes, or all at the Sun.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = planes.numpy()[None, :] / along
+        found.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
+    return np.sort(np.concatenate(found, axis=1), axis=1)
 
 
 @final
@@ -177,3 +246,53 @@ def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) 
         magnitude=column([part.magnitude for part in found]),
         outlier=np.concatenate([part.outlier for part in measured])[:stars],
     )
+
+
+def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
+    """One row a star: what a survey measures, then the truth; units on every column.
+
+    source_id, l, b (deg), parallax and parallax_error (mas), or distance_pc (pc) where the
+    distances are to be exact, g_mag, extinction, extinction_error (mag); true_distance_pc,
+    true_extinction, outlier. The header names the extinction's system under EXTSYS.
+    """
+    stars = sky.stars
+    columns = {"source_id": stars.source_id, "l": stars.l * u.deg, "b": stars.b * u.deg}
+    if exact_distances:
+        columns["distance_pc"] = sky.true_distance * u.pc
+    else:
+        assert isinstance(stars.distances, ParallaxDistances)
+        columns["parallax"] = stars.distances.parallax * u.mas
+        columns["parallax_error"] = stars.distances.error * u.mas
+    columns["g_mag"] = sky.magnitude.astype(np.float32) * u.mag
+    columns["extinction"] = stars.extinction * u.mag
+    columns["extinction_error"] = stars.extinction_error * u.mag
+    columns["true_distance_pc"] = sky.true_distance * u.pc
+    columns["true_extinction"] = sky.true_extinction * u.mag
+    columns["outlier"] = sky.outlier
+    return QTable(columns, meta={"EXTSYS": stars.system.name})
+
+
+def format_of(path: str | Path) -> str:
+    """Astropy's name of the format that a name's ending says."""
+    kind = FORMATS.get(Path(path).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
+    return kind
+
+
+def write_sky(
+    path: str | Path,
+    sky: SimulatedSky,
+    exact_distances: bool = False,
+    overwrite: bool = False,
+    provenance: Provenance | None = None,
+) -> None:
+    """Writes the table of `sky_table` in the format that the name's ending says.
+
+    provenance: goes into the header, of formats that have one.
+    """
+    path, kind = Path(path), format_of(path)
+    table = sky_table(sky, exact_distances)
+    table.meta |= {} if provenance is None else provenance.metadata()
+    with replacing(path, overwrite) as partial:
+        table.write(partial, format=kind)

@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.stars._checks import LEAST_ERROR as LEAST_ERROR
-    from dustmap.sky.stars._density_prior import ExponentialDensity as ExponentialDensity
+    from dustmap.sky.stars._distances import LEAST_ERROR as LEAST_ERROR
+    from dustmap.sky.stars._distances import AbstractDistancePrior as AbstractDistancePrior
     from dustmap.sky.stars._distances import AbstractDistances as AbstractDistances
     from dustmap.sky.stars._distances import ExactDistances as ExactDistances
     from dustmap.sky.stars._distances import GaussianDistances as GaussianDistances
+    from dustmap.sky.stars._distances import ParallaxDistances as ParallaxDistances
     from dustmap.sky.stars._distances import PercentileDistances as PercentileDistances
-    from dustmap.sky.stars._flat_prior import FlatParallax as FlatParallax
-    from dustmap.sky.stars._kinds import prior_named as prior_named
     from dustmap.sky.stars._learned_prior import LearnedPrior as LearnedPrior
     from dustmap.sky.stars._learned_prior import ParallaxSample as ParallaxSample
     from dustmap.sky.stars._learned_prior import ToLearn as ToLearn
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
-    from dustmap.sky.stars._parallax import AbstractDistancePrior as AbstractDistancePrior
-    from dustmap.sky.stars._parallax import ParallaxDistances as ParallaxDistances
-    from dustmap.sky.stars._sky_order import SKY_ORDER as SKY_ORDER
-    from dustmap.sky.stars._sky_order import SkySorter as SkySorter
-    from dustmap.sky.stars._sky_order import sky_keys as sky_keys
+    from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
+    from dustmap.sky.stars._priors import FlatParallax as FlatParallax
     from dustmap.sky.stars._store import CHUNK as CHUNK
+    from dustmap.sky.stars._store import SKY_ORDER as SKY_ORDER
+    from dustmap.sky.stars._store import SkySorter as SkySorter
     from dustmap.sky.stars._store import StarStore as StarStore
     from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter
     from dustmap.sky.stars._store import open_star_store as open_star_store
     from dustmap.sky.stars._store import read_star_store as read_star_store
+    from dustmap.sky.stars._store import sky_keys as sky_keys
     from dustmap.sky.stars._store import star_store as star_store
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate
+    from dustmap.sky.stars._table import prior_named as prior_named
     from dustmap.sky.stars._table import thinned as thinned
 else:
     __getattr__, __dir__ = on_use(__name__)

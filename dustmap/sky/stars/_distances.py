@@ -1,6 +1,12 @@
-"""What is known of the distances of N stars: numbers, or a distribution for each."""
+"""Distances of stars: exact, or a distribution for each star; and checks of columns of numbers.
+
+A distribution has a survival function sf(d) = P(distance > d) and quantiles. From a parallax ϖ ± σ
+it is p(d | ϖ) ∝ prior(d) N(ϖ; 1/d, σ²), with a declared prior. The checks name the column and its
+first bad row.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -8,9 +14,48 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from dustmap.sky.stars._checks import check_lengths, check_positive, check_rows
-
+#: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
+MOST_EXTINCTION, LEAST_ERROR, MOST_ERROR = 1e3, 1e-9, 1e6
 Array = NDArray[np.float64]
+#: Parallax in mas times distance in pc.
+MAS_PC = 1000.0
+
+
+def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
+    """Every column is a vector (N,) of one length N."""
+    shapes = {name: values.shape for name, values in columns.items()}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
+        raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
+
+
+def check_rows(good: NDArray[np.bool_], column: str, wanted: str) -> None:
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        raise ValueError(
+            f"column {column}: {len(bad)} of {len(good)} rows are not {wanted} "
+            f"(first at row {bad[0]}, counted from 0); correct or remove them"
+        )
+
+
+def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
+    for name, values in columns.items():
+        check_rows(np.isfinite(values), name, "finite")
+
+
+def check_positive(columns: Mapping[str, NDArray[np.float64]]) -> None:
+    check_finite(columns)
+    for name, values in columns.items():
+        check_rows(values > 0.0, name, "> 0")
+
+
+def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
+    """Extinctions and their errors lie within what can be a measurement."""
+    extinction, error = columns["extinction"], columns["extinction_error"]
+    within = f"between -{MOST_EXTINCTION:g} and {MOST_EXTINCTION:g} mag"
+    check_rows(np.abs(extinction) <= MOST_EXTINCTION, "extinction", within)
+    check_rows(error > 0.0, "extinction_error", "> 0")
+    within = f"between {LEAST_ERROR:g} and {MOST_ERROR:g} mag"
+    check_rows((error >= LEAST_ERROR) & (error <= MOST_ERROR), "extinction_error", within)
 
 
 class AbstractDistances(ABC):
@@ -219,3 +264,72 @@ class PercentileDistances(AbstractDistances):
         middle = np.log(self.p50)
         below, above = middle - np.log(self.p16), np.log(self.p84) - middle
         return below[:, None] / _Z, above[:, None] / _Z
+
+
+class AbstractDistancePrior(ABC):
+    """A prior density of the distance d on (0, distance_max], in pc.
+
+    Parallaxes ϖ and errors σ (n, 1) in mas; they may be zero or negative.
+    """
+
+    @abstractmethod
+    def survival(self, parallax: Array, error: Array, d: Array) -> Array:
+        """P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
+
+    @abstractmethod
+    def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
+        """The distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
+
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """Name and numbers, as a star store has them."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ParallaxDistances(AbstractDistances):
+    """Distances given parallax ± error (N,) in mas and a prior. A parallax is never inverted.
+
+    p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
+    """
+
+    parallax: Array
+    error: Array
+    prior: AbstractDistancePrior
+
+    def __post_init__(self) -> None:
+        self.check()
+        check_finite({"parallax_mas": self.parallax})
+        check_positive({"parallax_error_mas": self.error})
+
+    def __len__(self) -> int:
+        return len(self.parallax)
+
+    def __getitem__(self, index: NDArray[Any] | slice) -> "ParallaxDistances":
+        return ParallaxDistances(self.parallax[index], self.error[index], self.prior)
+
+    def survival(self, d: Array) -> Array:
+        return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))
+
+    def quantile(self, p: Array) -> Array:
+        return self.prior.quantile(self.parallax[:, None], self.error[:, None], p)
+
+    @property
+    def median(self) -> Array:
+        return self.quantile(np.array([0.5]))[:, 0]
+
+    @property
+    def depth(self) -> Array:
+        return -self.parallax
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    def columns(self) -> dict[str, Array]:
+        return {"parallax_mas": self.parallax, "parallax_error_mas": self.error}
+
+
+def check_scale(name: str, value: float) -> None:
+    if not 0.0 < value < np.inf:
+        raise ValueError(f"{name} must be positive and finite, in pc, got {value}")

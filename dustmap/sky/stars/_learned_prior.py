@@ -9,10 +9,8 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from dustmap.sky.stars._density_prior import ExponentialDensity
-from dustmap.sky.stars._distances import Array
-from dustmap.sky.stars._parallax import MAS_PC, ParallaxDistances
-from dustmap.sky.stars._survey_ratio import SurveyRatio
+from dustmap.sky.stars._distances import MAS_PC, Array, ParallaxDistances
+from dustmap.sky.stars._priors import ExponentialDensity, SurveyRatio
 
 #: Stars from which more than the scale is learned, and the most that are used.
 LEAST, MOST = 200, 20_000

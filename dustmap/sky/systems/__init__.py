@@ -1,7 +1,82 @@
 """Extinction systems: what a magnitude of extinction means, and what it is in another system."""
 
-from dustmap.sky.systems._systems import CUSTOM as CUSTOM
-from dustmap.sky.systems._systems import ExtinctionSystem as ExtinctionSystem
-from dustmap.sky.systems._systems import conversion as conversion
-from dustmap.sky.systems._systems import known_systems as known_systems
-from dustmap.sky.systems._systems import system_named as system_named
+import difflib
+import functools
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, final
+
+#: What the name of a system that is in no table starts with.
+CUSTOM = "custom:"
+
+
+@final
+@dataclass(frozen=True)
+class ExtinctionSystem:
+    """What the numbers of an extinction mean: an extinction in this system = per_a_v · A_V.
+
+    per_a_v is None for a custom system, which converts to nothing but itself.
+    """
+
+    name: str
+    meaning: str
+    per_a_v: float | None
+    reference: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@functools.cache
+def known_systems() -> MappingProxyType[str, ExtinctionSystem]:
+    """The systems of the table by name, in its order."""
+    text = (files("dustmap.sky.systems") / "systems.toml").read_text(encoding="utf-8")
+    found: dict[str, ExtinctionSystem] = {}
+    for name, entry in tomllib.loads(text).items():
+        found[name] = ExtinctionSystem(
+            name, entry["meaning"], _per_a_v(name, entry, found), entry["reference"]
+        )
+    return MappingProxyType(found)
+
+
+def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem]) -> float:
+    """From `left = factor · right`, of which one side is `name` and the other stands above it."""
+    if "relation" not in entry:
+        return 1.0
+    left, factor, right = entry["relation"]
+    other = above[right if left == name else left].per_a_v
+    assert other is not None
+    return float(factor) * other if left == name else other / float(factor)
+
+
+def system_named(name: str) -> ExtinctionSystem:
+    """The system of that name: one of the table, or `custom:NAME` for one of your own."""
+    systems = known_systems()
+    if name in systems:
+        return systems[name]
+    label = name.removeprefix(CUSTOM)
+    if label != name and label.strip():
+        return ExtinctionSystem(name, f"declared by the user: {label}", None, "")
+    close = difflib.get_close_matches(name, systems, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ValueError(
+        f"expected an extinction system, got {name!r}{hint}; choose {', '.join(systems)}, or "
+        f"{CUSTOM}NAME for one that converts to nothing"
+    )
+
+
+def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
+    """The factor that takes extinctions and densities from `source` to `target`."""
+    if source == target:
+        return 1.0
+    for system in (source, target):
+        if system.per_a_v is None:
+            raise ValueError(
+                f"extinctions in {source} cannot become {target}: {system} is a custom system, "
+                "which converts to nothing; convert the catalog, or declare a known system"
+            )
+    assert source.per_a_v is not None
+    assert target.per_a_v is not None
+    return target.per_a_v / source.per_a_v

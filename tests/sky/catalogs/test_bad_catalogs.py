@@ -252,7 +252,7 @@ def test_places_without_a_direction(tmp_path: Path) -> None:
 
 
 def test_most_identifiers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", 16)
+    monkeypatch.setattr("dustmap.sky.catalogs._catalog.PART", 16)
     table = plain(200)
     table["source_id"] = 5
     with pytest.raises(CatalogError, match="is that column the right one"):

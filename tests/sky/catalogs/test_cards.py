@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.sky.catalogs import CatalogError, card_named, known_cards
-from dustmap.sky.catalogs._shelf import card_directory
+from dustmap.sky.catalogs._card import card_directory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAMES = (

@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dustmap.sky.catalogs import CatalogError, Cut, FlagBits, card_named
-from dustmap.sky.catalogs._cuts import parse_cut
-from dustmap.sky.catalogs._toml import CardTable
+from dustmap.sky.catalogs._cuts import CardTable, parse_cut
 
 FLAGS = {"flag": FlagBits({"low": 0, "high": 3})}
 COLUMNS: dict[str, NDArray[Any]] = {

@@ -10,8 +10,8 @@ from astropy import units as u
 from astropy.table import Table
 
 from dustmap.sky.catalogs import Counts, ingest, read_catalog, read_places
-from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated
-from dustmap.sky.catalogs._fingerprint import fingerprint
+from dustmap.sky.catalogs._catalog import IdentifierLog, repeated
+from dustmap.sky.catalogs._selection import fingerprint
 from dustmap.sky.stars import (
     SKY_ORDER,
     ParallaxDistances,
@@ -38,8 +38,8 @@ def assert_same(a: StarTable, b: StarTable) -> None:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dustmap.sky.catalogs._selection.ROWS", 7)
     monkeypatch.setattr("dustmap.sky.catalogs._catalog.CHUNK", 25)
-    monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", 16)
-    monkeypatch.setattr("dustmap.sky.stars._sky_order.ROWS", 4)
+    monkeypatch.setattr("dustmap.sky.catalogs._catalog.PART", 16)
+    monkeypatch.setattr("dustmap.sky.stars._store.ROWS", 4)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -99,7 +99,7 @@ def test_provenance(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dustmap.sky.catalogs._fingerprint.HASHED_BYTES", 3)
+    monkeypatch.setattr("dustmap.sky.catalogs._selection.HASHED_BYTES", 3)
     path = tmp_path / "large"
     path.write_bytes(b"four")
     assert set(fingerprint(path)) == {"name", "bytes", "modified"}
@@ -120,7 +120,7 @@ def test_counts_add_up_and_read_well() -> None:
 
 @pytest.mark.parametrize("part", [4, 16, 10**6])
 def test_repeated_identifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    monkeypatch.setattr("dustmap.sky.catalogs._duplicates.PART", part)
+    monkeypatch.setattr("dustmap.sky.catalogs._catalog.PART", part)
     identifiers = np.random.default_rng(part).permutation(np.repeat(np.arange(-50, 50), 2))[:150]
     seen: set[int] = set()
     expected = []

@@ -343,9 +343,9 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """One that still did when the process ends would abort it."""
     path = tmp_path / "stars.csv"
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,x\n" + "1,2\n" * 50)
-    monkeypatch.setattr("dustmap.sky.catalogs.readers._text._BLOCK", 64)
+    monkeypatch.setattr("dustmap.sky.catalogs.readers._arrow._BLOCK", 64)
     reader, stream = open_reader(path), _Recorded(path.open("rb"))
-    monkeypatch.setattr(reader, "_open", lambda: stream)
+    monkeypatch.setattr("dustmap.sky.catalogs.readers._arrow.opened", lambda path: stream)
     with pytest.raises(CatalogError, match="column b: expected numbers, got 'x'"):
         read_all(reader, {"b": ColumnType.NUMBER})
     assert stream.threads == {threading.get_ident()}
@@ -372,7 +372,7 @@ def test_rows_that_are_wrong_are_counted_over_all_blocks(
 ) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,2,3\n")
-    monkeypatch.setattr("dustmap.sky.catalogs.readers._text._BLOCK", 64)
+    monkeypatch.setattr("dustmap.sky.catalogs.readers._arrow._BLOCK", 64)
     with pytest.raises(CatalogError, match="Row #51: Expected 2 columns, got 3"):
         read_all(open_reader(path), {"b": ColumnType.NUMBER})
 

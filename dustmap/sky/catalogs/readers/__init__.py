@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from dustmap.sky.catalogs.readers._arrow import ParquetReader as ParquetReader
+from dustmap.sky.catalogs.readers._arrow import TextReader as TextReader
 from dustmap.sky.catalogs.readers._base import AbstractReader as AbstractReader
 from dustmap.sky.catalogs.readers._base import CatalogError as CatalogError
 from dustmap.sky.catalogs.readers._base import Chunk as Chunk
@@ -11,8 +13,6 @@ from dustmap.sky.catalogs.readers._base import FileColumn as FileColumn
 from dustmap.sky.catalogs.readers._base import Wanted as Wanted
 from dustmap.sky.catalogs.readers._fits import FitsReader as FitsReader
 from dustmap.sky.catalogs.readers._hdf5 import Hdf5Reader as Hdf5Reader
-from dustmap.sky.catalogs.readers._parquet import ParquetReader as ParquetReader
-from dustmap.sky.catalogs.readers._text import TextReader as TextReader
 from dustmap.sky.catalogs.readers._votable import VotableReader as VotableReader
 
 _READERS: dict[type[AbstractReader], tuple[str, ...]] = {

@@ -1,6 +1,10 @@
-"""What every reader of a catalog file offers: its columns, and their values in chunks of rows."""
+"""What every reader of a catalog file offers: its columns, and their values in chunks of rows.
+
+Columns have units, which astropy describes as YAML in ECSV, HDF5 and Parquet files.
+"""
 
 import enum
+import gzip
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -8,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import IO, Any, Self, cast, final
 
 import numpy as np
+from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
 
 _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
+#: Where astropy writes that a column has no values, `x` and `x.mask`.
+MASK = ".mask"
 
 
 class CatalogError(ValueError):
@@ -78,6 +85,12 @@ class AbstractReader(ABC):
         """The wanted columns, at most about `rows` rows at a time, in the order of the file."""
 
 
+def opened(path: Path) -> IO[bytes]:
+    """The bytes of a file, those that it packs where its name ends in .gz."""
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    return cast(IO[bytes], opener(path, "rb"))
+
+
 @contextmanager
 def translating(path: Path, format_name: str, *errors: type[Exception]) -> Iterator[None]:
     """Errors become one line that names the file, those of a format's library, too."""
@@ -109,7 +122,7 @@ def typed(
     if raw.dtype.kind == "b":
         raw = raw.astype(np.uint8)
     if raw.dtype.kind not in ("iu" if kind is ColumnType.INTEGER else "iuf"):
-        raise wrong_type(ref, kind, _described(raw.dtype))
+        raise wrong_type(ref, kind, _kind_words(raw.dtype))
     if kind is ColumnType.NUMBER:
         values = raw.astype(np.float64)
         if missing is not None:
@@ -127,7 +140,7 @@ def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> CatalogError:
 
 def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
     if raw.dtype.kind not in "SUO":
-        raise wrong_type(ref, ColumnType.TEXT, _described(raw.dtype))
+        raise wrong_type(ref, ColumnType.TEXT, _kind_words(raw.dtype))
     if raw.dtype.kind == "O":
         words = [value.decode() if isinstance(value, bytes) else value or "" for value in raw]
         raw = np.array(words, dtype=np.str_)
@@ -136,6 +149,38 @@ def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
     return np.char.strip(raw)
 
 
-def _described(dtype: np.dtype[Any]) -> str:
+def _kind_words(dtype: np.dtype[Any]) -> str:
     names = {"f": "floating point", "i": "whole numbers", "u": "whole numbers", "b": "truth values"}
     return names.get(dtype.kind, "text")
+
+
+@final
+@dataclass(frozen=True)
+class TableDescription:
+    """Units of the columns that have one, and the extinction system, if there is one."""
+
+    units: dict[str, str]
+    label: str
+
+
+NO_DESCRIPTION = TableDescription({}, "")
+
+
+def described(lines: list[str]) -> TableDescription:
+    """From YAML lines without their comment marks; ValueError where they are something else."""
+    try:
+        header = get_header_from_yaml(lines)
+        units = {
+            str(column["name"]): str(column["unit"])
+            for column in header.get("datatype", [])
+            if column.get("unit") is not None
+        }
+        meta = dict(header.get("meta") or {})
+    except Exception as error:  # a YAML library may raise anything on foreign text
+        raise ValueError(f"its YAML header cannot be read: {error}") from None
+    return TableDescription(units, str(meta.get("EXTSYS", "")).strip())
+
+
+def delimiter(lines: list[str]) -> str:
+    """What separates the fields of an ECSV file: a space unless its header says otherwise."""
+    return str(get_header_from_yaml(lines).get("delimiter", " "))

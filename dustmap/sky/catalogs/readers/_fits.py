@@ -1,6 +1,5 @@
 """Binary tables of FITS files, plain or gzipped, read row by row from the front."""
 
-import gzip
 import io
 import math
 import re
@@ -8,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast, final
+from typing import IO, Any, final
 
 import numpy as np
 from astropy.io import fits
@@ -24,6 +23,7 @@ from dustmap.sky.catalogs.readers._base import (
     ColumnType,
     FileColumn,
     Wanted,
+    opened,
     translating,
     typed,
 )
@@ -74,7 +74,7 @@ class FitsReader(AbstractReader):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "FITS", *_BROKEN), self._open() as stream:
+        with translating(path, "FITS", *_BROKEN), opened(self._path) as stream:
             self._label = ""
             if stream.read(6) != b"SIMPLE":
                 raise CatalogError(f"{path}: not a FITS file, whatever its name says")
@@ -105,7 +105,7 @@ class FitsReader(AbstractReader):
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))
-        with translating(self._path, "FITS", *_BROKEN), self._open() as stream:
+        with translating(self._path, "FITS", *_BROKEN), opened(self._path) as stream:
             stream.seek(self._start)
             for first in range(0, self._rows, rows):
                 count = min(rows, self._rows - first)
@@ -118,10 +118,6 @@ class FitsReader(AbstractReader):
                     )
                 table = np.frombuffer(block, self._dtype)
                 yield {ref: self._values(table, ref, kind) for ref, kind in wanted.items()}
-
-    def _open(self) -> IO[bytes]:
-        opener = gzip.open if self._path.suffix.lower() == ".gz" else open
-        return cast(IO[bytes], opener(self._path, "rb"))
 
     def _find_table(self, stream: IO[bytes]) -> fits.Header:
         """The header of the first binary table; the stream stands at its first row afterwards."""

@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 
 from dustmap.sky._open_hdf5 import DamagedHdf5, open_hdf5
 from dustmap.sky.catalogs.readers._base import (
+    MASK,
+    NO_DESCRIPTION,
     AbstractReader,
     CatalogError,
     Chunk,
     FileColumn,
+    TableDescription,
     Wanted,
+    described,
     translating,
     typed,
 )
-from dustmap.sky.catalogs.readers._yaml import MASK, NO_DESCRIPTION, TableDescription, described
 
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: What h5py raises on damaged files, beside OSError.

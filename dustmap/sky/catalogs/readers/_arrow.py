@@ -1,29 +1,45 @@
-"""CSV, ECSV and columns between blanks, plain or gzipped, parsed in blocks."""
+"""Formats that Arrow decodes: Parquet in batches of rows; CSV, ECSV and columns between blanks.
+
+Text is plain or gzipped, and parsed in blocks of whole lines.
+"""
 
 import csv
-import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast, final
+from typing import IO, Any, final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyarrow import csv as pcsv
 
 from dustmap.sky.catalogs.readers._base import (
+    MASK,
+    NO_DESCRIPTION,
     AbstractReader,
     CatalogError,
     Chunk,
+    ColumnRef,
     ColumnType,
     FileColumn,
+    TableDescription,
     Wanted,
+    delimiter,
+    described,
+    opened,
     translating,
+    typed,
+    wrong_type,
 )
-from dustmap.sky.catalogs.readers._parquet import from_arrow
-from dustmap.sky.catalogs.readers._yaml import NO_DESCRIPTION, delimiter, described
 
+# bytes that are read at once, of Parquet and of text, and of the longest line
+_BUFFER = 1 << 20
 _BLOCK = 8 << 20
 _LONGEST = 2 * _BLOCK
+_META = b"table_meta_yaml"  # where astropy keeps units
 _TYPES = {
     ColumnType.INTEGER: pa.int64(),
     ColumnType.NUMBER: pa.float64(),
@@ -35,12 +51,94 @@ _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.
 
 
 @final
+class ParquetReader(AbstractReader):
+    """Columns are decoded page by page, so that large row groups do not fill the memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translating(path, "Parquet", pa.ArrowException, ValueError), self._open() as file:
+            schema = file.schema_arrow
+            metadata = schema.metadata or {}
+            self._description = _description(metadata)
+            label = metadata.get(b"EXTSYS", self._description.label.encode())
+            self._label = str(label.decode().strip())
+            self._columns = tuple(self._column(field) for field in schema)
+
+    @property
+    def columns(self) -> tuple[FileColumn, ...]:
+        return self._columns
+
+    @property
+    def label(self) -> str:
+        return self._label
+
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        masks = {c.name.removesuffix(MASK) for c in self._columns if c.name.endswith(MASK)}
+        names = {ref.name for ref in wanted}
+        names |= {name + MASK for name in masks & names}
+        with (
+            translating(self._path, "Parquet", pa.ArrowException, ValueError),
+            self._open() as file,
+        ):
+            for batch in file.iter_batches(
+                batch_size=rows, columns=sorted(names), use_threads=False
+            ):
+                yield {ref: _values(batch, ref, kind) for ref, kind in wanted.items()}
+
+    def _open(self) -> pq.ParquetFile:
+        if not self._path.is_file():
+            raise CatalogError(f"{self._path}: there is no such catalog")
+        return pq.ParquetFile(self._path, buffer_size=_BUFFER, pre_buffer=False)
+
+    def _column(self, field: pa.Field) -> FileColumn:
+        metadata = field.metadata or {}
+        unit = metadata.get(b"unit", self._description.units.get(field.name, "").encode()).decode()
+        nested = pa.types.is_nested(field.type)
+        fixed = pa.types.is_fixed_size_list(field.type)
+        return FileColumn(field.name, unit, field.type.list_size if fixed else int(not nested))
+
+
+def _description(metadata: dict[bytes, bytes]) -> TableDescription:
+    if _META not in metadata:
+        return NO_DESCRIPTION
+    return described(metadata[_META].decode().splitlines())
+
+
+def _values(batch: pa.RecordBatch, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+    column = batch.column(ref.name)
+    if ref.name + MASK in batch.schema.names:
+        column = pc.if_else(batch.column(ref.name + MASK), None, column)
+    if ref.entry is not None:
+        column = pc.list_element(column, ref.entry)
+    return from_arrow(column, ref, kind)
+
+
+def from_arrow(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
+    """An Arrow array as numbers or text of numpy, nulls as `typed` marks them."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return typed(column.to_numpy(zero_copy_only=False).astype(object), kind, ref)
+    if not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
+        raise wrong_type(ref, kind, str(column.type))
+    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    if missing is not None:
+        column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+    return typed(np.asarray(column.to_numpy(zero_copy_only=False)), kind, ref, missing)
+
+
+@final
 class TextReader(AbstractReader):
     """The names of the columns stand in the first line that is no comment (#)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "text", UnicodeDecodeError, ValueError), self._open() as stream:
+        with (
+            translating(path, "text", UnicodeDecodeError, ValueError),
+            opened(self._path) as stream,
+        ):
             comments, header = _header(stream)
             first = _line(stream).decode("utf-8", "replace")
         if not header:
@@ -85,7 +183,7 @@ class TextReader(AbstractReader):
         for ref in wanted:
             if self._names.count(ref.name) > 1:
                 raise CatalogError(f"{self._path}: two columns have the name {ref.name}")
-        with translating(self._path, "text"), self._open() as stream:
+        with translating(self._path, "text"), opened(self._path) as stream:
             _header(stream)
             before = 0
             for block in _blocks(stream):
@@ -96,10 +194,6 @@ class TextReader(AbstractReader):
                 for batch in table.to_batches(max_chunksize=rows):
                     yield {r: from_arrow(batch.column(r.name), r, wanted[r]) for r in wanted}
                 before += table.num_rows
-
-    def _open(self) -> IO[bytes]:
-        opener = gzip.open if self._path.suffix.lower() == ".gz" else open
-        return cast(IO[bytes], opener(self._path, "rb"))
 
     def _parsed(self, lines: bytes, wanted: Wanted) -> pa.Table:
         """The wanted columns of whole lines."""

@@ -1,21 +1,142 @@
-"""A prior of exponentially decreasing density of stars: a table of the posterior per star."""
+"""Priors of the distances behind parallaxes: flat in 1/d, or an exponential density of stars.
 
-from collections.abc import Callable, Iterator
+A `SurveyRatio` is what the selection of a survey makes of the density of its distances.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+from scipy.special import erfcx, log_ndtr, ndtri_exp
 
-from dustmap.sky.stars._distances import Array
-from dustmap.sky.stars._parallax import MAS_PC, AbstractDistancePrior, check_scale
-from dustmap.sky.stars._survey_ratio import SurveyRatio
+from dustmap.sky.stars._distances import MAS_PC, AbstractDistancePrior, Array, check_scale
 
 #: Nodes of a star's table, and stars whose tables are in memory at once.
 NODES = 256
 STARS_AT_ONCE = 2048
 #: Depth below the mode, in nats, at which the table ends.
 DEPTH = 30.0
+
+
+@final
+@dataclass(frozen=True)
+class SurveyRatio:
+    """ln r(t) of C classes of stars, t = ln d: cubic splines through `values` (C, K) at first,
+    first + step, ..; constant, with slope 0, beyond their ends.
+
+    bounds (C − 1): errors of the parallax in mas between the classes. Stars with large errors are
+    faint, and so farther than others, or nearer.
+    """
+
+    first: float
+    step: float
+    values: tuple[tuple[float, ...], ...]
+    bounds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {len(row) for row in self.values}
+        if len(self.values) != len(self.bounds) + 1 or len(lengths) != 1 or min(lengths) < 2:
+            raise ValueError("the table of a distance prior must have a row for every class")
+        if not self.step > 0.0 or not all(np.isfinite(row).all() for row in self.values):
+            raise ValueError("the table of a distance prior must be of finite numbers")
+
+    def at(self, t: Array, error: Array) -> tuple[Array, Array]:
+        """ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""
+        splines = CubicSpline(np.arange(len(self.values[0])), np.transpose(self.values), axis=0)
+        place = np.clip((t - self.first) / self.step, 0.0, len(self.values[0]) - 1.0)
+        rows = np.searchsorted(self.bounds, error)
+        cell = np.minimum(place.astype(np.int64), len(self.values[0]) - 2)
+        u = place - cell
+        c3, c2, c1, c0 = splines.c[:, cell, rows]
+        value = c0 + u * (c1 + u * (c2 + u * c3))
+        slope = (c1 + u * (2.0 * c2 + u * 3.0 * c3)) / self.step
+        return value, np.where((place > 0.0) & (place < len(self.values[0]) - 1.0), slope, 0.0)
+
+    @property
+    def span(self) -> float:
+        """The most that ln r changes."""
+        return float(np.ptp(self.values, axis=1).max())
+
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "first_ln_pc": self.first,
+            "step": self.step,
+            "ln_ratio": [list(row) for row in self.values],
+            "error_bounds_mas": list(self.bounds),
+        }
+
+    @classmethod
+    def of(cls, attributes: Mapping[str, Any]) -> "SurveyRatio":
+        """What `attributes` gave."""
+        first, step = (float(attributes[name]) for name in ("first_ln_pc", "step"))
+        values = tuple(tuple(map(float, row)) for row in attributes["ln_ratio"])
+        return cls(first, step, values, tuple(map(float, attributes["error_bounds_mas"])))
+
+
+@final
+@dataclass(frozen=True)
+class FlatParallax(AbstractDistancePrior):
+    """Flat in 1/d for d ≤ distance_max: the true parallax is N(ϖ, σ²) above a = 1/distance_max.
+
+        P(D > d) = P(a < ϖ' < 1/d) / P(ϖ' > a) = 1 − Q((1/d − ϖ)/σ) / Q((a − ϖ)/σ)
+
+    with Q = 1 − Φ, from logarithms of Q and their differences: no tail loses its digits.
+    """
+
+    distance_max: float
+
+    def __post_init__(self) -> None:
+        check_scale("distance_max", self.distance_max)
+
+    def survival(self, parallax: Array, error: Array, d: Array) -> Array:
+        least = MAS_PC / self.distance_max
+        start = (least - parallax) / error
+        with np.errstate(divide="ignore"):
+            step = np.maximum(MAS_PC / d - least, 0.0) / error
+        return np.asarray(-np.expm1(_log_tail_ratio(start, step)), np.float64)
+
+    def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
+        least = MAS_PC / self.distance_max
+        start = (least - parallax) / error
+        # Q(x) = p Q(start); from the nearer of the two ends, ϖ and a.
+        with np.errstate(divide="ignore"):
+            log_p = np.log(p)[None, :]
+            x = -ndtri_exp(log_p + log_ndtr(-start))
+        step = _polished(start, np.maximum(x - start, 0.0), log_p)
+        true = np.where(start > 0.0, least + error * step, parallax + error * x)
+        d = MAS_PC / np.maximum(true, least)
+        return np.asarray(np.minimum(d, self.distance_max), np.float64)
+
+    def attributes(self) -> dict[str, Any]:
+        return {"distance_prior": "flat-parallax", "distance_max_pc": self.distance_max}
+
+
+def _polished(start: Array, step: Array, log_p: Array) -> Array:
+    """Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
+
+    Far out in the tail x − start has lost its digits: x is large and step is −ln p / x.
+    """
+    far = np.maximum(start, 0.0)
+    for _ in range(3):
+        hazard = np.sqrt(2.0 / np.pi) / erfcx((far + step) / np.sqrt(2.0))
+        with np.errstate(invalid="ignore"):
+            change = (_log_tail_ratio(far, step) - log_p) / hazard
+        step = np.where(np.isfinite(change), np.maximum(step + change, 0.0), step)
+    return step
+
+
+def _log_tail_ratio(start: Array, step: Array) -> Array:
+    """ln Q(start + step) − ln Q(start), step ≥ 0."""
+    far = np.maximum(start, 0.0)
+    # Q(x) = exp(−x²/2) erfcx(x/√2) / 2, whose large exponents cancel by hand.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scaled = np.log(erfcx((far + step) / np.sqrt(2.0)) / erfcx(far / np.sqrt(2.0)))
+        beyond = np.where(np.isinf(step), -np.inf, scaled - 0.5 * step * (2.0 * far + step))
+    near = log_ndtr(-start - step) - log_ndtr(-start)
+    return np.asarray(np.where(start >= 0.0, beyond, near), np.float64)
 
 
 @final
