@@ -56,6 +56,9 @@ _MUCH = 0.1
 #: Posterior standard deviations from the optimum within which gradients take more draws: with K
 #: of them the optimum is off by 1/√K of one.
 _NEAR = 1.0
+#: Steps that have to be averaged before θ rests for a short one, and how short, in posterior
+#: standard deviations.
+_AVERAGED, _SHORT = 3, 0.3
 #: Nats that an evidence step of one posterior standard deviation promises.
 _ONE_WIDTH = 0.5
 #: Of an evidence step, from the whole of it on.
@@ -194,6 +197,10 @@ class Fit:
         It is where θ was within `tolerance` posterior standard deviations of its optimum, and where
         no length of it is accepted at a mode that is at rest; elsewhere a rejected step is tried
         again from a better mode.
+
+        The mode, weights and solves that a gradient is taken at leave it uncertain by about half a
+        posterior standard deviation, whatever K is. Near the optimum step m is therefore 1/m of
+        Newton's (Robbins & Monro 1951), and θ rests where that is short.
         """
         before, state, settings = self.state.centre, self.state, self.settings
         probe = self._probe()
@@ -203,14 +210,16 @@ class Fit:
             state.evidence_count = more
             probe = self._probe()
             step = self._evidence_step(probe, Trust(step.radius))
-        taken = self._move(step.delta)
+        is_near = state.evidence_count == more and step.widths < 2.0 * _NEAR
+        state.near = state.near + 1 if is_near else 0
+        gain = 1.0 / max(1, state.near)
+        taken = gain * self._move(gain * step.delta)
         state.trust = Trust(step.radius)
         if taken > 0.0:
             delta = taken * step.delta
             promised = float(delta @ step.gradient - 0.5 * delta @ step.information @ delta)
-            # Weights follow θ: after less than a posterior width, what they have changed is more of
-            # the gradient's fall than the curvature is.
-            if state.weighing is None or promised > _ONE_WIDTH:
+            # After a short step the gradient falls by its own uncertainty, not by the curvature.
+            if promised > _ONE_WIDTH:
                 state.trust = Trust(step.radius, delta, step.gradient, promised)
         self._record(
             "evidence" if taken > 0.0 else "rejected",
@@ -219,7 +228,8 @@ class Fit:
             gradient=tuple(step.gradient.tolist()),
             gradient_error=tuple(step.error.tolist()),
         )
-        rests = step.rests(settings.tolerance)
+        averaged = state.near >= _AVERAGED and gain * step.widths < _SHORT
+        rests = averaged or step.rests(settings.tolerance)
         if state.weighing is not None:
             share = measured_share(self.problem.data)
             self._weigh(state.weighing.updated(*self._ratios(probe.spread), share=share))

@@ -50,7 +50,8 @@ class FitState:
     deviations (S, n) of the samples; evidence_draws (K, N), sample_draws (S/2, N), curve_draws
     (S, N): multipliers of the last draws of each kind; drawn: ξ (n,) and z (N,) of the curved
     draws so far, is_drawing: whether there are more to come in this turn.
-    evidence_count: K, draws of the next gradient; trust: in the next step of θ; slowest: CG steps
+    evidence_count: K, draws of the next gradient; near: steps so far that were taken with all of
+    them near the optimum; trust: in the next step of θ; slowest: CG steps
     since the last preconditioner.
     """
 
@@ -68,6 +69,7 @@ class FitState:
     is_drawing: bool = False
     mode: tuple[Iterate, Tensor] | None = None
     evidence_count: int = 0
+    near: int = 0
     trust: Trust = field(default_factory=Trust)
     slowest: int = QUICK
     moved: bool = False
@@ -124,6 +126,7 @@ class FitState:
             "turn": self.turn,
             "is_drawing": self.is_drawing,
             "evidence_count": self.evidence_count,
+            "near": self.near,
             "radius": self.trust.radius,
             "promised": self.trust.promised,
             "slowest": self.slowest,
@@ -182,6 +185,7 @@ class FitState:
             curve_draws=reading.maybe("curve_draws", y, settings.samples, n),
             is_drawing=reading.flag("is_drawing"),
             evidence_count=reading.integer("evidence_count"),
+            near=reading.integer("near"),
             trust=Trust(
                 reading.number("radius"),
                 reading.maybe("last_step", present, len(present)),
