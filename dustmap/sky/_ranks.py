@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
-from dustmap.sky._atomic import naming, replacing
-from dustmap.sky._outputs import followed
+from dustmap.sky._outputs import followed, naming, replacing
 
 ALONE = Alone()
 

@@ -9,8 +9,7 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import scratch_for
-from dustmap.sky._outputs import check_output
+from dustmap.sky._outputs import check_output, scratch_for
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._counts import Counts
 from dustmap.sky.catalogs._duplicates import IdentifierLog, repeated

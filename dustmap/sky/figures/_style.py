@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
 
 from dustmap import __version__
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
 
 #: Widths of the columns of journals, in inches. Text has the size in which it is printed.
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.1

@@ -18,17 +18,17 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import replacing
-from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
-from dustmap.sky.layouts._box import LayoutCounts, at_places, counts, refuse_sun_outside, within
-from dustmap.sky.layouts._cards import (
+from dustmap.sky._outputs import replacing
+from dustmap.sky._provenance import (
     DENSITY_UNIT,
+    Provenance,
     column,
     conversion_note,
     density_cards,
     healpix_cards,
 )
+from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
+from dustmap.sky.layouts._box import LayoutCounts, at_places, counts, refuse_sun_outside, within
 from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
 from dustmap.sky.layouts._positive import raised, refuse_bad_floor
 from dustmap.sky.layouts._radial import RadialBins

@@ -10,7 +10,7 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._open_hdf5 import open_hdf5
+from dustmap.sky._hdf5 import open_hdf5
 from dustmap.sky.layouts._gtomo import DATASET, SYSTEM
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named

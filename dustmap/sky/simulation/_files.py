@@ -6,7 +6,7 @@ import numpy as np
 from astropy import units as u
 from astropy.table import QTable
 
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.simulation._sky import SimulatedSky
 from dustmap.sky.stars import ParallaxDistances
