@@ -9,12 +9,11 @@ from typing import TypeAlias, final
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
-from dustmap.sky.layouts._box import LayoutCounts
 from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer2023
 from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
 from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
 from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
-from dustmap.sky.layouts._radial import RadialBins, Shells
+from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 #: Bayestar files have five, where the density has as many.

@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import DENSITY_UNIT, Provenance, column, density_cards, healpix_cards
 from dustmap.sky._streamed_fits import TablePlan, streamed_fits
-from dustmap.sky.layouts._box import (
+from dustmap.sky.layouts._places import (
     LayoutCounts,
+    RadialBins,
+    Shells,
     at_places,
     counts,
     cumulative,
+    directions,
     exits,
+    pixel_blocks,
+    refuse_bad_nside,
     refuse_sun_outside,
 )
-from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
-from dustmap.sky.layouts._radial import RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 _MOST_COLUMNS = 999  # of a FITS table
