@@ -13,9 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dustmap.sky.figures._scales import Scale, density_scale, signed_scale, spread_scale
-from dustmap.sky.figures._style import DENSITY_COLOURS, INTEGRAL_COLOURS, OUTSIDE_COLOUR
-from dustmap.sky.figures._words import density_of, density_unit, symbol_of, unit_of
+from dustmap.sky.figures._style import (
+    DENSITY_COLOURS,
+    INTEGRAL_COLOURS,
+    OUTSIDE_COLOUR,
+    Scale,
+    density_of,
+    density_scale,
+    density_unit,
+    signed_scale,
+    spread_scale,
+    symbol_of,
+    unit_of,
+)
 from dustmap.sky.systems import ExtinctionSystem
 
 Array: TypeAlias = NDArray[np.float64]
