@@ -17,8 +17,6 @@ from dustmap.sky.systems import ExtinctionSystem
 
 #: Characters that a card of a FITS header holds beside its keyword.
 _CARD = 72
-#: Parses as a unit of FITS, VOUnit, CDS and astropy.
-DENSITY_UNIT = "mag.pc-1"
 
 
 def _now() -> str:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dustmap.sky._coordinates import cartesian, galactic
-from dustmap.sky.figures._panels import DATA_DOMINATED, PER_MILLE
+from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import Cells
 from dustmap.sky.figures._style import (
     MODEL_COLOUR,
@@ -31,6 +31,7 @@ from dustmap.sky.figures._style import (
     unit_of,
 )
 from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 

@@ -26,6 +26,7 @@ from dustmap.sky.figures._style import (
     symbol_of,
     unit_of,
 )
+from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem
 
 Array: TypeAlias = NDArray[np.float64]
@@ -37,8 +38,6 @@ _MOST_SIGMA = 3.0
 #: Inches of a letter, and what of a formula is no letter.
 _PER_LETTER = 0.066
 _UNSEEN = r"\\mathrm|\\rho|[${}^_]"
-#: Coverage above which the data, and not the prior, say what the density is.
-DATA_DOMINATED = 0.5
 _TRUTH, _MEAN = "truth", "posterior mean"
 _HATCH = "////"
 _HATCH_COLOUR = "0.75"

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import (
-    DENSITY_UNIT,
     Provenance,
     column,
     conversion_note,
@@ -40,6 +39,7 @@ from dustmap.sky.layouts._places import (
     within,
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._cubes import DENSITY_UNIT
 from dustmap.sky.systems import ExtinctionSystem, conversion
 
 _TINY = float(np.finfo(np.float32).tiny)

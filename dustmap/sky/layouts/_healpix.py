@@ -15,7 +15,7 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.sky._outputs import replacing
-from dustmap.sky._provenance import DENSITY_UNIT, Provenance, column, density_cards, healpix_cards
+from dustmap.sky._provenance import Provenance, column, density_cards, healpix_cards
 from dustmap.sky._streamed_fits import TablePlan, streamed_fits
 from dustmap.sky.layouts._places import (
     LayoutCounts,
@@ -31,6 +31,7 @@ from dustmap.sky.layouts._places import (
     refuse_sun_outside,
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._cubes import DENSITY_UNIT
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)
