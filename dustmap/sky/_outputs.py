@@ -34,7 +34,7 @@ _PAUSE, _LOOKS = 0.05, 40
 #: Files of a zarr group: its metadata, and chunks of arrays.
 STORE = r"(?:[^/]+/)*(?:zarr\.json|c(?:/\d+)*)"
 _TEMPORARY = r"(?:.*/)?\.(?:partial|replaced)-.*"
-_KINDS = {
+_SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFIFO: "a pipe",
@@ -271,20 +271,20 @@ def followed(target: Path) -> Path:
 def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
     """Refuses an output that is, holds or lies in an input, through links, too."""
     place = Path(os.path.realpath(target))
-    for given in inputs:
-        source = Path(os.path.realpath(given))
+    for named in inputs:
+        source = Path(os.path.realpath(named))
         if place == source:
-            raise FileExistsError(f"{target} is the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} is the input {named}; {_OTHER}")
         if source.is_relative_to(place):
-            raise FileExistsError(f"{target} holds the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} holds the input {named}; {_OTHER}")
         if source.is_dir() and place.is_relative_to(source):
-            raise FileExistsError(f"{target} lies in the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} lies in the input {named}; {_OTHER}")
 
 
 def refuse_special(target: Path) -> None:
     """Refuses a device, a pipe or a socket."""
     if target.exists():
-        kind = _KINDS.get(stat.S_IFMT(target.stat().st_mode))
+        kind = _SPECIAL.get(stat.S_IFMT(target.stat().st_mode))
         if kind is not None:
             raise FileExistsError(f"{target} is {kind}, which is not written to; {_OTHER}")
 

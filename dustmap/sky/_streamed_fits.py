@@ -69,7 +69,7 @@ class StreamedImage:
         self._file.write(data.data)
 
     def part_sum(self, file: BinaryIO, world: AbstractWorld) -> int:
-        """Of this rank's share of the data; the padding is zeros."""
+        """Sum of the words in this rank's share of the data; the padding is zeros."""
         words = world.share(math.prod(self.shape))
         return file_sum(file, self.offset + 4 * words.start, 4 * (words.stop - words.start))
 

@@ -60,13 +60,13 @@ def _write_votable(path: Path, table: Table) -> None:
 
 
 def labels(system: ExtinctionSystem) -> dict[str, str]:
-    """What the numbers are."""
+    """Units and extinction system, by the names of their columns."""
     units = {f"{quantity}_unit": str(unit) for quantity, unit in UNITS.items()}
     return {**units, "extinction_system": system.name}
 
 
 def unit_of(name: str) -> str:
-    """Of a column such as density_std."""
+    """Unit of a column such as density_std."""
     return str(UNITS[name.partition("_")[0]])
 
 

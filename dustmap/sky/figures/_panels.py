@@ -56,7 +56,7 @@ class Panel:
     of_mean: bool = False
 
     def label_for(self, length: float) -> str:
-        """Of a bar of so many inches: in two lines where it is short."""
+        """Label of a bar of so many inches: in two lines where it is short."""
         whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
         if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
             return whole

@@ -161,7 +161,7 @@ def shell_of(
     known = density.available
     mean = density.query(coords)
     _check_known(mean, f"no place at {distance:g} pc")
-    with quietly():  # the mean has told how many places are outside
+    with quietly():  # the mean has reported how many places are outside
         std = density.query(coords, mode="std") if Quantity.STD in known else None
         coverage = density.coverage(coords) if Quantity.COVERAGE in known else None
     return SkyImage(
@@ -187,7 +187,7 @@ def extinction_of(
     several = density.n_samples > 1
     mean = density.query(coords, integrated=True)
     _check_known(mean, f"no line from the Sun to {distance:g} pc")
-    with quietly():  # the mean has told how many lines leave the map
+    with quietly():  # the mean has reported how many lines leave the map
         std = density.query(coords, mode="std", integrated=True) if several else None
     return SkyImage(
         pixels=pixels,

@@ -179,7 +179,7 @@ def _truth(density: DustMap, axis: Axis, level: float, truth: DustMap) -> Array:
 
 
 def _weights(density: DustMap, axis: Axis) -> Array:
-    """Of the trapezoidal rule, in pc."""
+    """Weights of the trapezoidal rule along an axis, in pc."""
     weights = np.full(density.grid.shape[axis.value], density.grid.spacing[axis.value])
     weights[[0, -1]] /= 2
     return weights

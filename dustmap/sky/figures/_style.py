@@ -39,7 +39,7 @@ SIGNED_COLOURS = "RdBu_r"
 OUTSIDE_COLOUR = "0.8"
 #: Of curves: blue, vermilion and grey of Okabe and Ito's palette.
 MODEL_COLOUR, TRUTH_COLOUR, STAR_COLOUR = "#0072B2", "#D55E00", "0.35"
-FORMATS = (".png", ".pdf")
+_ENDINGS = (".png", ".pdf")
 _DPI = 220
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -68,7 +68,7 @@ GALACTIC_L, GALACTIC_B = "Galactic longitude $l$ [deg]", "Galactic latitude $b$ 
 Array: TypeAlias = NDArray[np.float64]
 Extend: TypeAlias = Literal["neither", "min", "max", "both"]
 #: Percentiles of the values within the limits.
-PERCENTILES = (0.5, 99.5)
+_SHOWN_PERCENTILES = (0.5, 99.5)
 #: A logarithmic scale spans no more than this factor, nor less than the other one.
 MOST_SPAN, LEAST_SPAN = 300.0, 3.0
 #: Part of a bar between ticks, at least.
@@ -127,8 +127,8 @@ def save_figure(
 
 def check_picture(path: str | Path) -> None:
     """Refuses a name that `save_figure` would refuse, before anything is computed."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: expected a picture that ends in {' or '.join(FORMATS)}")
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise ValueError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
 
 
 def symbol_of(system: ExtinctionSystem) -> str:
@@ -143,7 +143,7 @@ def symbol_of(system: ExtinctionSystem) -> str:
 
 
 def unit_of(system: ExtinctionSystem) -> str:
-    """Of extinctions."""
+    """Unit of extinctions."""
     return "e-folds" if system.name.startswith("e-folding") else "mag"
 
 
@@ -272,7 +272,7 @@ def _finite(values: tuple[Array, ...]) -> Array:
 def _percentiles(shown: Array) -> tuple[float, float]:
     if shown.size == 0:
         return 0.0, 1.0
-    low, high = np.percentile(shown, PERCENTILES)
+    low, high = np.percentile(shown, _SHOWN_PERCENTILES)
     return float(low), float(high)
 
 

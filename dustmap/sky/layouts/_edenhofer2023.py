@@ -118,7 +118,7 @@ class _Layout:
 
     @property
     def _names(self) -> dict[str, tuple[str, str, str]]:
-        """Of each quantity: the name of its densities, of its inner integral, and its CTYPE."""
+        """By quantity: the name of its densities, of its inner integral, and its CTYPE."""
         inner = f"INTEGRATED INNER {self._radius} PC"
         meaning = f"inner density integrated within {self._radius} pc"
         if self.options.samples:

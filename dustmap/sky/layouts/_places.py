@@ -42,7 +42,7 @@ class LayoutCounts:
 
 
 def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
-    """Of an array that is NaN outside the box."""
+    """Counts of an array that is NaN outside the box."""
     return LayoutCounts(values.size, int(np.isnan(values).sum()), raised)
 
 

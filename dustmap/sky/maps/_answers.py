@@ -45,7 +45,7 @@ _POINTS = 2**20
 
 @final
 class Answers:
-    """Of the cubes of a map, at heliocentric Galactic X, Y, Z in pc."""
+    """Answers from the cubes of a map, at heliocentric Galactic X, Y, Z in pc."""
 
     def __init__(self, cubes: AbstractCubes, seed: int | None, memory: int) -> None:
         self.reader = CubeReader(cubes, memory)
@@ -156,11 +156,11 @@ class Answers:
             return
         (a, b, c), (d, e, f) = self.layout.grid.lower, self.layout.grid.upper
         box = f"X {a:g} to {d:g}, Y {b:g} to {e:g}, Z {c:g} to {f:g} pc"
-        told = f"{count} of {len(beyond)} {what} outside the map ({box})"
+        report = f"{count} of {len(beyond)} {what} outside the map ({box})"
         if outside is Outside.ERROR:
             first = int(beyond.argmax())
-            raise ValueError(f"{told}, the first is number {first}; or choose outside='nan'")
-        log.info("%s: %s", told, outside.value)
+            raise ValueError(f"{report}, the first is number {first}; or choose outside='nan'")
+        log.info("%s: %s", report, outside.value)
 
     def require(self, quantity: Quantity) -> None:
         if quantity not in self.layout.quantities:

@@ -66,8 +66,8 @@ class DustMap:
         system: ExtinctionSystem | str,
     ) -> Self:
         """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
-        given = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
-        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in given.items()}, system)
+        arrays = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
+        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in arrays.items()}, system)
 
     @classmethod
     def from_field(
@@ -132,7 +132,7 @@ class DustMap:
 
     @property
     def unit(self) -> u.UnitBase:
-        """Of densities; that of integrals is mag."""
+        """Unit of densities; that of integrals is mag."""
         return u.mag / u.pc
 
     @property
@@ -288,7 +288,7 @@ class DustMap:
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
-    """Of a run's directory, a map.zarr or a map.fits."""
+    """Cubes of a run's directory, a map.zarr or a map.fits."""
     if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
         from dustmap.sky.maps._zarr_cubes import ZarrCubes  # a FITS file waits for no zarr
 
@@ -364,10 +364,10 @@ def equatorial_coordinates(
 def _coordinates(
     first: tuple[str, ArrayLike], second: tuple[str, ArrayLike], d: ArrayLike | None, frame: str
 ) -> SkyCoord:
-    given = {name: u.Quantity(value, u.deg) for name, value in (first, second)}
+    components = {name: u.Quantity(value, u.deg) for name, value in (first, second)}
     if d is not None:
-        given["distance"] = u.Quantity(d, u.kpc)
-    return SkyCoord(**given, frame=frame)
+        components["distance"] = u.Quantity(d, u.kpc)
+    return SkyCoord(**components, frame=frame)
 
 
 def _galactic(coords: SkyCoord) -> SkyCoord:

@@ -25,7 +25,7 @@ Point: TypeAlias = tuple[float, float, float]
 #: Planes of a slab unless the caller says otherwise, and those that are asked for.
 DEPTH, EVERY = 16, slice(None)
 SAMPLES = Quantity.SAMPLES
-#: Bytes that the slabs of a writer take, unless told otherwise.
+#: Bytes that the slabs of a writer take by default.
 MEMORY = 3 * 2**30
 
 
@@ -174,7 +174,7 @@ def empty_arrays(
 
 
 def bytes_per_plane(grid: RegularGrid, request: MapRequest, extra: int = 0) -> int:
-    """Of the arrays of one plane, and of `extra` more."""
+    """Bytes of the arrays of one plane, and of `extra` more."""
     return 4 * math.prod(grid.shape[:2]) * (request.values_per_place + extra)
 
 

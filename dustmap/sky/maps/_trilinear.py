@@ -52,7 +52,7 @@ class Cells:
 
     @classmethod
     def of(cls, grid: RegularGrid, positions: Floats) -> Self:
-        """Of places X, Y, Z (N, 3) in pc; what is beyond a face counts as on it."""
+        """Cells of places X, Y, Z (N, 3) in pc; what is beyond a face counts as on it."""
         last = np.array(grid.shape, np.float64) - 1.0
         where = np.clip((positions - np.array(grid.lower)) / np.array(grid.spacing), 0.0, last)
         cell = np.minimum(np.floor(where), last - 1.0)
@@ -67,7 +67,7 @@ class Cells:
 
     @property
     def weights(self) -> Values:
-        """Of the 8 corners (N, 8), x the fastest."""
+        """Weights of the 8 corners (N, 8), x the fastest."""
         x, y, z = (np.stack([1.0 - t, t], axis=-1) for t in self.offset.T)
         product: Values = z[:, :, None, None] * y[:, None, :, None] * x[:, None, None, :]
         return product.reshape(len(self), 8)

@@ -248,7 +248,7 @@ def array_of(group: zarr.Group, path: str) -> Array:
 
 
 def _shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Of the levels by their names."""
+    """Shapes of the levels by their names."""
     shapes: dict[str, tuple[int, ...]] = {}
     while max(shape) > SMALLEST:
         shape = tuple(-(-n // 2) for n in shape)

@@ -68,7 +68,7 @@ class Merged:
     uncovered: int
 
     def memory(self, available: int) -> int:
-        """Of `available` bytes those that the slabs of a writer may take."""
+        """Bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
         return max(1, available * held // (held + BESIDE))
 
@@ -121,7 +121,7 @@ def _listed(layout: Layout) -> str:
 
 
 def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
-    """Of the tile's first node along x, y, z; its nodes must be the part of the grid it needs."""
+    """Index of the tile's first node along x, y, z; its nodes must be the part it needs."""
     mine, part = tile.cubes.layout.grid, tile.tile.part_of(grid)
     for axis in range(3):
         step = grid.spacing[axis]
@@ -212,7 +212,7 @@ class _Part:
     offset: tuple[int, int, int]
 
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
-        """Of the whole grid's planes start <= k < stop those that the tile has."""
+        """Planes of the tile among the whole grid's planes start <= k < stop."""
         first = self.offset[2]
         return max(start, first), min(stop, first + self.map.cubes.layout.grid.shape[2])
 
@@ -305,9 +305,9 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
-    told = open_checked(place, "the map of a tile").attrs.get("tile")
-    if not isinstance(told, Mapping):
+    attribute = open_checked(place, "the map of a tile").attrs.get("tile")
+    if not isinstance(attribute, Mapping):
         raise ValueError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"
         )
-    return cubes, dict(told)
+    return cubes, dict(attribute)
