@@ -28,7 +28,7 @@ from dustmap.sky._ranks import ALONE, together
 _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
 _MODULUS = 2**32 - 1  # a carry out of 32 bits is added back at the right
-_PIECE = 2880 * 4096  # bytes read at once
+_PIECE = _BLOCK * 4096  # bytes read at once
 # Punctuation between the digits, the capitals and the small letters of ASCII.
 _EXCLUDED = frozenset(range(0x3A, 0x41)) | frozenset(range(0x5B, 0x61))
 

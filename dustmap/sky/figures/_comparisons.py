@@ -6,13 +6,12 @@ transform P(less than measured) is uniform in (0, 1).
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import binom
 
@@ -24,6 +23,7 @@ from dustmap.sky.figures._style import (
     SMALL,
     TRUTH_COLOUR,
     TWO_COLUMNS,
+    Array,
     count_scale,
     new_figure,
     rasterize,
@@ -35,7 +35,6 @@ from dustmap.sky.figures._style import (
 )
 from dustmap.sky.systems import ExtinctionSystem
 
-Array: TypeAlias = NDArray[np.float64]
 _COLUMNS = ("l", "b", "measured", "predicted", "std")
 _PIT_BINS = 20
 #: Chance that a point lies inside a grey band.

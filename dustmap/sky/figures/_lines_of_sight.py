@@ -4,14 +4,13 @@ Density is drawn above, extinction and the stars of the beam below.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures._panels import PER_MILLE
@@ -21,6 +20,7 @@ from dustmap.sky.figures._style import (
     ONE_COLUMN,
     STAR_COLOUR,
     TRUTH_COLOUR,
+    Array,
     density_of,
     density_unit,
     new_figure,
@@ -35,7 +35,6 @@ from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 
-Array: TypeAlias = NDArray[np.float64]
 #: Percentiles between which 68 % lie.
 _LOW, _HIGH = 16.0, 84.0
 #: Rows of cells among which the busiest is looked for.

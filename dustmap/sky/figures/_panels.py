@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -17,6 +17,7 @@ from dustmap.sky.figures._style import (
     DENSITY_COLOURS,
     INTEGRAL_COLOURS,
     OUTSIDE_COLOUR,
+    Array,
     Scale,
     density_of,
     density_scale,
@@ -28,8 +29,6 @@ from dustmap.sky.figures._style import (
 )
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem
-
-Array: TypeAlias = NDArray[np.float64]
 
 #: Colour bars count densities in 10⁻³ mag/pc, their size near the Sun.
 PER_MILLE = 1e3

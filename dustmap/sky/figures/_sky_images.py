@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 from astropy import units as u
@@ -29,6 +29,7 @@ from dustmap.sky.figures._style import (
     ONE_COLUMN,
     SMALL,
     TWO_COLUMNS,
+    Array,
     new_figure,
     outlined,
     plain,
@@ -40,7 +41,6 @@ from dustmap.sky.figures._style import (
 from dustmap.sky.maps import DustMap, Quantity, quietly
 from dustmap.sky.systems import ExtinctionSystem
 
-Array: TypeAlias = NDArray[np.float64]
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
 _COARSE = 1.5
 _LONGITUDES = (120, 60, 0, -60, -120)

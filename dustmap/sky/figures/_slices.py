@@ -3,13 +3,12 @@
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from numpy.typing import NDArray
 
 from dustmap.sky.figures._panels import (
     Panel,
@@ -24,6 +23,7 @@ from dustmap.sky.figures._style import (
     ONE_COLUMN,
     SMALL,
     TWO_COLUMNS,
+    Array,
     new_figure,
     outlined,
     plain,
@@ -35,7 +35,6 @@ from dustmap.sky.figures._style import (
 from dustmap.sky.maps import Cube, DustMap, Quantity
 from dustmap.sky.systems import ExtinctionSystem
 
-Array: TypeAlias = NDArray[np.float64]
 #: Planes of a cube that are in memory at once.
 _DEPTH = 16
 #: Inches of an image that is higher than wide, at most.
