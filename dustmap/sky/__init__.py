@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky._answer_columns import add_answers as add_answers
-    from dustmap.sky._answer_columns import labels as labels
-    from dustmap.sky._answer_columns import unit_of as unit_of
     from dustmap.sky._coordinates import cartesian as cartesian
     from dustmap.sky._coordinates import galactic as galactic
-    from dustmap.sky._enclosed import check_enclosed as check_enclosed
+    from dustmap.sky._outputs import check_enclosed as check_enclosed
     from dustmap.sky._outputs import check_output as check_output
     from dustmap.sky._outputs import refuse_inputs as refuse_inputs
     from dustmap.sky._provenance import Provenance as Provenance
     from dustmap.sky._tables import BARE as BARE
+    from dustmap.sky._tables import add_answers as add_answers
+    from dustmap.sky._tables import labels as labels
     from dustmap.sky._tables import table_format as table_format
+    from dustmap.sky._tables import unit_of as unit_of
     from dustmap.sky._tables import write_table as write_table
     from dustmap.sky.catalogs import Catalog as Catalog
     from dustmap.sky.catalogs import CatalogError as CatalogError

@@ -1,12 +1,38 @@
-"""New HDF5 files on disks that may fill: the library crashes where a write fails as it closes."""
+"""HDF5 files, new ones on disks that may fill, and those of others, which may be damaged.
+
+The library crashes where a write fails as it closes a file: `new_hdf5` writes through a
+`SparedFile`, whose writes seem to work, and raises what went wrong afterwards.
+
+It never returns from three structures of a damaged file: a global heap (texts of variable length,
+also of attributes) with an object that takes no room, a local heap (names) whose list of free
+blocks comes back to itself, and nodes of a B-tree of version 1 that are their own neighbours.
+Nothing in Python can interrupt it, so that `open_hdf5` looks at every such structure as the library
+reads it.
+
+The library reads each of them by itself, from its signature on; only a read that starts with one
+is looked at, other data cost nothing, and only these structures are read twice.
+Data that start with a signature by chance are refused only if what follows is such a loop, too:
+a size that fits into the file and objects that do not fill it, or pointers that return exactly.
+
+Not looked at: children of B-trees that are their own ancestors, for which the library crashes, and
+what has checksums (headers, heaps and trees of later versions). Damage hardly makes them; malice
+can.
+"""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, final
 
 import h5py
+
+_SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
+_NO_BLOCK = 1  # ends a list of free blocks
+#: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
+_SMALLEST, _MOST = 4096, 2**16
 
 
 @contextmanager
@@ -78,3 +104,176 @@ class SparedFile:
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+class DamagedHdf5(ValueError):
+    """One line that names the file, what was expected in it and what is there."""
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """To read; a DamagedHdf5 takes the place of any error that follows from a loop in the file."""
+    with path.open("rb", buffering=0) as raw:
+        guarded = GuardedFile(raw, path)
+        try:
+            with h5py.File(guarded, "r") as file:
+                yield file
+        except Exception:
+            guarded.check()
+            raise
+        guarded.check()
+
+
+@final
+class GuardedFile:
+    """Bytes of a file for HDF5, which gets zeros in place of a structure that never ends.
+
+    An exception must not go through the library; `check` raises it afterwards.
+    """
+
+    def __init__(self, raw: FileIO, path: Path) -> None:
+        self._raw = raw
+        self._path = path
+        self._structures: _Structures | None = None
+        self._failed: DamagedHdf5 | OSError | None = None
+
+    def check(self) -> None:
+        """Raises what was wrong with any read since the beginning, in one line."""
+        if isinstance(self._failed, OSError):
+            number = self._failed.errno or 0
+            raise OSError(number, os.strerror(number), str(self._path)) from self._failed
+        if self._failed is not None:
+            raise DamagedHdf5(
+                f"{self._path}: {self._failed}; copy the file again from where it is whole"
+            ) from None
+
+    def readinto(self, buffer: bytearray) -> int:
+        """Zeros behind the end: HDF5 crashes on missing bytes."""
+        view, count = memoryview(buffer).cast("B"), 0
+        try:
+            start = self._raw.tell()
+            while got := self._raw.readinto(view[count:]):
+                count += got
+            self._look(start, bytes(view[:8]))
+        except (DamagedHdf5, OSError) as error:
+            self._failed, count = self._failed or error, 0
+        view[count:] = bytes(len(view) - count)
+        return len(view)
+
+    def _look(self, start: int, signature: bytes) -> None:
+        if signature == _SUPERBLOCK:
+            self._structures = self._structures or _Structures.of(self._raw, start)
+        elif self._structures is not None:
+            self._structures.check(start, signature)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return self._raw.seek(offset, whence)
+        except OverflowError:
+            self._failed = self._failed or DamagedHdf5(
+                f"expected addresses within its bytes, got {offset}"
+            )
+            return self._raw.seek(0, os.SEEK_END)
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        return self._raw.read(size)
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Structures:
+    """What `check` knows of a file: the bytes before its superblock, and those of an address and
+    of a length; `ended` are the nodes whose neighbours on a side come to an end, and the side."""
+
+    descriptor: int
+    size: int
+    base: int
+    address: int
+    length: int
+    ended: set[tuple[int, int]]
+
+    @classmethod
+    def of(cls, raw: FileIO, base: int) -> "_Structures":
+        descriptor = raw.fileno()
+        head = os.pread(descriptor, 16, base).ljust(16, b"\0")
+        address, length = head[13:15] if head[8] < 2 else head[9:11]
+        if {address, length} - {2, 4, 8}:
+            raise DamagedHdf5(
+                f"its addresses have {address} bytes and its lengths {length}, expected 8 and 8"
+            )
+        return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
+
+    def check(self, start: int, signature: bytes) -> None:
+        """Raises where reading the structure that starts there would never end."""
+        if signature.startswith(_GLOBAL):
+            self._global_heap(start)
+        elif signature.startswith(_LOCAL):
+            self._local_heap(start)
+        elif signature.startswith(_TREE):
+            self._neighbours(start)
+
+    def _global_heap(self, start: int) -> None:
+        """Objects, padded to 8 bytes, up to the end; number 0 is room that is free."""
+        (size,) = self._numbers(start + 8, self.length, 1)
+        if not _SMALLEST <= size <= self.size - start:
+            return  # the library says so itself
+        data, header = os.pread(self.descriptor, size, start), _padded(8 + self.length)
+        at, count = header, 0
+        while at + header <= len(data):
+            taken, count = int.from_bytes(data[at + 8 : at + 8 + self.length], "little"), count + 1
+            if data[at : at + 2] != b"\0\0":
+                taken = header + _padded(taken)
+            if not header <= taken <= len(data) - at or count > _MOST:
+                raise DamagedHdf5(
+                    f"the global heap at byte {start} is damaged: expected at most {_MOST} "
+                    f"objects, each of {header} bytes or more up to byte {start + len(data)}, got "
+                    f"number {count} of {taken} bytes at byte {start + at}"
+                )
+            at += taken
+
+    def _local_heap(self, start: int) -> None:
+        """A list of the free blocks: each has the place of the next, and its own length."""
+        size, block = self._numbers(start + 8, self.length, 2)
+        (data,) = self._numbers(start + 8 + 2 * self.length, self.address, 1)
+        seen: set[int] = set()
+        while block != _NO_BLOCK and block < size:
+            if block in seen or len(seen) * 2 * self.length > size:
+                raise DamagedHdf5(
+                    f"the local heap at byte {start} is damaged: expected a list of free blocks "
+                    f"with an end, got one that returns to the block at {block}"
+                )
+            seen.add(block)
+            (block,) = self._numbers(self.base + data + block, self.length, 1)
+
+    def _neighbours(self, start: int) -> None:
+        """Nodes of one level, from left to right and back."""
+        for side in (0, 1):
+            at, seen = start, set[int]()
+            while (at, side) not in self.ended and self._is_tree(at):
+                if at in seen:
+                    raise DamagedHdf5(
+                        f"the B-tree at byte {start} is damaged: expected nodes in a row, got the "
+                        f"node at byte {at} as its own neighbour"
+                    )
+                seen.add(at)
+                at = self.base + self._numbers(at + 8, self.address, 2)[side]
+            self.ended.update((at, side) for at in seen)
+
+    def _is_tree(self, at: int) -> bool:
+        return at + 8 < self.size and os.pread(self.descriptor, 4, at) == _TREE
+
+    def _numbers(self, at: int, width: int, count: int) -> list[int]:
+        """Zeros behind the end of the file."""
+        data = b"" if at >= self.size else os.pread(self.descriptor, width * count, at)
+        data = data.ljust(width * count, b"\0")
+        return [int.from_bytes(data[i : i + width], "little") for i in range(0, len(data), width)]
+
+
+def _padded(size: int) -> int:
+    return -(-size // 8) * 8

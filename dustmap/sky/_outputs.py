@@ -1,16 +1,40 @@
-"""What an output may take the place of: never an input, nor what dustmap has not written."""
+"""Outputs appear whole or not at all, and never in place of an input or of what others wrote.
 
+`check_output` and its like say what an output may replace, `replacing` gives it a temporary name
+until it is whole, and `check_enclosed` refuses directories whose links lead out of them.
+"""
+
+import atexit
+import ctypes
+import hashlib
 import json
+import logging
 import os
 import re
+import shutil
+import signal
 import stat
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
+log = logging.getLogger(__name__)
+
+#: Bytes of a name in a directory of any common file system.
+_LONGEST = 255
+#: renameat2 of Linux: relative to the working directory, swap.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+#: Signals that end a command or a run, as exceptions in the main thread.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+#: Seconds between two looks at what other threads may still write, and looks.
+_PAUSE, _LOOKS = 0.05, 40
 #: Files of a zarr group: its metadata, and chunks of arrays.
 STORE = r"(?:[^/]+/)*(?:zarr\.json|c(?:/\d+)*)"
 _TEMPORARY = r"(?:.*/)?\.(?:partial|replaced)-.*"
-_KINDS = {
+_SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
     stat.S_IFIFO: "a pipe",
@@ -19,6 +43,195 @@ _KINDS = {
 _OTHER = "choose another name"
 #: Endings of compressed files, which nothing here writes.
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".z", ".zip")
+
+
+@contextmanager
+def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Yields a temporary name beside `target`, which takes its place if the block succeeds.
+
+    A link stays, and what it leads to is replaced. Of directories only zarr groups of dustmap and
+    empty ones are. What a process that was killed has left of the same target goes first.
+    """
+    place = followed(target)
+    clear_leftovers(place)
+    check_output(target, overwrite)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = beside(place, "partial")
+    try:
+        with naming(partial, target):
+            yield partial
+            take_place(partial, place)
+        with undisturbed():
+            remove(partial)
+    except BaseException:
+        discard(partial)
+        raise
+
+
+@contextmanager
+def scratch_for(target: Path) -> Iterator[Path]:
+    """A directory beside `target` for what is needed while it is made, and gone afterwards."""
+    place = followed(target)
+    named = place.with_name(f"{place.name}.scratch")
+    clear_leftovers(named)
+    scratch = beside(named, "partial")
+    try:
+        scratch.mkdir(parents=True)
+        with naming(scratch, target):
+            yield scratch
+    finally:
+        with undisturbed():
+            remove(scratch)
+
+
+def beside(target: Path, what: str) -> Path:
+    """A name of this process in the same directory; what: `partial`, or `replaced`."""
+    return target.with_name(f".{what}-{os.getpid()}-{_tag(target)}")
+
+
+def take_place(partial: Path, target: Path) -> None:
+    """Gives `partial` the name `target`; a directory that had it is called `partial` then."""
+    if not target.is_dir():
+        partial.replace(target)
+        return
+    if _exchange(partial, target):
+        return
+    # The system cannot: a process killed in between leaves what `clear_leftovers` puts back.
+    aside = beside(target, "replaced")
+    with undisturbed():
+        target.rename(aside)
+        try:
+            partial.rename(target)
+        except BaseException:
+            aside.rename(target)
+            raise
+        aside.rename(partial)
+
+
+def clear_leftovers(target: Path) -> int:
+    """Removes what processes that were killed have left beside a target, and says so; how many.
+
+    A target that was moved aside, and whose place nothing has taken yet, is put back.
+    """
+    found = [path for path in _left_beside(target) if not _alive(path)]
+    for path in found:
+        if path.name.startswith(".replaced-") and not os.path.lexists(target):
+            path.rename(target)
+            log.warning("%s is back: a process that replaced it was killed", target)
+        else:
+            remove(path)
+    if found:
+        log.warning("%s: removed %d leftovers of a process that was killed", target, len(found))
+    return len(found)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a directory with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def discard(partial: Path) -> None:
+    """Removes what was half written, and never fails: the error that led here matters more.
+
+    The threads of zarr write on for a while after an interruption, and make directories anew; so
+    may another rank, whose leftovers the next process clears.
+    """
+    with undisturbed():
+        if not partial.is_dir():
+            with suppress(OSError):
+                remove(partial)
+            return
+        atexit.register(shutil.rmtree, partial, ignore_errors=True)
+        for _ in range(_LOOKS):
+            shutil.rmtree(partial, ignore_errors=True)
+            time.sleep(_PAUSE)
+            if not partial.exists():
+                return
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, signals that end the process wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread only
+        return
+    waiting: list[int] = []
+
+    def wait(number: int, frame: FrameType | None) -> None:
+        del frame
+        waiting.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, wait)
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for arrived in waiting[:1]:
+        signal.raise_signal(arrived)
+
+
+@contextmanager
+def naming(partial: Path, target: Path) -> Iterator[None]:
+    """Inside, errors name the target in place of its temporary name, or of none."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_renamed(part, partial, target) for part in error.args)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename = _renamed(error.filename, partial, target)
+        elif isinstance(error, OSError) and error.errno is not None:
+            error.strerror, error.filename = f"{error.strerror}, writing", str(target)
+        raise
+
+
+def _renamed(part: object, partial: Path, target: Path) -> object:
+    if not isinstance(part, str | os.PathLike):
+        return part
+    return str(part).replace(str(partial), str(target)).replace(partial.name, target.name)
+
+
+def _tag(target: Path) -> str:
+    """The name of the target, cut where a longer one would be too long."""
+    if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}-"):
+        return target.name
+    return hashlib.sha256(os.fsencode(target.name)).hexdigest()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one step; False where the system or the file system cannot."""
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = os.fsencode(one), os.fsencode(other)
+    return swap is not None and (
+        swap(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0
+    )
+
+
+def _left_beside(target: Path) -> list[Path]:
+    named = re.compile(rf"\.(partial|replaced)-\d+-{re.escape(_tag(target))}")
+    if not target.parent.is_dir():
+        return []
+    return sorted(path for path in target.parent.iterdir() if named.fullmatch(path.name))
+
+
+def _alive(left: Path) -> bool:
+    """Whether the process in its name is at work; this one has not begun yet."""
+    process = int(left.name.split("-")[1])
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
@@ -58,20 +271,20 @@ def followed(target: Path) -> Path:
 def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
     """Refuses an output that is, holds or lies in an input, through links, too."""
     place = Path(os.path.realpath(target))
-    for given in inputs:
-        source = Path(os.path.realpath(given))
+    for named in inputs:
+        source = Path(os.path.realpath(named))
         if place == source:
-            raise FileExistsError(f"{target} is the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} is the input {named}; {_OTHER}")
         if source.is_relative_to(place):
-            raise FileExistsError(f"{target} holds the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} holds the input {named}; {_OTHER}")
         if source.is_dir() and place.is_relative_to(source):
-            raise FileExistsError(f"{target} lies in the input {given}; {_OTHER}")
+            raise FileExistsError(f"{target} lies in the input {named}; {_OTHER}")
 
 
 def refuse_special(target: Path) -> None:
     """Refuses a device, a pipe or a socket."""
     if target.exists():
-        kind = _KINDS.get(stat.S_IFMT(target.stat().st_mode))
+        kind = _SPECIAL.get(stat.S_IFMT(target.stat().st_mode))
         if kind is not None:
             raise FileExistsError(f"{target} is {kind}, which is not written to; {_OTHER}")
 
@@ -117,3 +330,39 @@ def _is_own_store(directory: Path) -> bool:
         return False
     made = (attributes.get("format"), attributes.get("source"))
     return any(str(by).startswith("dustmap ") for by in made)
+
+
+def check_enclosed(directory: Path) -> None:
+    """Refuses a directory with a link to a place outside, or with anything but files below it.
+
+    The directory itself may be a link. A pipe or a device would be waited for, or never end.
+    """
+    root = Path(os.path.realpath(directory))
+    for entry in _entries(root):
+        if entry.is_symlink():
+            target = Path(os.path.realpath(entry.path))
+            if not target.is_relative_to(root):
+                raise ValueError(
+                    f"{directory}: {_name(entry, root)} is a link to {target}, outside of it; put "
+                    "a copy in its place"
+                )
+        elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+            raise ValueError(
+                f"{directory}: {_name(entry, root)} is neither a file nor a directory; remove it"
+            )
+
+
+def _entries(root: Path) -> Iterator["os.DirEntry[str]"]:
+    """Everything below that is no directory."""
+    waiting: list[str] = [str(root)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    yield entry
+
+
+def _name(entry: "os.DirEntry[str]", root: Path) -> Path:
+    return Path(entry.path).relative_to(root)

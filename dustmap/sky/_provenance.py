@@ -1,13 +1,19 @@
 """Where a file came from: what every output carries in its header or attributes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from textwrap import wrap
 from typing import Any, final
 
+import h5py
+import numpy as np
+from astropy.io import fits
+from numpy.typing import NDArray
+
 from dustmap import __version__
 from dustmap.sky._streamed_fits import printable
+from dustmap.sky.systems import ExtinctionSystem
 
 #: Characters that a card of a FITS header holds beside its keyword.
 _CARD = 72
@@ -56,3 +62,61 @@ class Provenance:
             *seed,
             *self.steps,
         )
+
+
+def density_cards(
+    unit: str, system: ExtinctionSystem, provenance: Provenance, notes: Iterable[str] = ()
+) -> fits.Header:
+    """Cards of an image in `unit` ("" for none) of `system`; `notes` become HISTORY too."""
+    cards = fits.Header()
+    if unit:
+        cards["BUNIT"] = unit
+    cards["EXTSYS"] = (printable(system.name), "band or curve of the extinction")
+    cards["DATE"] = (provenance.date, "UTC")
+    cards["CREATOR"] = "dustmap"
+    cards["VERSION"] = __version__
+    cards.add_comment(printable(f"{system.name}: {system.meaning}"))
+    for line in (*provenance.history(), *notes):
+        cards.add_history(printable(line))
+    return cards
+
+
+def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
+    """The same with those that say which pixels: NESTED, Galactic."""
+    cards = cards.copy()
+    cards["NSIDE"] = nside
+    cards["ORDERING"] = "NESTED"
+    cards["PIXTYPE"] = "HEALPIX"
+    cards["COORDSYS"] = ("G", "Galactic")
+    cards["FIRSTPIX"] = 0
+    cards["LASTPIX"] = 12 * nside**2 - 1
+    return cards
+
+
+def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
+    """A table of one column of distances, named alike, as the published map has two."""
+    return fits.BinTableHDU.from_columns(
+        [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
+    )
+
+
+def write_attributes(
+    target: h5py.File, unit: str, system: ExtinctionSystem, provenance: Provenance, note: str
+) -> None:
+    """Attributes of an HDF5 file."""
+    target.attrs["title"] = "3D map of the interstellar dust"
+    target.attrs["units"] = unit
+    target.attrs["extinction_system"] = system.name
+    target.attrs["extinction_meaning"] = system.meaning
+    target.attrs["comment"] = note
+    target.attrs["source"] = provenance.creator
+    target.attrs["date_created"] = provenance.date
+    target.attrs["history"] = "\n".join(provenance.history())
+    target.attrs["config_sha256"] = provenance.config_sha256
+
+
+def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
+    """How numbers of the map became those of the file."""
+    if source == target:
+        return f"in the system of the map, {source.name}"
+    return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

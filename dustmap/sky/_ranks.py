@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
-from dustmap.sky._atomic import naming, replacing
-from dustmap.sky._outputs import followed
+from dustmap.sky._outputs import followed, naming, replacing
 
 ALONE = Alone()
 
@@ -23,14 +22,14 @@ def together(world: AbstractWorld) -> Iterator[None]:
     if world.size == 1:
         yield
         return
-    said = ""
+    words = ""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
-    short = [f"rank {rank}: {text}" for rank, text in enumerate(world.texts(said)) if text]
+        words = " ".join(str(error).split()) or type(error).__name__
+    short = [f"rank {rank}: {text}" for rank, text in enumerate(world.texts(words)) if text]
     if short:
         raise MemoryError("; ".join(short))
 
@@ -53,5 +52,5 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
 
 
 def least(value: int, world: AbstractWorld) -> int:
-    """Of what the ranks have."""
+    """Smallest of the values that the ranks have."""
     return int(world.gathered(torch.tensor([value])).min())

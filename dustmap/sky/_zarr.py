@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._enclosed import check_enclosed
+from dustmap.sky._outputs import check_enclosed
 
 #: How arrays are made that `checked_array` reads back: chunks of nothing but fill values, too.
 EVERY_CHUNK: Any = {"write_empty_chunks": True}
@@ -72,11 +72,11 @@ def read_array(array: "zarr.Array[Any]", path: Path, index: Any) -> NDArray[Any]
 
 
 def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
-    told: Mapping[str, Any] = array.metadata.to_dict()
-    steps = [told.get("compressor"), *(told.get("filters") or ())]  # of version 2
+    metadata: Mapping[str, Any] = array.metadata.to_dict()
+    steps = [metadata.get("compressor"), *(metadata.get("filters") or ())]  # of version 2
     old = tuple(str(step["id"]) for step in steps if step is not None)
-    allowed = _NAMES if told["zarr_format"] == 3 else _IDS
-    for codec in (*old, *_codecs(told.get("codecs", ()))):
+    allowed = _NAMES if metadata["zarr_format"] == 3 else _IDS
+    for codec in (*old, *_codecs(metadata.get("codecs", ()))):
         if codec not in allowed:
             raise ValueError(
                 f"{path}: {name} is packed by the codec {codec!r}, which is not read; pack it by "

@@ -15,8 +15,7 @@ import zarr
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.runs import open_run
 from dustmap.sky import DustMap
-from dustmap.sky._atomic import beside, replacing
-from dustmap.sky._enclosed import check_enclosed
+from dustmap.sky._outputs import beside, check_enclosed, replacing
 from dustmap.sky.stars import open_star_store, read_star_store
 
 Open = Callable[[Path], Any]

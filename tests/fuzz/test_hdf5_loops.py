@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dustmap.sky._open_hdf5 import open_hdf5
+from dustmap.sky._hdf5 import open_hdf5
 from dustmap.sky.catalogs.readers import CatalogError, open_reader
 from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
 from dustmap.sky.layouts import read_gtomo

@@ -18,9 +18,15 @@ from typing import Any
 import pytest
 
 from dustmap.cli._terminated import Terminated, terminating
-from dustmap.sky import _atomic
-from dustmap.sky._atomic import clear_leftovers, replacing, undisturbed
-from dustmap.sky._outputs import check_output, foreign_entries, refuse_inputs
+from dustmap.sky import _outputs
+from dustmap.sky._outputs import (
+    check_output,
+    clear_leftovers,
+    foreign_entries,
+    refuse_inputs,
+    replacing,
+    undisturbed,
+)
 
 OURS = {"attributes": {"source": "dustmap 2.0"}}
 LONG = "a" * 240
@@ -60,7 +66,7 @@ def names(folder: Path) -> list[str]:
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that swaps two names in one step, and one that cannot."""
     if not request.param:
-        monkeypatch.setattr(_atomic, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(_outputs, "_exchange", lambda one, other: False)
 
 
 @pytest.mark.parametrize("content", ["thesis.tex", "zarr.json", ".zgroup"])
@@ -116,7 +122,7 @@ def test_zarr_groups_and_empty_directories_are_replaced(tmp_path: Path, as_store
 def test_a_group_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is done to the names, the target is never absent: no kill can leave it so."""
     target, other = store(tmp_path / "map.zarr"), store(tmp_path / "other")
-    if not _atomic._exchange(target, other):
+    if not _outputs._exchange(target, other):
         pytest.skip("this file system cannot swap names")
     before = os.rename
     monkeypatch.setattr(os, "rename", lambda *a: pytest.fail("two renames"))
@@ -127,11 +133,11 @@ def test_a_group_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def interrupted(step: int, number: signal.Signals, act: Callable[[], None]) -> bool:
-    """Acts, with a signal before the given line of `_atomic`; whether it had so many."""
+    """Acts, with a signal before the given line of `_outputs`; whether it had so many."""
     lines = itertools.count()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename != _atomic.__file__:
+        if frame.f_code.co_filename != _outputs.__file__:
             return None
         if event == "line" and next(lines) == step:
             signal.raise_signal(number)
@@ -153,7 +159,7 @@ def interrupted(step: int, number: signal.Signals, act: Callable[[], None]) -> b
 def test_a_signal_at_any_line_leaves_all_or_nothing(
     tmp_path: Path, number: signal.Signals, as_store: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_atomic, "_PAUSE", 0.0)
+    monkeypatch.setattr(_outputs, "_PAUSE", 0.0)
     found = []
     for step in itertools.count():
         folder = tmp_path / str(step)

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from astropy.io import fits
 
-from dustmap.sky._checksum import encoded, file_sum, words_sum
-from dustmap.sky._streamed_fits import ImagePlan, TablePlan, streamed_fits
+from dustmap.sky._streamed_fits import (
+    ImagePlan,
+    TablePlan,
+    encoded,
+    file_sum,
+    streamed_fits,
+    words_sum,
+)
 
 
 def cards() -> fits.Header:

@@ -31,8 +31,18 @@ from dustmap.runs.kept._written import (
 )
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
-from dustmap.sky._atomic import beside, clear_leftovers, discard, remove, take_place, undisturbed
-from dustmap.sky._outputs import followed, foreign_entries, listed, refuse_special
+from dustmap.sky._outputs import (
+    beside,
+    clear_leftovers,
+    discard,
+    followed,
+    foreign_entries,
+    listed,
+    refuse_special,
+    remove,
+    take_place,
+    undisturbed,
+)
 
 log = logging.getLogger(__name__)
 

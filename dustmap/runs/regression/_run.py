@@ -36,7 +36,7 @@ from dustmap.runs.reports import (
     read_tables,
 )
 from dustmap.sky import Provenance, save_figure
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from astropy.table import Table, vstack
 from numpy.typing import NDArray
 
 from dustmap.sky import write_table
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
 
 FORMATS = {".csv": "ascii.csv", ".ecsv": "ascii.ecsv", ".fits": "fits", ".fit": "fits"}
 OTHERS = (".npz", ".parquet")

@@ -10,8 +10,7 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import scratch_for
-from dustmap.sky._outputs import check_output
+from dustmap.sky._outputs import check_output, scratch_for
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
 from dustmap.sky.catalogs._selection import Counts, Rules, Selection

@@ -13,7 +13,7 @@ from astropy.table import Table
 from astropy.units import UnitsWarning
 from numpy.typing import NDArray
 
-from dustmap.sky._open_hdf5 import open_hdf5
+from dustmap.sky._hdf5 import open_hdf5
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.figures._calibration import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import Comparison as Comparison
-    from dustmap.sky.figures._extinctions import extinction_figure as extinction_figure
+    from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
+    from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure
+    from dustmap.sky.figures._comparisons import residual_figure as residual_figure
     from dustmap.sky.figures._field_profiles import profile_of_field as profile_of_field
     from dustmap.sky.figures._lines_of_sight import BEAM as BEAM
+    from dustmap.sky.figures._lines_of_sight import Profile as Profile
+    from dustmap.sky.figures._lines_of_sight import busiest_direction as busiest_direction
     from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
-    from dustmap.sky.figures._planes import Axis as Axis
-    from dustmap.sky.figures._profiles import Profile as Profile
-    from dustmap.sky.figures._profiles import busiest_direction as busiest_direction
-    from dustmap.sky.figures._profiles import profile_of_map as profile_of_map
-    from dustmap.sky.figures._residuals import residual_figure as residual_figure
-    from dustmap.sky.figures._shells import extinction_sky_figure as extinction_sky_figure
-    from dustmap.sky.figures._shells import shell_figure as shell_figure
-    from dustmap.sky.figures._sky_image import Pixels as Pixels
+    from dustmap.sky.figures._lines_of_sight import profile_of_map as profile_of_map
+    from dustmap.sky.figures._sky_images import Pixels as Pixels
+    from dustmap.sky.figures._sky_images import extinction_sky_figure as extinction_sky_figure
+    from dustmap.sky.figures._sky_images import shell_figure as shell_figure
+    from dustmap.sky.figures._slices import Axis as Axis
     from dustmap.sky.figures._slices import projection_figure as projection_figure
     from dustmap.sky.figures._slices import slice_figure as slice_figure
     from dustmap.sky.figures._style import check_picture as check_picture

@@ -1,17 +1,63 @@
-"""Measured extinctions beside their prediction, as numbers."""
+"""Measured extinctions beside their predictions, in numbers and as pictures.
+
+Residuals on the sky, measured against predicted, and whether predictions keep what their standard
+deviations promise: of a predictive distribution P that is right, the probability integral
+transform P(less than measured) is uniform in (0, 1).
+"""
 
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from scipy.special import ndtr
+from scipy.stats import binom
 
+from dustmap.sky.figures._panels import Panel
+from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
+from dustmap.sky.figures._style import (
+    MODEL_COLOUR,
+    OUTSIDE_COLOUR,
+    SMALL,
+    TRUTH_COLOUR,
+    TWO_COLUMNS,
+    Array,
+    count_scale,
+    new_figure,
+    rasterize,
+    settle,
+    signed_scale,
+    styled,
+    symbol_of,
+    unit_of,
+)
 from dustmap.sky.systems import ExtinctionSystem
 
-Array: TypeAlias = NDArray[np.float64]
-
 _COLUMNS = ("l", "b", "measured", "predicted", "std")
+_PIT_BINS = 20
+#: Chance that a point lies inside a grey band.
+_CHANCE = 0.95
+_BAND: dict[str, Any] = {"color": "0.85", "linewidth": 0.0}
+#: Where predictions keep what they promise.
+_IDEAL: dict[str, Any] = {"color": "0.4", "linewidth": 0.8, "linestyle": (0, (4, 1.5))}
+#: Nominal probabilities whose shares are printed.
+_PRINTED = (0.68, 0.95)
+#: Stars beyond which their number in cells is drawn instead of dots.
+_MOST_DOTS = 3000
+_GRID = 50
+#: Standardised residuals that are drawn; how many lie beyond is printed.
+_DRAWN_SIGMA = 6.0
+#: Bins along the prediction at most, and stars in each at least.
+_BINS, _PER_BIN = 8, 20
+#: Where measured and predicted are the same.
+_EQUAL = {**_IDEAL, "color": "0.2"}
+#: Standard deviations that colours reach.
+_COLOURED_SIGMA = 3.0
+#: Stars in a cell, about.
+_PER_CELL = 8
+_PIXELS = Pixels.whole_sky(0.5)
 
 
 @final
@@ -65,3 +111,211 @@ def coverage_curve(pit: Array, nominal: Array) -> Array:
     """Share of transforms (N,) inside the central intervals of probability `nominal` (K,)."""
     widths = np.sort(np.abs(2.0 * pit - 1.0))
     return np.searchsorted(widths, nominal, side="right") / len(pit)
+
+
+@styled()
+def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
+    """Whether N predictive distributions are as wide as they should be.
+
+    pit (N,): probability integral transforms, the probability of less than what was measured.
+    Their histogram is flat, and central intervals of nominal probability p hold a share p of the
+    measurements: each point within its grey band 95 times in 100.
+    """
+    pit = np.asarray(pit, np.float64)
+    if pit.ndim != 1 or len(pit) == 0 or not np.all((pit >= 0.0) & (pit <= 1.0)):
+        raise ValueError(f"pit: expected one or more numbers (N,) in 0 to 1, got {pit.shape}")
+    figure = new_figure(TWO_COLUMNS, 3.1)
+    axes = figure.subplot_mosaic(
+        [["histogram", "coverage"], ["histogram", "difference"]], height_ratios=(2.2, 1.0)
+    )
+    _histogram(axes["histogram"], pit)
+    _coverage(axes["coverage"], axes["difference"], pit)
+    figure.suptitle(f"Calibration: {len(pit):,} {of}")
+    for axis in axes.values():
+        settle(axis)
+    return figure
+
+
+def _histogram(axis: Axes, pit: Array) -> None:
+    bins = min(_PIT_BINS, max(5, len(pit) // 15))
+    counts, edges = np.histogram(pit, bins=bins, range=(0.0, 1.0))
+    expected = len(pit) / bins
+    low, high = (float(n) / expected for n in binom.interval(_CHANCE, len(pit), 1.0 / bins))
+    axis.axhspan(low, high, label=f"{_CHANCE:.0%} of ideal bins", **_BAND)
+    axis.axhline(1.0, **_IDEAL)
+    axis.stairs(
+        counts / expected, edges, baseline=None, color=MODEL_COLOUR, linewidth=1.2, label="measured"
+    )
+    axis.set_xlim(0.0, 1.0)
+    axis.set_ylim(0.0, 1.25 * max(float(counts.max() / expected), high))
+    axis.set_xlabel("probability integral transform")
+    axis.set_ylabel("stars in a bin / expected")
+    axis.legend(loc="upper center", ncols=2)
+
+
+def _coverage(above: Axes, below: Axes, pit: Array) -> None:
+    nominal = np.linspace(0.0, 1.0, 101)
+    found = coverage_curve(pit, nominal)
+    low, high = (edge / len(pit) for edge in binom.interval(_CHANCE, len(pit), nominal))
+    for axis, base in ((above, 0.0 * nominal), (below, nominal)):
+        axis.fill_between(nominal, low - base, high - base, **_BAND)
+        axis.plot(nominal, nominal - base, **_IDEAL)
+        axis.plot(nominal, found - base, color=MODEL_COLOUR)
+        axis.set_xlim(0.0, 1.0)
+        axis.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    shares = coverage_curve(pit, np.array(_PRINTED))
+    above.plot(_PRINTED, shares, "o", markersize=3.5, color=TRUTH_COLOUR)
+    below.plot(_PRINTED, shares - _PRINTED, "o", markersize=3.5, color=TRUTH_COLOUR)
+    printed = [f"{p:.0%} intervals hold {s:.1%}" for p, s in zip(_PRINTED, shares, strict=True)]
+    above.text(
+        0.97,
+        0.06,
+        "\n".join(printed),
+        transform=above.transAxes,
+        ha="right",
+        va="bottom",
+        color=TRUTH_COLOUR,
+        fontsize=SMALL,
+    )
+    above.set_ylim(0.0, 1.0)
+    above.tick_params(labelbottom=False)
+    above.set_ylabel("share inside")
+    below.set_ylabel("difference")
+    below.set_xlabel("nominal probability of the central interval")
+
+
+@styled()
+def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figure:
+    """Measured against predicted extinctions, and their standardised difference."""
+    figure = new_figure(TWO_COLUMNS, 3.1)
+    left, right = figure.subplots(1, 2)
+    symbol = f"{symbol_of(compared.system)} [{unit_of(compared.system)}]"
+    _against_each_other(figure, left, compared)
+    left.set_ylabel(f"measured {symbol}")
+    _standardised(figure, right, compared)
+    right.set_ylabel(compared.label)
+    for axis in (left, right):
+        axis.set_xlabel(f"predicted {symbol}")
+        settle(axis)
+    figure.suptitle(f"Extinctions of {len(compared):,} {of}")
+    return figure
+
+
+def _against_each_other(figure: Figure, axis: Axes, compared: Comparison) -> None:
+    both = np.concatenate([compared.predicted, compared.measured])
+    margin = 0.05 * float(np.ptp(both)) + 1e-9
+    ends = float(both.min()) - margin, float(both.max()) + margin
+    _dots(figure, axis, compared.predicted, compared.measured, (*ends, *ends), compared.std)
+    axis.plot(ends, ends, **_EQUAL)
+    axis.set_xlim(ends)
+    axis.set_ylim(ends)
+    axis.set_aspect("equal")
+
+
+def _standardised(figure: Figure, axis: Axes, compared: Comparison) -> None:
+    x, z = compared.predicted, compared.standardised
+    limit = min(_DRAWN_SIGMA, max(4.0, 1.1 * float(np.abs(z).max())))
+    margin = 0.05 * float(np.ptp(x)) + 1e-9
+    ends = float(x.min()) - margin, float(x.max()) + margin
+    _dots(figure, axis, x, z, (*ends, -limit, limit), None)
+    axis.axhline(0.0, **_EQUAL)
+    _running(axis, x, z)
+    beyond = int((np.abs(z) > limit).sum())
+    if beyond:
+        axis.text(
+            0.03, 0.03, f"{beyond:,} beyond", transform=axis.transAxes, fontsize=SMALL, va="bottom"
+        )
+    axis.set_xlim(ends)
+    axis.set_ylim(-limit, limit)
+    axis.legend(loc="upper right")
+
+
+def _dots(
+    figure: Figure,
+    axis: Axes,
+    x: Array,
+    y: Array,
+    extent: tuple[float, float, float, float],
+    error: Array | None,
+) -> None:
+    """Dots with vertical errors, or the number of stars in hexagons if there are too many."""
+    if len(x) > _MOST_DOTS:
+        cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
+        scale = count_scale(np.asarray(cells.get_array(), np.float64))
+        cells.set_cmap(scale.colormap())
+        cells.set_norm(scale.norm)
+        rasterize(cells)
+        scale.bar(figure, cells, axis, "stars")
+        return
+    if error is not None:
+        bars = axis.vlines(x, y - error, y + error, color=MODEL_COLOUR, linewidth=0.4, alpha=0.35)
+        rasterize(bars)
+    (dots,) = axis.plot(x, y, ".", markersize=2.5, color=MODEL_COLOUR, alpha=0.8)
+    rasterize(dots)
+
+
+def _running(axis: Axes, x: Array, z: Array) -> None:
+    """Mean and deviation in bins of equally many stars along the prediction."""
+    order = np.argsort(x)
+    bins = np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _BINS)))
+    mean = np.array([z[part].mean() for part in bins])
+    spread = np.array([z[part].std() for part in bins])
+    axis.errorbar(
+        [x[part].mean() for part in bins],
+        mean,
+        yerr=spread,
+        fmt="o",
+        markersize=3.5,
+        color=TRUTH_COLOUR,
+        elinewidth=1.0,
+        label="mean and deviation",
+    )
+
+
+@styled()
+def residual_figure(compared: Comparison) -> Figure:
+    """Standardised residuals on the sky: every star, and cells of many.
+
+    Of a cell with n stars their mean times √n is shown, which like a single residual is standard
+    normal where all is well.
+    """
+    figure = new_figure(TWO_COLUMNS, 2.7)
+    left, right = figure.subplots(1, 2, subplot_kw={"projection": "mollweide"})
+    z = compared.standardised
+    scale = signed_scale(_COLOURED_SIGMA, z)
+    left.set_facecolor(OUTSIDE_COLOUR)
+    dots = left.scatter(
+        -np.radians((compared.l + 180.0) % 360.0 - 180.0),
+        np.radians(compared.b),
+        c=z,
+        s=float(np.clip(4000.0 / len(z), 0.5, 9.0)),
+        cmap=scale.colormap(),
+        norm=scale.norm,
+        linewidths=0.0,
+    )
+    rasterize(dots)
+    graticule(left)
+    left.set_title("1 star" if len(z) == 1 else f"{len(z):,} stars")
+    scale.bar_below(figure, dots, left, compared.label)
+    panel = _cells(compared)
+    mesh = whole_sky(right, _PIXELS, panel)
+    panel.scale.bar_below(figure, mesh, right, panel.quantity)
+    figure.suptitle(f"Residuals of {symbol_of(compared.system)}")
+    return figure
+
+
+def _cells(compared: Comparison) -> Panel:
+    """Residuals of cells on the pixels of the sky; NaN where a cell has no stars."""
+    cells = Cells.holding(len(compared), _PER_CELL)
+    of_star = cells.of(compared.l, compared.b)
+    counts = np.bincount(of_star, minlength=len(cells))
+    total = np.bincount(of_star, compared.standardised, minlength=len(cells))
+    values: Array = np.divide(
+        total, np.sqrt(counts), out=np.full(len(cells), np.nan), where=counts > 0
+    )
+    l, b = np.meshgrid(_PIXELS.longitudes, _PIXELS.latitudes)
+    shown = values[cells.of(l, b)]
+    typical = int(np.median(counts[counts > 0]))
+    title = f"cells of about {typical} (grey: no stars)"
+    return Panel(title, shown, signed_scale(_COLOURED_SIGMA, values), "mean of a cell × √stars")

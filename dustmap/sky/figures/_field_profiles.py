@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky._coordinates import cartesian
-from dustmap.sky.figures._profiles import Array, Band, Profile, distances_within
+from dustmap.sky.figures._lines_of_sight import Band, Profile, distances_within
+from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 
 

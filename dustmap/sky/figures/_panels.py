@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -13,12 +13,22 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dustmap.sky.figures._scales import Scale, density_scale, signed_scale, spread_scale
-from dustmap.sky.figures._style import DENSITY_COLOURS, INTEGRAL_COLOURS, OUTSIDE_COLOUR
-from dustmap.sky.figures._words import density_of, density_unit, symbol_of, unit_of
+from dustmap.sky.figures._style import (
+    DENSITY_COLOURS,
+    INTEGRAL_COLOURS,
+    OUTSIDE_COLOUR,
+    Array,
+    Scale,
+    density_of,
+    density_scale,
+    density_unit,
+    signed_scale,
+    spread_scale,
+    symbol_of,
+    unit_of,
+)
+from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem
-
-Array: TypeAlias = NDArray[np.float64]
 
 #: Colour bars count densities in 10⁻³ mag/pc, their size near the Sun.
 PER_MILLE = 1e3
@@ -27,8 +37,6 @@ _MOST_SIGMA = 3.0
 #: Inches of a letter, and what of a formula is no letter.
 _PER_LETTER = 0.066
 _UNSEEN = r"\\mathrm|\\rho|[${}^_]"
-#: Coverage above which the data, and not the prior, say what the density is.
-DATA_DOMINATED = 0.5
 _TRUTH, _MEAN = "truth", "posterior mean"
 _HATCH = "////"
 _HATCH_COLOUR = "0.75"
@@ -47,7 +55,7 @@ class Panel:
     of_mean: bool = False
 
     def label_for(self, length: float) -> str:
-        """Of a bar of so many inches: in two lines where it is short."""
+        """Label of a bar of so many inches: in two lines where it is short."""
         whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
         if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
             return whole

@@ -1,23 +1,35 @@
-"""How pictures look: sizes for print, fonts, colours; and how they are written."""
+"""How pictures look: sizes for print, fonts, labels with units, colours and their scales.
 
+Limits of colour scales are percentiles of what is shown, and the scale is stretched to suit it.
+`save_figure` writes a picture, whole or not at all.
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, final
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import AsinhNorm, Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from dustmap import __version__
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
+from dustmap.sky.systems import ExtinctionSystem
 
 #: Widths of the columns of journals, in inches. Text has the size in which it is printed.
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.1
 SMALL = 7.0
-
 #: Perceptually uniform, and told apart by colour-blind eyes and in grey.
 DENSITY_COLOURS = "inferno"
 INTEGRAL_COLOURS = "magma"
@@ -25,11 +37,9 @@ SPREAD_COLOURS = "cividis"
 SIGNED_COLOURS = "RdBu_r"
 #: Where a map says nothing.
 OUTSIDE_COLOUR = "0.8"
-
 #: Of curves: blue, vermilion and grey of Okabe and Ito's palette.
 MODEL_COLOUR, TRUTH_COLOUR, STAR_COLOUR = "#0072B2", "#D55E00", "0.35"
-
-FORMATS = (".png", ".pdf")
+_ENDINGS = (".png", ".pdf")
 _DPI = 220
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -54,6 +64,22 @@ _STYLE: dict[Any, Any] = {
     # TrueType: text stays text, which editors and search find.
     "pdf.fonttype": 42,
 }
+GALACTIC_L, GALACTIC_B = "Galactic longitude $l$ [deg]", "Galactic latitude $b$ [deg]"
+Array: TypeAlias = NDArray[np.float64]
+Extend: TypeAlias = Literal["neither", "min", "max", "both"]
+#: Percentiles of the values within the limits.
+_SHOWN_PERCENTILES = (0.5, 99.5)
+#: A logarithmic scale spans no more than this factor, nor less than the other one.
+MOST_SPAN, LEAST_SPAN = 300.0, 3.0
+#: Part of a bar between ticks, at least.
+_APART = 0.1
+#: Below so many decades, the ticks within each.
+_SUBDIVISIONS = (
+    (1.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    (1.8, (1.0, 2.0, 5.0)),
+    (3.0, (1.0, 3.0)),
+    (np.inf, (1.0,)),
+)
 
 
 @contextmanager
@@ -101,5 +127,158 @@ def save_figure(
 
 def check_picture(path: str | Path) -> None:
     """Refuses a name that `save_figure` would refuse, before anything is computed."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise ValueError(f"{path}: expected a picture that ends in {' or '.join(FORMATS)}")
+    if Path(path).suffix.lower() not in _ENDINGS:
+        raise ValueError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
+
+
+def symbol_of(system: ExtinctionSystem) -> str:
+    """The name of a system: A_V becomes $A_V$, others stay words."""
+    name = system.name.removeprefix("custom:")
+    head, _, index = name.partition("_")
+    if len(head) == 1 and index.isalnum():
+        return f"${head}_\\mathrm{{{index}}}$" if len(index) > 1 else f"${head}_{index}$"
+    words = name.replace("_", " ").replace("$", "")
+    # The minus of a colour, B - V; other hyphens are hyphens.
+    return re.sub(r"\((\w+)-(\w+)\)", "(\\1\N{MINUS SIGN}\\2)", words)
+
+
+def unit_of(system: ExtinctionSystem) -> str:
+    """Unit of extinctions."""
+    return "e-folds" if system.name.startswith("e-folding") else "mag"
+
+
+def density_of(system: ExtinctionSystem) -> str:
+    """Symbol of a density."""
+    return f"$\\rho$ in {symbol_of(system)}"
+
+
+def density_unit(system: ExtinctionSystem) -> str:
+    """On axes and bars, which count thousandths."""
+    return f"$10^{{-3}}$ {unit_of(system)} pc$^{{-1}}$"
+
+
+def signed(value: float) -> str:
+    """+5, −5 and 0, with a minus sign and not a hyphen."""
+    return f"{value:+g}".replace("-", "\N{MINUS SIGN}") if value else "0"
+
+
+def plain(value: float) -> str:
+    """5, 0.05, 1500 and −5, with a minus sign and no power of ten."""
+    return f"{value:g}".replace("-", "\N{MINUS SIGN}")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Values to colours; `extend` tells on which sides values lie beyond the limits."""
+
+    norm: Normalize
+    colours: str
+    extend: Extend
+
+    def colormap(self) -> Colormap:
+        """The colours, with the one of places without a value."""
+        return ScalarMappable(cmap=self.colours).get_cmap().with_extremes(bad=OUTSIDE_COLOUR)
+
+    def bar(self, figure: Figure, image: ScalarMappable, axis: Axes, label: str) -> Colorbar:
+        """The labelled bar to the right of `axis`, as high as it."""
+        place = axis.inset_axes((1.03, 0.0, 0.045, 1.0))
+        return self._finish(figure.colorbar(image, cax=place, extend=self.extend), label)
+
+    def bar_below(self, figure: Figure, image: ScalarMappable, axis: Axes, label: str) -> Colorbar:
+        """The labelled bar below `axis`."""
+        place = axis.inset_axes((0.08, -0.1, 0.84, 0.045))
+        bar = figure.colorbar(image, cax=place, extend=self.extend, orientation="horizontal")
+        return self._finish(bar, label)
+
+    def _finish(self, bar: Colorbar, label: str) -> Colorbar:
+        bar.set_label(label)
+        if isinstance(self.norm, LogNorm):
+            assert self.norm.vmin is not None
+            assert self.norm.vmax is not None
+            decades = np.log10(self.norm.vmax / self.norm.vmin)
+            subs = next(subs for most, subs in _SUBDIVISIONS if decades < most)
+            bar.locator = LogLocator(subs=subs, numticks=50)
+        elif isinstance(self.norm, AsinhNorm):
+            bar.locator = FixedLocator(_asinh_ticks(self.norm))
+        else:
+            bar.locator = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10])
+        bar.formatter = FuncFormatter(lambda value, _: plain(value))
+        bar.minorlocator = NullLocator()
+        bar.update_ticks()
+        bar.outline.set_linewidth(0.6)
+        settle(bar.ax)
+        return bar
+
+
+def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
+    """Logarithmic where every value is positive, as log-normal densities are; otherwise asinh,
+    which is linear about zero."""
+    shown = _finite(values)
+    low, high = _percentiles(shown)
+    if shown.size and shown.min() > 0.0:
+        low = max(low, high / MOST_SPAN)
+        if high < LEAST_SPAN * low:
+            middle = np.sqrt(low * high)
+            low, high = middle / np.sqrt(LEAST_SPAN), middle * np.sqrt(LEAST_SPAN)
+        return Scale(LogNorm(low, high), colours, _extend(shown, low, high))
+    low, high = min(low, 0.0), max(high, 0.0)
+    if high <= low:
+        high = 1.0
+    width = max(abs(low), abs(high)) / 10.0
+    return Scale(AsinhNorm(width, low, high), colours, _extend(shown, low, high))
+
+
+def spread_scale(*values: Array) -> Scale:
+    """Linear, from zero or where the values begin."""
+    shown = _finite(values)
+    low, high = _percentiles(shown)
+    if low < 0.5 * high:
+        low = 0.0
+    if high <= low:
+        low, high = 0.0, high or 1.0
+    return Scale(Normalize(low, high), SPREAD_COLOURS, _extend(shown, low, high))
+
+
+def signed_scale(limit: float, *values: Array) -> Scale:
+    """Linear from −limit to limit, white at zero."""
+    return Scale(Normalize(-limit, limit), SIGNED_COLOURS, _extend(_finite(values), -limit, limit))
+
+
+def _asinh_ticks(norm: AsinhNorm) -> list[float]:
+    """Zero, the ends' round numbers, and towards zero those that stay apart on the bar."""
+    assert norm.vmin is not None
+    assert norm.vmax is not None
+    decade = np.floor(np.log10(max(-norm.vmin, norm.vmax)))
+    sizes = np.outer(10.0 ** np.arange(decade - 2, decade + 1), (1.0, 2.0, 5.0)).ravel()[::-1]
+    ticks = [0.0] if norm.vmin <= 0.0 <= norm.vmax else []
+    for value in (sign * size for size in sizes for sign in (1.0, -1.0)):
+        far = all(abs(float(norm(value)) - float(norm(tick))) > _APART for tick in ticks)
+        if norm.vmin <= value <= norm.vmax and far:
+            ticks.append(float(value))
+    return sorted(ticks)
+
+
+def count_scale(counts: Array) -> Scale:
+    """Logarithmic from 1 to the largest of counts."""
+    return Scale(LogNorm(1.0, max(10.0, float(counts.max()))), SPREAD_COLOURS, "neither")
+
+
+def _finite(values: tuple[Array, ...]) -> Array:
+    joined = np.concatenate([np.ravel(v) for v in values])
+    return np.asarray(joined[np.isfinite(joined)], np.float64)
+
+
+def _percentiles(shown: Array) -> tuple[float, float]:
+    if shown.size == 0:
+        return 0.0, 1.0
+    low, high = np.percentile(shown, _SHOWN_PERCENTILES)
+    return float(low), float(high)
+
+
+def _extend(shown: Array, low: float, high: float) -> Extend:
+    below = bool(shown.size and shown.min() < low * (1 - 1e-9 * np.sign(low)))
+    above = bool(shown.size and shown.max() > high * (1 + 1e-9 * np.sign(high)))
+    if below:
+        return "both" if above else "min"
+    return "max" if above else "neither"

@@ -19,18 +19,19 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import replacing
 from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._provenance import Provenance
-from dustmap.sky.layouts._box import (
+from dustmap.sky._outputs import replacing
+from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
+from dustmap.sky.layouts._places import (
     LayoutCounts,
     at_places,
     cumulative,
+    directions,
     exits,
+    pixel_blocks,
+    refuse_bad_nside,
     refuse_sun_outside,
 )
-from dustmap.sky.layouts._cards import conversion_note, write_attributes
-from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
 

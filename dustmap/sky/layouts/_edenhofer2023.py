@@ -18,22 +18,31 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import replacing
-from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
-from dustmap.sky.layouts._box import LayoutCounts, at_places, counts, refuse_sun_outside, within
-from dustmap.sky.layouts._cards import (
-    DENSITY_UNIT,
+from dustmap.sky._outputs import replacing
+from dustmap.sky._provenance import (
+    Provenance,
     column,
     conversion_note,
     density_cards,
     healpix_cards,
 )
-from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
-from dustmap.sky.layouts._positive import raised, refuse_bad_floor
-from dustmap.sky.layouts._radial import RadialBins
+from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
+from dustmap.sky.layouts._places import (
+    LayoutCounts,
+    RadialBins,
+    at_places,
+    counts,
+    directions,
+    pixel_blocks,
+    refuse_bad_nside,
+    refuse_sun_outside,
+    within,
+)
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._cubes import DENSITY_UNIT
 from dustmap.sky.systems import ExtinctionSystem, conversion
+
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 @final
@@ -109,7 +118,7 @@ class _Layout:
 
     @property
     def _names(self) -> dict[str, tuple[str, str, str]]:
-        """Of each quantity: the name of its densities, of its inner integral, and its CTYPE."""
+        """By quantity: the name of its densities, of its inner integral, and its CTYPE."""
         inner = f"INTEGRATED INNER {self._radius} PC"
         meaning = f"inner density integrated within {self._radius} pc"
         if self.options.samples:
@@ -163,3 +172,30 @@ def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int)
     """Values (..., P) of pixels from `start` on, into an image (..., all pixels)."""
     for index in np.ndindex(values.shape[:-1]):
         image.write((*index, start), values[index])
+
+
+def refuse_bad_floor(floor: float | None) -> None:
+    """A floor is a density."""
+    if floor is not None and not _TINY <= floor < np.inf:
+        raise ValueError(f"floor: expected a density of at least {_TINY:g} mag/pc, got {floor:g}")
+
+
+def raised(
+    values: NDArray[np.float32], positive: bool, floor: float | None
+) -> tuple[NDArray[np.float32], int]:
+    """`values` with those ≤ 0 raised to `floor`, and how many they were; NaN stays.
+
+    Without a floor a density that can be negative is refused; one that is positive but for the
+    underflow of float32 gets the smallest number of float32.
+    """
+    low = values <= 0
+    count = int(low.sum())
+    if not count:
+        return values, 0
+    if floor is None and not positive:
+        raise ValueError(
+            f"{count} of {values.size} densities so far are not positive, and readers of this "
+            "layout interpolate logarithms: fit with model.density = 'lognormal', choose another "
+            "format, or set a floor in mag/pc"
+        )
+    return np.where(low, np.float32(_TINY if floor is None else floor), values), count

@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, final
+from typing import TypeAlias, TypeVar, final
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
-from dustmap.sky.layouts._box import LayoutCounts
 from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer2023
 from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
 from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
 from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
-from dustmap.sky.layouts._radial import RadialBins, Shells
+from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 #: Bayestar files have five, where the density has as many.
@@ -48,74 +47,64 @@ LayoutWriter: TypeAlias = Callable[
 ]
 
 
-def _healpix(
-    path: Path,
-    field: AbstractDensityField,
-    asked: LayoutRequest,
-    provenance: Provenance,
-    overwrite: bool,
-) -> LayoutCounts:
+Options = TypeVar("Options")
+Writer: TypeAlias = Callable[[Path, AbstractDensityField, Options, Provenance, bool], LayoutCounts]
+
+
+def _writer(
+    write: Writer[Options], options: Callable[[AbstractDensityField, LayoutRequest], Options]
+) -> LayoutWriter:
+    """`write` with the options that follow from a field and a request."""
+
+    def written(
+        path: Path,
+        field: AbstractDensityField,
+        asked: LayoutRequest,
+        provenance: Provenance,
+        overwrite: bool,
+    ) -> LayoutCounts:
+        return write(path, field, options(field, asked), provenance, overwrite)
+
+    return written
+
+
+def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> HealpixOptions:
     """With A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
-    options = HealpixOptions(asked.shells or asked.bins, asked.pixels, asked.request, integrated)
-    return write_healpix(path, field, options, provenance, overwrite)
+    return HealpixOptions(asked.shells or asked.bins, asked.pixels, asked.request, integrated)
 
 
-def _edenhofer2023(
-    path: Path,
-    field: AbstractDensityField,
-    asked: LayoutRequest,
-    provenance: Provenance,
-    overwrite: bool,
-) -> LayoutCounts:
+def _edenhofer2023(field: AbstractDensityField, asked: LayoutRequest) -> EdenhoferOptions:
     """The file of samples if only these are asked for, else that of mean and std."""
+    del field
     samples = 0 if asked.request.cubes else asked.request.samples
-    options = EdenhoferOptions(asked.bins, asked.pixels, samples)
-    return write_edenhofer2023(path, field, options, provenance, overwrite)
+    return EdenhoferOptions(asked.bins, asked.pixels, samples)
 
 
-def _leike2020(
-    path: Path,
-    field: AbstractDensityField,
-    asked: LayoutRequest,
-    provenance: Provenance,
-    overwrite: bool,
-) -> LayoutCounts:
-    return write_leike2020(path, field, LeikeOptions(), provenance, overwrite)
+def _leike2020(field: AbstractDensityField, asked: LayoutRequest) -> LeikeOptions:
+    del field, asked
+    return LeikeOptions()
 
 
-def _bayestar(
-    path: Path,
-    field: AbstractDensityField,
-    asked: LayoutRequest,
-    provenance: Provenance,
-    overwrite: bool,
-) -> LayoutCounts:
+def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> BayestarOptions:
     samples = asked.request.samples or min(_BAYESTAR_SAMPLES, max(1, field.n_samples))
-    options = BayestarOptions(asked.pixels, samples)
-    return write_bayestar(path, field, options, provenance, overwrite)
+    return BayestarOptions(asked.pixels, samples)
 
 
-def _gtomo(
-    path: Path,
-    field: AbstractDensityField,
-    asked: LayoutRequest,
-    provenance: Provenance,
-    overwrite: bool,
-) -> LayoutCounts:
+def _gtomo(field: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
     """The one cube that is asked for, or the mean where there are several."""
+    del field
     cubes = asked.request.cubes
-    quantity = cubes[0] if len(cubes) == 1 else Quantity.MEAN
-    return write_gtomo(path, field, GTomoOptions(asked.grid, quantity), provenance, overwrite)
+    return GTomoOptions(asked.grid, cubes[0] if len(cubes) == 1 else Quantity.MEAN)
 
 
 #: Writers of the layouts by the names that `dustmap export --format` takes.
 LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
     {
-        "healpix": _healpix,
-        "edenhofer2023": _edenhofer2023,
-        "leike2020": _leike2020,
-        "bayestar": _bayestar,
-        "gtomo": _gtomo,
+        "healpix": _writer(write_healpix, _healpix),
+        "edenhofer2023": _writer(write_edenhofer2023, _edenhofer2023),
+        "leike2020": _writer(write_leike2020, _leike2020),
+        "bayestar": _writer(write_bayestar, _bayestar),
+        "gtomo": _writer(write_gtomo, _gtomo),
     }
 )

@@ -14,21 +14,24 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import replacing
-from dustmap.sky._provenance import Provenance
+from dustmap.sky._outputs import replacing
+from dustmap.sky._provenance import Provenance, column, density_cards, healpix_cards
 from dustmap.sky._streamed_fits import TablePlan, streamed_fits
-from dustmap.sky.layouts._box import (
+from dustmap.sky.layouts._places import (
     LayoutCounts,
+    RadialBins,
+    Shells,
     at_places,
     counts,
     cumulative,
+    directions,
     exits,
+    pixel_blocks,
+    refuse_bad_nside,
     refuse_sun_outside,
 )
-from dustmap.sky.layouts._cards import DENSITY_UNIT, column, density_cards, healpix_cards
-from dustmap.sky.layouts._pixels import directions, pixel_blocks, refuse_bad_nside
-from dustmap.sky.layouts._radial import RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
+from dustmap.sky.maps._cubes import DENSITY_UNIT
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)

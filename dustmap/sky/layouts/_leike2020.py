@@ -15,11 +15,10 @@ import h5py
 import numpy as np
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._atomic import replacing
 from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._provenance import Provenance
-from dustmap.sky.layouts._box import LayoutCounts, counts
-from dustmap.sky.layouts._cards import conversion_note, write_attributes
+from dustmap.sky._outputs import replacing
+from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
+from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
 

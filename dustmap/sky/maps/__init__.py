@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.sky.maps._answers import quietly as quietly
     from dustmap.sky.maps._cubes import AbstractCubes as AbstractCubes
     from dustmap.sky.maps._cubes import Cube as Cube
     from dustmap.sky.maps._cubes import Layout as Layout
     from dustmap.sky.maps._dust_map import DustMap as DustMap
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
     from dustmap.sky.maps._field import Planes as Planes
+    from dustmap.sky.maps._field import Slabs as Slabs
     from dustmap.sky.maps._field import bytes_per_plane as bytes_per_plane
+    from dustmap.sky.maps._field import slab_memory as slab_memory
     from dustmap.sky.maps._node_field import NodeField as NodeField
     from dustmap.sky.maps._posterior_field import OwnNodes as OwnNodes
     from dustmap.sky.maps._posterior_field import PosteriorField as PosteriorField
-    from dustmap.sky.maps._quietly import quietly as quietly
-    from dustmap.sky.maps._request import MapRequest as MapRequest
-    from dustmap.sky.maps._request import Quantity as Quantity
-    from dustmap.sky.maps._slabs import Slabs as Slabs
-    from dustmap.sky.maps._slabs import slab_memory as slab_memory
-    from dustmap.sky.maps._statistics import sure_coverage as sure_coverage
+    from dustmap.sky.maps._quantities import MapRequest as MapRequest
+    from dustmap.sky.maps._quantities import Quantity as Quantity
+    from dustmap.sky.maps._quantities import sure_coverage as sure_coverage
     from dustmap.sky.maps._trilinear import within_box as within_box
-    from dustmap.sky.maps._write_fits import fits_of_slabs as fits_of_slabs
-    from dustmap.sky.maps._write_fits import write_fits as write_fits
     from dustmap.sky.maps._write_map import check_map_name as check_map_name
+    from dustmap.sky.maps._write_map import fits_of_slabs as fits_of_slabs
+    from dustmap.sky.maps._write_map import write_fits as write_fits
     from dustmap.sky.maps._write_map import write_map as write_map
     from dustmap.sky.maps._write_zarr import write_zarr as write_zarr
     from dustmap.sky.maps._write_zarr import zarr_of_slabs as zarr_of_slabs

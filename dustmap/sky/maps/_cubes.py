@@ -1,4 +1,4 @@
-"""Where the numbers of a map are: in memory or in a file, a box of voxels at a time."""
+"""Cubes of a map, in memory or in a file: a box of voxels at a time, and their names in files."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,11 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps._request import Quantity
+from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import ExtinctionSystem
 
 #: start and stop of the voxels along z, y, x
 Box: TypeAlias = tuple[slice, slice, slice]
+#: Parses as a unit of FITS, VOUnit, CDS and astropy; `mag pc-1` does not in CDS.
+DENSITY_UNIT = "mag.pc-1"
+FRAME = "heliocentric Galactic cartesian: +X to l=0, +Y to l=90 deg, +Z to b=90 deg"
+TITLE = "3D map of the interstellar dust density"
+#: How percentiles come about, by whether the density is positive.
+PERCENTILES_OF = {
+    True: "log-normal: exp(mean + z std) of ln density over the samples",
+    False: "normal: mean + z std of the density",
+}
 
 
 @final
@@ -111,3 +120,72 @@ def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> Regul
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
+
+
+@final
+@dataclass(frozen=True)
+class Described:
+    """extension: of FITS, the names that readers of published maps look for (the dot of the
+    second belongs to it); a sample's has its number behind. variable: of zarr."""
+
+    extension: str
+    variable: str
+    meaning: str
+    unit: str
+    ucd: str
+
+
+DESCRIPTIONS = {
+    Quantity.MEAN: Described(
+        "MEAN",
+        "density_mean",
+        "posterior mean of the dust density",
+        DENSITY_UNIT,
+        "phys.absorption;stat.mean",
+    ),
+    Quantity.STD: Described(
+        "STD.",
+        "density_std",
+        "posterior standard deviation of the dust density",
+        DENSITY_UNIT,
+        "stat.stdev;phys.absorption",
+    ),
+    Quantity.MEDIAN: Described(
+        "MEDIAN",
+        "density_median",
+        "posterior median of the dust density",
+        DENSITY_UNIT,
+        "phys.absorption;stat.median",
+    ),
+    Quantity.P16: Described(
+        "P16", "density_p16", "16th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
+    ),
+    Quantity.P84: Described(
+        "P84", "density_p84", "84th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
+    ),
+    Quantity.COVERAGE: Described(
+        "COVERAGE",
+        "coverage",
+        "1 - posterior variance / prior variance; the data dominate above 0.5",
+        "",
+        "stat.value",
+    ),
+    Quantity.SAMPLES: Described(
+        "SAMPLE",
+        "density_samples",
+        "posterior samples of the dust density",
+        DENSITY_UNIT,
+        "phys.absorption",
+    ),
+}
+
+
+def axis_meaning(name: str) -> str:
+    """What the axis x, y or z is."""
+    return f"heliocentric Galactic {name.upper()}"
+
+
+def extension_of(cube: Cube) -> str:
+    """Name of a cube's image in FITS, SAMPLE_01 for the first sample."""
+    name = DESCRIPTIONS[cube.quantity].extension
+    return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name

@@ -1,4 +1,4 @@
-"""The map that users load and ask."""
+"""The map that users load and ask, in the coordinates that they have."""
 
 import math
 from collections.abc import Mapping
@@ -7,22 +7,13 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import SkyCoord
+from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
 from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps._answers import Answers
+from dustmap.sky.maps._answers import Answers, reliable_range
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes
-from dustmap.sky.maps._modes import Mode, Outside
-from dustmap.sky.maps._open import cubes_at
-from dustmap.sky.maps._places import (
-    directions_of,
-    equatorial_coordinates,
-    galactic_coordinates,
-    positions_of,
-)
-from dustmap.sky.maps._reliable import reliable_range
-from dustmap.sky.maps._request import MapRequest, Quantity
+from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
 
@@ -30,8 +21,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import AbstractDensityField
 
 _MEMORY = 4 * 2**30
-#: Coverage beyond which the data, and not the prior, say what the density is.
-DATA_DOMINATED = 0.5
+_EXPECTED = "expected a run directory, a map.zarr or a map.fits"
 
 
 @final
@@ -51,7 +41,7 @@ class DustMap:
     @classmethod
     def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
         """A run's directory, a map.zarr or a map.fits."""
-        return cls(cubes_at(Path(path)), seed, memory)
+        return cls(_cubes_at(Path(path)), seed, memory)
 
     @classmethod
     def from_arrays(
@@ -76,8 +66,8 @@ class DustMap:
         system: ExtinctionSystem | str,
     ) -> Self:
         """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
-        given = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
-        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in given.items()}, system)
+        arrays = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
+        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in arrays.items()}, system)
 
     @classmethod
     def from_field(
@@ -142,7 +132,7 @@ class DustMap:
 
     @property
     def unit(self) -> u.UnitBase:
-        """Of densities; that of integrals is mag."""
+        """Unit of densities; that of integrals is mag."""
         return u.mag / u.pc
 
     @property
@@ -297,6 +287,26 @@ class DustMap:
         return found.reshape(*coords.shape, 2) * u.pc
 
 
+def _cubes_at(path: Path) -> AbstractCubes:
+    """Cubes of a run's directory, a map.zarr or a map.fits."""
+    if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
+        from dustmap.sky.maps._zarr_cubes import ZarrCubes  # a FITS file waits for no zarr
+
+        return ZarrCubes(path)
+    if path.is_file():
+        if path.suffix.lower() in {".fits", ".fit"}:
+            from dustmap.sky.maps._fits_cubes import FitsCubes
+
+            return FitsCubes(path)
+        raise ValueError(f"{path}: {_EXPECTED}")
+    for name in ("map.zarr", "map.fits"):
+        if (path / name).exists():
+            return _cubes_at(path / name)
+    if (path / "config.toml").is_file():
+        raise FileNotFoundError(f"{path}: the run has no map; write one with dustmap export")
+    raise FileNotFoundError(f"{path}: {_EXPECTED}")
+
+
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
     """Probabilities of the percentiles that are asked for."""
     if (mode is Mode.PERCENTILE) != (pct is not None):
@@ -317,3 +327,57 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
 def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:
     cube = np.asarray(values, np.float32).reshape(grid.shape).transpose()
     return np.ascontiguousarray(cube)
+
+
+def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
+    """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
+    xyz = _galactic(coords).cartesian.xyz
+    if not xyz.unit.is_equivalent(u.pc):
+        raise ValueError(
+            "coords: expected coordinates with a distance, got directions alone; give "
+            "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
+        )
+    return _stacked(xyz.to_value(u.pc))
+
+
+def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
+    """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
+    sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
+    return _stacked(sphere.to_cartesian().xyz.value)
+
+
+def galactic_coordinates(l: ArrayLike, b: ArrayLike, d: ArrayLike | None) -> SkyCoord:
+    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
+    return _coordinates(("l", l), ("b", b), d, "galactic")
+
+
+def equatorial_coordinates(
+    ra: ArrayLike, dec: ArrayLike, d: ArrayLike | None, frame: str
+) -> SkyCoord:
+    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
+    known = ("icrs", "fk4", "fk5", "fk4noeterms")
+    if frame not in known:
+        raise ValueError(f"frame: expected one of {', '.join(known)}, got {frame!r}")
+    return _coordinates(("ra", ra), ("dec", dec), d, frame)
+
+
+def _coordinates(
+    first: tuple[str, ArrayLike], second: tuple[str, ArrayLike], d: ArrayLike | None, frame: str
+) -> SkyCoord:
+    components = {name: u.Quantity(value, u.deg) for name, value in (first, second)}
+    if d is not None:
+        components["distance"] = u.Quantity(d, u.kpc)
+    return SkyCoord(**components, frame=frame)
+
+
+def _galactic(coords: SkyCoord) -> SkyCoord:
+    if not isinstance(coords, SkyCoord):
+        raise TypeError(
+            f"coords: expected an astropy SkyCoord, got {type(coords).__name__}; for numbers use "
+            "query_gal(l, b, d) or query_equ(ra, dec, d)"
+        )
+    return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
+
+
+def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)

@@ -14,9 +14,16 @@ from astropy.utils.exceptions import AstropyUserWarning
 from astropy.wcs import WCS
 from numpy.typing import NDArray
 
-from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube, Layout, grid_of_axes
-from dustmap.sky.maps._names import DESCRIPTIONS, sample_extension
-from dustmap.sky.maps._request import Quantity
+from dustmap.sky.maps._cubes import (
+    DESCRIPTIONS,
+    AbstractCubes,
+    Box,
+    Cube,
+    Layout,
+    extension_of,
+    grid_of_axes,
+)
+from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import system_named
 
 #: Bytes: every FITS file is a multiple of it.
@@ -40,7 +47,7 @@ class FitsCubes(AbstractCubes):
             warnings.simplefilter("error", AstropyUserWarning)
             held = {hdu.name for hdu in hdus}
             samples = 0
-            while sample_extension(samples) in held:
+            while extension_of(Cube(Quantity.SAMPLES, samples)) in held:
                 samples += 1
             found = {
                 q: samples > 0 if q is Quantity.SAMPLES else named.extension in held
@@ -56,7 +63,7 @@ class FitsCubes(AbstractCubes):
             return self._layout(hdus, quantities, samples)
 
     def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
-        images = [hdus[_extension(Cube(q))] for q in quantities]
+        images = [hdus[extension_of(Cube(q))] for q in quantities]
         header = images[0].header
         if header.get("NAXIS") != 3 or "EXTSYS" not in header:
             raise ValueError(
@@ -79,7 +86,7 @@ class FitsCubes(AbstractCubes):
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._reading(), self._opened() as hdus:
-            return np.asarray(hdus[_extension(cube)].section[box], np.float32)
+            return np.asarray(hdus[extension_of(cube)].section[box], np.float32)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -108,12 +115,6 @@ class FitsCubes(AbstractCubes):
             return fits.open(self.path, memmap=True)
         except OSError as error:
             raise ValueError(f"{self.path}: expected a FITS file: {error}") from error
-
-
-def _extension(cube: Cube) -> str:
-    if cube.quantity is Quantity.SAMPLES:
-        return sample_extension(cube.sample)
-    return DESCRIPTIONS[cube.quantity].extension
 
 
 def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:

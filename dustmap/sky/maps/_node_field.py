@@ -1,9 +1,13 @@
-"""Densities known by samples at the nodes of a grid, multilinear between them: the fast field."""
+"""Densities known by samples at the nodes of a grid, multilinear between them: the fast field.
+
+`NodeTable` interpolates in all samples at any places, `Resampler` from one regular grid to another,
+an axis at a time.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -25,10 +29,7 @@ from dustmap.sky.maps._field import (
     refuse_coverage_of_rays,
     slabs,
 )
-from dustmap.sky.maps._node_table import NodeTable
-from dustmap.sky.maps._request import MapRequest, Quantity
-from dustmap.sky.maps._separable import Resampler
-from dustmap.sky.maps._statistics import coverage, statistics, sure_coverage
+from dustmap.sky.maps._quantities import MapRequest, Quantity, coverage, statistics, sure_coverage
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -36,6 +37,101 @@ from dustmap.sky.systems import ExtinctionSystem
 _CHUNK = 16_384
 #: Numbers of all samples that one step of the statistics works on: they stay in the cache.
 _BLOCK = 2**19
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeTable:
+    """Many fields on one grid, together at every node: values (M, S), nodes in the C order of
+    (x, y, z)."""
+
+    grid: RegularGrid
+    values: Tensor
+
+    @classmethod
+    def of(cls, grid: RegularGrid, fields: Tensor) -> Self:
+        """From fields (S, M)."""
+        return cls(grid, fields.mT.contiguous())
+
+    def at(self, cells: Cells) -> Tensor:
+        """All fields (N, S) at places."""
+        _, y, z = self.grid.shape
+        corner = torch.from_numpy((cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2])
+        offset = torch.from_numpy(cells.offset).to(self.values.dtype)
+        x_share, y_share, z_share = offset[..., None].unbind(1)
+
+        def along_z(shift: int) -> Tensor:
+            low = self.values.index_select(0, corner + shift)
+            return low.lerp_(self.values.index_select(0, corner + shift + 1), z_share)
+
+        def along_y(shift: int) -> Tensor:
+            return along_z(shift).lerp_(along_z(shift + z), y_share)
+
+        return along_y(0).lerp_(along_y(y * z), x_share)
+
+
+@final
+class AxisWeights:
+    """out_i = (1 − w_i) in_{c_i} + w_i in_{c_i + 1} along one axis, w in [0, 1].
+
+    cell (n,) int64, weight (n,) in `dtype`; points within 1e-6 of a cell of an end count as there.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, axis: int, dtype: torch.dtype):
+        nodes = source.shape[axis]
+        where = (target.axes()[axis] - source.lower[axis]) / source.spacing[axis]
+        # A point that is a node but for round-off takes the node's value, bit for bit.
+        nearest = where.round()
+        where = torch.where((where - nearest).abs() < 1e-6, nearest, where).clamp(0.0, nodes - 1.0)
+        self.cell = where.floor().to(torch.int64).clamp_max(nodes - 2)
+        self.weight = (where - self.cell).to(dtype)
+        self.identity = nodes == len(where) and bool(
+            (where == torch.arange(nodes, dtype=where.dtype)).all()
+        )
+
+    def along_last(self, values: Tensor) -> Tensor:
+        """(..., nodes) to (..., n)."""
+        if self.identity:
+            return values
+        left = values.index_select(-1, self.cell)
+        right = values.index_select(-1, self.cell + 1)
+        return left.lerp_(right, self.weight)
+
+    def along_rows(self, values: Tensor) -> Tensor:
+        """(..., nodes, m) to (..., n, m)."""
+        if self.identity:
+            return values
+        left = values.index_select(-2, self.cell)
+        right = values.index_select(-2, self.cell + 1)
+        return left.lerp_(right, self.weight[:, None])
+
+
+@final
+class Resampler:
+    """From fields at the nodes of `source` (S, x, y, z) to planes (S, y, x) at those of `target`.
+
+    Every plane of nodes is widened in x and y once, and kept while planes of the target lie next
+    to it: two widened planes are all the memory that is taken.
+    """
+
+    def __init__(self, source: RegularGrid, target: RegularGrid, dtype: torch.dtype) -> None:
+        x, y, z = (AxisWeights(source, target, axis, dtype) for axis in range(3))
+        self._x, self._y, self._z = x, y, z
+
+    def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """(below, above, weight) of planes in z: their values are lerp(below, above, weight)."""
+        wide: dict[int, Tensor] = {}
+        cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
+        for cell, weight in zip(cells, weights, strict=True):
+            wide = {k: plane for k, plane in wide.items() if k in (cell, cell + 1)}
+            for k in (cell, cell + 1):
+                if k not in wide:
+                    wide[k] = self._widened(fields[..., k])
+            yield wide[cell], wide[cell + 1], weight
+
+    def _widened(self, plane: Tensor) -> Tensor:
+        """(S, x, y) at nodes to (S, y, x) of the target."""
+        return self._x.along_last(self._y.along_rows(plane.transpose(-1, -2).contiguous()))
 
 
 @final

@@ -23,9 +23,14 @@ from dustmap.sky.maps._field import (
     refuse_coverage_of_rays,
     slabs,
 )
-from dustmap.sky.maps._node_table import NodeTable
-from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
-from dustmap.sky.maps._statistics import coverage, normal_quantile
+from dustmap.sky.maps._node_field import NodeTable
+from dustmap.sky.maps._quantities import (
+    PERCENTILES,
+    MapRequest,
+    Quantity,
+    coverage,
+    normal_quantile,
+)
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 

@@ -10,9 +10,8 @@ import zarr
 from numpy.typing import NDArray
 
 from dustmap.sky._zarr import array_names, checked_array, open_checked, read_array
-from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube, Layout, grid_of_axes
-from dustmap.sky.maps._names import DESCRIPTIONS
-from dustmap.sky.maps._request import Quantity
+from dustmap.sky.maps._cubes import DESCRIPTIONS, AbstractCubes, Box, Cube, Layout, grid_of_axes
+from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import system_named
 
 

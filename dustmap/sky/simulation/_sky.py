@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._atomic import replacing
 from dustmap.sky._coordinates import galactic
+from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation._dust import AbstractDust, Stream, StructuredDust, check_positive

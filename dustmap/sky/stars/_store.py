@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._atomic import replacing
+from dustmap.sky._outputs import replacing
 from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
 from dustmap.sky.stars._table import (
     KINDS,

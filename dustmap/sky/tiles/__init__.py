@@ -6,10 +6,10 @@ what weight it counts where tiles overlap (`Tile.influence`). `merged` joins the
 slab by slab.
 """
 
-from dustmap.sky.tiles._attribute import map_of_tile as map_of_tile
 from dustmap.sky.tiles._merged import STEPS as STEPS
 from dustmap.sky.tiles._merged import Merged as Merged
 from dustmap.sky.tiles._merged import TileMap as TileMap
+from dustmap.sky.tiles._merged import map_of_tile as map_of_tile
 from dustmap.sky.tiles._merged import merged as merged
-from dustmap.sky.tiles._pixel import SkyPixel as SkyPixel
+from dustmap.sky.tiles._tile import SkyPixel as SkyPixel
 from dustmap.sky.tiles._tile import Tile as Tile

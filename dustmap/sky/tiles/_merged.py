@@ -11,22 +11,32 @@ draws of the posterior, across a seam they go over into each other, and scatter 
 to √Σ w² of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from pathlib import Path
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky.maps import AbstractCubes, Cube, Layout, MapRequest, Planes, Quantity, Slabs
+from dustmap.sky._zarr import open_checked
+from dustmap.sky.maps import (
+    AbstractCubes,
+    Cube,
+    DustMap,
+    Layout,
+    MapRequest,
+    Planes,
+    Quantity,
+    Slabs,
+)
 from dustmap.sky.maps._field import EVERY, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
 #: What the weights of a slab take beside it, in arrays of one quantity: the sum of the influences,
 #: those of one tile, one cube of that tile, and which voxels belong to a tile.
 BESIDE = 4
-
 Floats: TypeAlias = NDArray[np.float32]
 STEPS = (
     "merged with weights u_t / sum of u, u_t = 1 in the cone of tile t and 0 at the end of its "
@@ -58,7 +68,7 @@ class Merged:
     uncovered: int
 
     def memory(self, available: int) -> int:
-        """Of `available` bytes those that the slabs of a writer may take."""
+        """Bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
         return max(1, available * held // (held + BESIDE))
 
@@ -111,7 +121,7 @@ def _listed(layout: Layout) -> str:
 
 
 def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
-    """Of the tile's first node along x, y, z; its nodes must be the part of the grid it needs."""
+    """Index of the tile's first node along x, y, z; its nodes must be the part it needs."""
     mine, part = tile.cubes.layout.grid, tile.tile.part_of(grid)
     for axis in range(3):
         step = grid.spacing[axis]
@@ -202,7 +212,7 @@ class _Part:
     offset: tuple[int, int, int]
 
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
-        """Of the whole grid's planes start <= k < stop those that the tile has."""
+        """Planes of the tile among the whole grid's planes start <= k < stop."""
         first = self.offset[2]
         return max(start, first), min(stop, first + self.map.cubes.layout.grid.shape[2])
 
@@ -284,3 +294,20 @@ class _Work:
 def _into(held: dict[str, Floats], cube: Cube) -> Floats:
     array = held[cube.quantity.value]
     return array[cube.sample] if cube.quantity is Quantity.SAMPLES else array
+
+
+def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
+    """The cubes of a tile's map.zarr, or of the run that has one; and its attribute `tile`."""
+    place = path / "map.zarr" if (path / "config.toml").is_file() else path
+    if not place.is_dir():
+        raise ValueError(
+            f"{path}: expected a run of a tile with its map.zarr, or that map.zarr; export.formats "
+            "of such runs must have zarr"
+        )
+    cubes = DustMap.open(place).cubes
+    attribute = open_checked(place, "the map of a tile").attrs.get("tile")
+    if not isinstance(attribute, Mapping):
+        raise ValueError(
+            f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"
+        )
+    return cubes, dict(attribute)

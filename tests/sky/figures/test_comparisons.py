@@ -11,8 +11,8 @@ from dustmap.sky.figures import (
     extinction_figure,
     residual_figure,
 )
-from dustmap.sky.figures._cells import Cells
 from dustmap.sky.figures._comparisons import coverage_curve
+from dustmap.sky.figures._sky_images import Cells
 from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import bar_labels, every_text, shown, titled
 

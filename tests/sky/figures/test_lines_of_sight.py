@@ -13,7 +13,7 @@ from dustmap.sky.figures import (
     profile_of_field,
     profile_of_map,
 )
-from dustmap.sky.figures._profiles import in_beam
+from dustmap.sky.figures._lines_of_sight import in_beam
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named

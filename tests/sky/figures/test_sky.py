@@ -9,7 +9,7 @@ from matplotlib.collections import QuadMesh
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
-from dustmap.sky.figures._sky_image import extinction_of, shell_of
+from dustmap.sky.figures._sky_images import extinction_of, shell_of
 from dustmap.sky.maps import DustMap
 from tests.sky.figures.clouds import bar_labels, every_text, posterior, shown, titled
 

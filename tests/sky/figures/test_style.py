@@ -12,8 +12,15 @@ from PIL import Image
 from dustmap import __version__
 from dustmap.sky import figures
 from dustmap.sky.figures import check_picture, projection_figure, save_figure, slice_figure
-from dustmap.sky.figures._scales import _asinh_ticks, density_scale, signed_scale, spread_scale
-from dustmap.sky.figures._words import signed, symbol_of, unit_of
+from dustmap.sky.figures._style import (
+    _asinh_ticks,
+    density_scale,
+    signed,
+    signed_scale,
+    spread_scale,
+    symbol_of,
+    unit_of,
+)
 from dustmap.sky.systems import system_named
 from tests.sky.figures.clouds import cloud, posterior
 

@@ -24,7 +24,7 @@ from dustmap.sky.maps import (
     write_map,
     write_zarr,
 )
-from dustmap.sky.maps._multiscale import halved
+from dustmap.sky.maps._write_zarr import halved
 from tests.sky.maps.fields import A_V, FINE, NODES, node_field
 
 PROVENANCE = Provenance(
@@ -226,7 +226,7 @@ def test_a_failed_write_leaves_the_old_map(
         raise OSError("disk full")
 
     write_map(tmp_path / name, cloud(0.0, 20.0, 0.0), PROVENANCE)
-    monkeypatch.setattr("dustmap.sky.maps._slabs._planes", fail)
+    monkeypatch.setattr("dustmap.sky.maps._field._planes", fail)
     with pytest.raises(OSError, match="disk full"):
         write_map(tmp_path / name, cloud(0.0, 0.0, 0.0), PROVENANCE, overwrite=True)
     assert_same(DustMap.open(tmp_path / name), cloud(0.0, 20.0, 0.0))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dustmap.sky.maps._statistics import log_moments, normal_quantile, percentiles
+from dustmap.sky.maps._quantities import log_moments, normal_quantile, percentiles
 
 
 def pairs(count: int, places: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._open_hdf5 import DamagedHdf5, open_hdf5
+from dustmap.sky._hdf5 import DamagedHdf5, open_hdf5
 from dustmap.sky.catalogs.readers._base import (
     MASK,
     NO_DESCRIPTION,

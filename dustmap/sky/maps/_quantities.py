@@ -1,4 +1,6 @@
-"""From samples to mean, standard deviation and percentiles, the same way everywhere.
+"""Quantities of a density: their names, requests and queries for them, and their statistics.
+
+From samples to mean, standard deviation and percentiles, the same way everywhere:
 
     mean    m = Σ_s f_s / S                         std   √(Σ_s (f_s − m)² / (S − 1))
     p(q) = exp(μ + Φ⁻¹(q) τ)  with μ = mean ln f_s, τ² = Σ_s (ln f_s − μ)² / S      (f > 0)
@@ -12,12 +14,12 @@ pairs, as other programs draw them, would need S − 1: of them τ is too small 
 Where a sample is 0 (a ray without length) so are all its percentiles.
 """
 
+import enum
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from dustmap.sky.maps._request import PERCENTILES, MapRequest, Quantity
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +28,123 @@ if TYPE_CHECKING:
 
 #: Draws of which coverage takes half the odds.
 _DOUBTFUL = 8
-
 #: A field has tensors, a file of a map arrays, which are read without torch.
 Draws = TypeVar("Draws", "Tensor", "NDArray[np.float64]")
+
+
+@final
+class Quantity(enum.Enum):
+    """What a map can hold; the value is its name in configurations, files and results.
+
+    Densities in mag/pc, coverage without unit. The median and the 16th and 84th percentiles are
+    those of `percentiles`: ordered, and positive where the density is.
+    """
+
+    MEAN = "mean"
+    STD = "std"
+    MEDIAN = "median"
+    P16 = "p16"
+    P84 = "p84"
+    COVERAGE = "coverage"
+    SAMPLES = "samples"
+
+
+#: Coverage above which the data, and not the prior, say what the density is.
+DATA_DOMINATED = 0.5
+
+
+#: Probabilities of the percentiles.
+PERCENTILES = {Quantity.P16: 0.16, Quantity.MEDIAN: 0.5, Quantity.P84: 0.84}
+
+
+@final
+@dataclass(frozen=True)
+class MapRequest:
+    """quantities: each once; samples: how many, > 0 exactly if SAMPLES is among them."""
+
+    quantities: tuple[Quantity, ...]
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.quantities or len(set(self.quantities)) < len(self.quantities):
+            names = [quantity.value for quantity in self.quantities]
+            raise ValueError(f"quantities: expected one or more, each once, got {names}")
+        if (Quantity.SAMPLES in self.quantities) != (self.samples > 0):
+            raise ValueError(
+                f"samples: expected more than 0 exactly if the quantities have samples, got "
+                f"{self.samples} with {[quantity.value for quantity in self.quantities]}"
+            )
+
+    @classmethod
+    def named(cls, names: Sequence[str], samples: int = 0) -> Self:
+        """From the names of a configuration or a command line.
+
+        `samples` counts only where the names have "samples".
+        """
+        known = {quantity.value: quantity for quantity in Quantity}
+        for name in names:
+            if name not in known:
+                raise ValueError(f"quantity {name!r}: expected one of {', '.join(known)}")
+        return cls(tuple(known[name] for name in names), samples if "samples" in names else 0)
+
+    def __contains__(self, quantity: Quantity) -> bool:
+        return quantity in self.quantities
+
+    def any_of(self, quantities: Iterable[Quantity]) -> bool:
+        """Whether one of them is asked for."""
+        return any(quantity in self.quantities for quantity in quantities)
+
+    def without(self, names: Container[str]) -> "MapRequest | None":
+        """What is left but for the quantities of these names; None for nothing."""
+        left = tuple(q for q in self.quantities if q.value not in names)
+        return MapRequest(left, self.samples if Quantity.SAMPLES in left else 0) if left else None
+
+    @property
+    def cubes(self) -> tuple[Quantity, ...]:
+        """All but the samples."""
+        return tuple(q for q in self.quantities if q is not Quantity.SAMPLES)
+
+    @property
+    def values_per_place(self) -> int:
+        """Numbers at every voxel."""
+        return len(self.cubes) + self.samples
+
+
+class _Named(enum.Enum):
+    """Choices that users give by name."""
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        for choice in cls:
+            if choice.value == name:
+                return choice
+        known = ", ".join(choice.value for choice in cls)
+        raise ValueError(f"{cls.__name__.lower()}: expected one of {known}, got {name!r}")
+
+
+@final
+class Mode(_Named):
+    """What is asked of the density or of its integral."""
+
+    MEAN = "mean"
+    STD = "std"
+    MEDIAN = "median"
+    PERCENTILE = "percentile"
+    SAMPLES = "samples"
+    RANDOM_SAMPLE = "random_sample"
+
+
+@final
+class Outside(_Named):
+    """What becomes of places beyond the outermost voxel centres, and of rays that go there.
+
+    NAN: unknown. ERROR: refused. TRUNCATE: nothing is there; densities are 0 and rays count as far
+    as they run inside.
+    """
+
+    NAN = "nan"
+    ERROR = "error"
+    TRUNCATE = "truncate"
 
 
 def normal_quantile(q: float) -> float:

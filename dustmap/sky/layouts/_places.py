@@ -1,8 +1,14 @@
-"""What a density field says along rays from the Sun, which leave its box sooner or later."""
+"""Places of layouts in the box of a field: along rays from the Sun, in HEALPix pixels and bins.
 
-from collections.abc import Mapping
+Rays leave the box sooner or later. Pixels are NESTED and Galactic; bins of distance are equal in
+the logarithm, shells at distances of one's choice.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Self, final
 
 import numpy as np
 import torch
@@ -11,7 +17,13 @@ from numpy.typing import NDArray
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky.maps import AbstractDensityField, MapRequest
 
+log = logging.getLogger(__name__)
+
 _INSIDE = 1 - 1e-9  # of the way to the face: a ray that ends there has not left the box
+#: Numbers of one quantity that are made at once.
+BLOCK = 2**20
+#: As many as the published map has; few of them bias integrals that dustmaps makes.
+COUNT = 516
 
 
 @final
@@ -30,7 +42,7 @@ class LayoutCounts:
 
 
 def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
-    """Of an array that is NaN outside the box."""
+    """Counts of an array that is NaN outside the box."""
     return LayoutCounts(values.size, int(np.isnan(values).sum()), raised)
 
 
@@ -128,3 +140,89 @@ def _spread(
         array[..., inside] = values
         spread[name] = array.reshape(*values.shape[:-1], *shape)
     return spread
+
+
+def refuse_bad_nside(nside: int) -> None:
+    """NESTED pixels need a power of two."""
+    if nside < 1 or nside & (nside - 1) or nside > 8192:
+        raise ValueError(f"nside: expected a power of two, 1 to 8192, got {nside}")
+
+
+def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of blocks of pixels that hold `BLOCK` numbers at `per_pixel` each."""
+    pixels = 12 * nside**2
+    step = max(1, BLOCK // per_pixel)
+    for start in range(0, pixels, step):
+        stop = min(start + step, pixels)
+        log.info("pixels %d to %d of %d", start, stop, pixels)
+        yield start, stop
+
+
+def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
+    """Unit vectors (P, 3), along Galactic X, Y, Z, of the centres of pixels start <= p < stop."""
+    import healpy
+
+    vectors = healpy.pix2vec(nside, np.arange(start, stop), nest=True)
+    return np.stack(vectors, axis=-1)
+
+
+@final
+@dataclass(frozen=True)
+class RadialBins:
+    """`count` bins between boundaries at `nearest` and `farthest`, in pc."""
+
+    nearest: float
+    farthest: float
+    count: int = COUNT
+
+    def __post_init__(self) -> None:
+        if not (0 < self.nearest < self.farthest and math.isfinite(self.farthest)):
+            raise ValueError(
+                f"distances: expected 0 < nearest < farthest in pc, got {self.nearest:g} and "
+                f"{self.farthest:g}"
+            )
+        if self.count < 2:
+            raise ValueError(f"distances: expected at least 2 bins, got {self.count}")
+
+    @classmethod
+    def of_box(cls, field: AbstractDensityField, count: int = COUNT) -> Self:
+        """From 1/20 of the way to the farthest face of the box, and within it, to that face."""
+        refuse_sun_outside(field)
+        faces = np.abs([field.lower, field.upper])
+        farthest = float(faces.max())
+        return cls(min(farthest / 20, float(faces.min()) * 0.999), farthest, count)
+
+    @property
+    def boundaries(self) -> NDArray[np.float64]:
+        """(count + 1,)."""
+        return np.geomspace(self.nearest, self.farthest, self.count + 1)
+
+    @property
+    def centres(self) -> NDArray[np.float64]:
+        """Geometric means of the boundaries (count,)."""
+        edges = self.boundaries
+        return np.sqrt(edges[1:] * edges[:-1])
+
+
+@final
+@dataclass(frozen=True)
+class Shells:
+    """Shells at these distances in pc, ascending; not bins, so that they have no boundaries."""
+
+    distances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        steps = zip((0.0, *self.distances), self.distances, strict=False)
+        if not self.distances or not all(near < far < math.inf for near, far in steps):
+            given = ", ".join(f"{distance:g}" for distance in self.distances) or "none"
+            raise ValueError(f"shells: expected ascending distances > 0 in pc, got {given}")
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.distances)
+
+    @property
+    def centres(self) -> NDArray[np.float64]:
+        """The distances (count,)."""
+        return np.array(self.distances)
