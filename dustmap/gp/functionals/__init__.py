@@ -21,10 +21,10 @@ from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
 from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
 from dustmap.gp.functionals._rules import SpacedGaussLegendre as SpacedGaussLegendre
 from dustmap.gp.functionals._rules import Stratified as Stratified
-from dustmap.gp.functionals._rules import keyed_normal as keyed_normal
 from dustmap.gp.functionals._sharded import Sharded as Sharded
 from dustmap.gp.functionals._sharded import by_rows as by_rows
 from dustmap.gp.functionals._sharded import operator_by_rows as operator_by_rows
 from dustmap.gp.functionals._sharded import whole as whole
 from dustmap.gp.functionals._sharded import world_of as world_of
 from dustmap.gp.functionals._stacked import Stacked as Stacked
+from dustmap.linalg._random import keyed_normal as keyed_normal

@@ -9,10 +9,7 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-# Steele, Lea & Flood (2014), splitmix64, as signed 64-bit integers that wrap around.
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-MIX_2 = 0x94D049BB133111EB - (1 << 64)
+from dustmap.linalg._random import counter_uniform
 
 
 class AbstractRule(ABC):
@@ -121,37 +118,6 @@ def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = leggauss(order)
     return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
-
-
-def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) as a pure function of (seed, key, counter), float64."""
-    state = _splitmix(torch.full_like(key, _signed(seed)))
-    state = _splitmix(_splitmix(state ^ key) ^ counter)
-    return _shift_right(state, 11).to(torch.float64) * 2.0**-53
-
-
-def keyed_normal(seed: int, keys: Tensor, count: int) -> Tensor:
-    """Standard normal numbers (count, N) as a pure function of (seed, keys (N,), i), float64."""
-    draw = torch.arange(count, device=keys.device)
-    uniform = counter_uniform(seed, keys[None], draw[:, None])
-    normal: Tensor = torch.special.ndtri(uniform + 2.0**-54)
-    return normal
-
-
-def _splitmix(x: Tensor) -> Tensor:
-    x = x + GOLDEN
-    x = (x ^ _shift_right(x, 30)) * MIX_1
-    x = (x ^ _shift_right(x, 27)) * MIX_2
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's is arithmetic on signed integers."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(seed: int) -> int:
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _check_count(name: str, value: int) -> None:
