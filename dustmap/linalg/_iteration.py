@@ -10,6 +10,15 @@ from torch import Tensor
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
+# A recursive residual this many times below the true one has lost touch with it.
+_LIE_FACTOR = 4.0
+# A restart that does not shrink the true residual by this factor is at the rounding level.
+_PROGRESS_FACTOR = 0.5
+# So is a true residual that `refresh` steps change by less than this fraction.
+_FROZEN = 1e-6
+# Status of a column that is still being worked on.
+GO_ON = -1
+
 
 @final
 class SolveStatus(Enum):
@@ -95,16 +104,6 @@ class UnconvergedWarning(UserWarning):
 
 def _largest(counts: Tensor) -> int:
     return int(counts.max()) if counts.numel() else 0
-
-
-# A recursive residual this many times below the true one has lost touch with it.
-_LIE_FACTOR = 4.0
-# A restart that does not shrink the true residual by this factor is at the rounding level.
-_PROGRESS_FACTOR = 0.5
-# So is a true residual that `refresh` steps change by less than this fraction.
-_FROZEN = 1e-6
-# Status of a column that is still being worked on.
-GO_ON = -1
 
 
 @final

@@ -10,6 +10,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+# Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
+# the entries pick no longer stay in cache.
+_TOGETHER = 20
+# Entries that are sorted at once when the transpose is made: they stay in cache.
+_SORTED = 2**20
+
 
 class AbstractOperator(ABC):
     """A linear map A (m, n) that is only ever applied, never formed.
@@ -186,13 +192,6 @@ class _LinearMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.adjoint(grads[0]), None, None
-
-
-# Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
-# the entries pick no longer stay in cache.
-_TOGETHER = 20
-# Entries that are sorted at once when the transpose is made: they stay in cache.
-_SORTED = 2**20
 
 
 @final

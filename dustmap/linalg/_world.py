@@ -13,6 +13,9 @@ from torch import Tensor
 
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 
+# Entries of a block that are widened to float64 at a time.
+_WIDENED = 2**17
+
 
 class AbstractWorld(ABC):
     """`size` processes of which this is number `rank`; all call the same methods in one order.
@@ -77,10 +80,6 @@ class Alone(AbstractWorld):
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         del counts
         return part
-
-
-# Entries of a block that are widened to float64 at a time.
-_WIDENED = 2**17
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
