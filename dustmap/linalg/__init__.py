@@ -58,6 +58,8 @@ from dustmap.linalg._preconditioners import nystrom as nystrom
 from dustmap.linalg._progress import Progress as Progress
 from dustmap.linalg._progress import unwatched as unwatched
 from dustmap.linalg._random import KeyedNormal as KeyedNormal
+from dustmap.linalg._random import counter_uniform as counter_uniform
+from dustmap.linalg._random import keyed_normal as keyed_normal
 from dustmap.linalg._random import standard_normal as standard_normal
 from dustmap.linalg._toeplitz import CirculantOperator as CirculantOperator
 from dustmap.linalg._toeplitz import ToeplitzOperator as ToeplitzOperator

@@ -26,6 +26,7 @@ from dustmap.gp.functionals import (
     Derivatives,
     GaussLegendre,
     LineIntegrals,
+    Observed,
     PointMeasure,
     SpacedGaussLegendre,
     Stacked,
@@ -33,7 +34,6 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.kernels import AbstractKernel
 
-Observed = PointMeasure | LineIntegrals
 #: Nodes of a quadrature in a length scale, and where the kernel has no derivative.
 _NODES, _ROUGH_NODES = 8, 16
 

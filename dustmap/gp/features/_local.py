@@ -31,10 +31,11 @@ from dustmap.gp.features._local_weights import (
 from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.features._stencil import MANY_RAYS, Layout, Observed, Stencil, neighbours_together
+from dustmap.gp.features._stencil import MANY_RAYS, Layout, Stencil, neighbours_together
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
+    Observed,
     PointMeasure,
     Sharded,
     Stacked,

@@ -16,7 +16,7 @@ from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import ClosedForm, Wrapping
 from dustmap.gp.features._local_weights import CHUNK_ENTRIES, Sites, sites_of
 from dustmap.gp.features._nodes import nodes_of, ray_steps, step_counts
-from dustmap.gp.functionals import LineIntegrals, PointMeasure, PointValues
+from dustmap.gp.functionals import LineIntegrals, Observed, PointMeasure, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
 ORDERS = (2, 4)
@@ -24,7 +24,6 @@ ORDERS = (2, 4)
 _IMAGE_TOLERANCE = 1e-12
 #: A table holds at most 2^15 offsets, and 2^10 per axis.
 _TABLE_BITS, _AXIS_BITS = 15, 10
-Observed = PointMeasure | LineIntegrals
 #: From so many rays on, rows of W are stored in the order of `neighbours_together`.
 MANY_RAYS = 10_000
 #: Bits of a direction's place along each axis.

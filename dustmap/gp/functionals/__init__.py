@@ -19,6 +19,7 @@ from dustmap.gp.functionals._functional import Stratified as Stratified
 from dustmap.gp.functionals._rays import FACE_SLACK as FACE_SLACK
 from dustmap.gp.functionals._rays import Counts as Counts
 from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
+from dustmap.gp.functionals._rays import Observed as Observed
 from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
 from dustmap.gp.functionals._rays import chord as chord
 from dustmap.gp.functionals._stacked import Sharded as Sharded
@@ -27,4 +28,4 @@ from dustmap.gp.functionals._stacked import by_rows as by_rows
 from dustmap.gp.functionals._stacked import operator_by_rows as operator_by_rows
 from dustmap.gp.functionals._stacked import whole as whole
 from dustmap.gp.functionals._stacked import world_of as world_of
-from dustmap.linalg._random import keyed_normal as keyed_normal
+from dustmap.linalg import keyed_normal as keyed_normal

@@ -13,7 +13,7 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from dustmap.linalg._random import counter_uniform
+from dustmap.linalg import counter_uniform
 
 UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in float32
 

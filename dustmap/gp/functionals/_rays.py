@@ -226,3 +226,7 @@ class LineIntegrals(AbstractFunctional):
 
     def _mass(self, edges: Tensor) -> Tensor:
         return (self.weights * edges.diff(dim=-1)).sum(-1)
+
+
+#: The common form of all functionals, and the one that has closed forms of its own.
+Observed = PointMeasure | LineIntegrals
