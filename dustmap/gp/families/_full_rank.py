@@ -73,9 +73,23 @@ class FullRankGaussian(AbstractRootedGaussian):
         return root.square().sum(), 2.0 * root.diagonal().log().sum()
 
 
+class _AbstractFullRankFamily(AbstractFamily):
+    """Families whose statistics are Σ_n w_n φ_n φ_nᵀ, dense (M_w, M_w)."""
+
+    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
+        shape = (self.n_features, self.n_features)
+        return torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
+        rows = max(1, _CHUNK // self.n_features)
+        for X, w in zip(torch.split(phi, rows), torch.split(weights, rows), strict=True):
+            X = X.double()
+            into.addmm_((X * w.double().unsqueeze(-1)).mT, X)
+
+
 @final
 @dataclass(frozen=True)
-class FullRankFamily(AbstractFamily):
+class FullRankFamily(_AbstractFullRankFamily):
     """Unrestricted S: M_w² numbers, exact for Gaussian noise. Refused beyond `max_bytes`."""
 
     n_features: int
@@ -85,17 +99,10 @@ class FullRankFamily(AbstractFamily):
         what = f"FullRankFamily with {self.n_features:,} features"
         refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
-    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
-        shape = (self.n_features, self.n_features)
-        return torch.zeros(shape, dtype=torch.float64, device=device)
-
     def posterior(self, mean: Tensor, statistics: Tensor) -> FullRankGaussian:
         identity = torch.eye(self.n_features, dtype=statistics.dtype, device=statistics.device)
         root = precision_root(statistics + identity).to(mean.dtype)
         return FullRankGaussian(mean, statistics, root)
-
-    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
-        _add_weighted_products(phi, weights, into)
 
 
 @final
@@ -203,7 +210,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
 
 @final
 @dataclass(frozen=True)
-class KrylovFullRankFamily(AbstractFamily):
+class KrylovFullRankFamily(_AbstractFullRankFamily):
     """Unrestricted S by its natural parameters: a step takes O(J M_w²), no factor of S⁻¹ (000).
 
     Λ = S⁻¹ moves by the rows φ (B, M_w) of a minibatch, in O(B M_w²):
@@ -242,10 +249,6 @@ class KrylovFullRankFamily(AbstractFamily):
         what = f"KrylovFullRankFamily with {self.n_features:,} features"
         refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
-    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
-        shape = (self.n_features, self.n_features)
-        return torch.zeros(shape, dtype=torch.float64, device=device)
-
     def posterior(self, mean: Tensor, statistics: Tensor) -> KrylovFullRankGaussian:
         diagonal = 1.0 + statistics.diagonal()
         # One sum over all entries: a NaN or an infinity anywhere is in it.
@@ -262,17 +265,6 @@ class KrylovFullRankFamily(AbstractFamily):
         return KrylovFullRankGaussian(
             mean, statistics, preconditioner, self.rtol, self.max_steps, self.log
         )
-
-    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
-        _add_weighted_products(phi, weights, into)
-
-
-def _add_weighted_products(phi: Tensor, weights: Tensor, into: Tensor) -> None:
-    """Σ_n w_n φ_n φ_nᵀ of rows φ_n (B, M_w) and weights (B,), added to `into` (M_w, M_w)."""
-    rows = max(1, _CHUNK // phi.shape[-1])
-    for X, w in zip(torch.split(phi, rows), torch.split(weights, rows), strict=True):
-        X = X.double()
-        into.addmm_((X * w.double().unsqueeze(-1)).mT, X)
 
 
 _EXPECTED = (
