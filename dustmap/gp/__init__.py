@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.gp._ascent import Coordinates as Coordinates
-    from dustmap.gp._ascent import FitStatus as FitStatus
-    from dustmap.gp._ascent import ascend as ascend
+    from dustmap.gp._batch import AbstractPosterior as AbstractPosterior
     from dustmap.gp._batch import Batch as Batch
-    from dustmap.gp._discs import DiscMean as DiscMean
-    from dustmap.gp._discs import LogDiscMean as LogDiscMean
+    from dustmap.gp._batch import Prediction as Prediction
+    from dustmap.gp._batch import own_batch as own_batch
+    from dustmap.gp._batch import whole_batch as whole_batch
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
+    from dustmap.gp._hyperparameters import Coordinates as Coordinates
+    from dustmap.gp._hyperparameters import FitStatus as FitStatus
     from dustmap.gp._hyperparameters import HyperparameterFit as HyperparameterFit
+    from dustmap.gp._hyperparameters import ascend as ascend
     from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparameters
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
+    from dustmap.gp._means import DiscMean as DiscMean
     from dustmap.gp._means import LinearMean as LinearMean
+    from dustmap.gp._means import LogDiscMean as LogDiscMean
     from dustmap.gp._means import orthogonal_directions as orthogonal_directions
     from dustmap.gp._neighbour_evidence import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbour_evidence import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
-    from dustmap.gp._posterior import AbstractPosterior as AbstractPosterior
-    from dustmap.gp._posterior import Prediction as Prediction
     from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport
     from dustmap.gp._prior import torus_for as torus_for
     from dustmap.gp._prior import wrap_inflation as wrap_inflation
-    from dustmap.gp._shares import own_batch as own_batch
-    from dustmap.gp._shares import whole_batch as whole_batch
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -1,12 +1,20 @@
-"""Data as one value: what was seen, the numbers, and their noise."""
+"""Data and predictions as values: what was seen, the numbers, their noise, and what is answered.
 
-from dataclasses import dataclass
-from typing import final
+Every posterior of the field answers the same, whatever engine found it. Every rank may hold the
+geometry of a share of the data.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, Sharded, whole
+
+_FINITE = "drop these data or fill them in first"
+_NOISE = "drop these data or give them the variance of their measurement"
 
 
 @final
@@ -54,10 +62,6 @@ class Batch:
         return Batch(self.functional[index], self.y[index], noise, response, added)
 
 
-_NOISE = "drop these data or give them the variance of their measurement"
-_FINITE = "drop these data or fill them in first"
-
-
 def _check_vector(name: str, value: Tensor, functional: AbstractFunctional) -> None:
     n = len(functional)
     if not isinstance(value, Tensor):
@@ -83,3 +87,54 @@ def _refuse(name: str, value: Tensor, bad: Tensor, expected: str, remedy: str) -
             f"{name} must be {expected}: {int(bad.sum())} of {len(value)} values are not, the "
             f"first is {name}[{first}] = {float(value[first])}; {remedy}"
         )
+
+
+def whole_batch(data: Batch) -> Batch:
+    """The data with the geometry of all of them, where ranks share it."""
+    return replace(data, functional=whole(data.functional))
+
+
+def own_batch(data: Batch) -> Batch:
+    """The data whose geometry this rank holds: all of them unless ranks share it."""
+    shared = data.functional
+    if not isinstance(shared, Sharded):
+        return data
+    rest: list[Any] = [getattr(data, field.name) for field in fields(data)[1:]]
+    mine: list[Any] = [None if value is None else value[shared.own] for value in rest]
+    return Batch(shared.local, *mine)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Marginal posterior of latent f_n (without noise): mean (N,), variance (N,) ≥ 0.
+
+    clamped: how many variances round-off had made negative and were set to 0.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    clamped: int = 0
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation (N,)."""
+        return self.variance.sqrt()
+
+
+class AbstractPosterior(ABC):
+    """The posterior Gaussian process given data, queried through any functional, in chunks."""
+
+    @abstractmethod
+    def predict(self, functional: AbstractFunctional) -> Prediction:
+        """Mean and variance of f_n for each of the N functionals."""
+
+    @abstractmethod
+    def covariance(self, functional: AbstractFunctional) -> Tensor:
+        """Joint covariance (N, N)."""
+
+    @abstractmethod
+    def sample(
+        self, functional: AbstractFunctional, count: int, generator: torch.Generator
+    ) -> Tensor:
+        """`count` joint draws, (count, N)."""

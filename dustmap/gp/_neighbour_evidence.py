@@ -8,9 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp._ascent import FitStatus
 from dustmap.gp._batch import Batch
-from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp._hyperparameters import FitStatus, HyperparameterFit
 from dustmap.gp._means import AbstractMean
 from dustmap.gp._neighbour_precision import between, ordered_neighbours
 from dustmap.gp.functionals import PointValues

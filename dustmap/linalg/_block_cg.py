@@ -6,9 +6,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._columns import (
+from dustmap.linalg._iteration import (
     GO_ON,
     Outcome,
+    SolveResult,
+    SolveStatus,
     StepRule,
     check_system,
     in_precision,
@@ -18,10 +20,9 @@ from dustmap.linalg._columns import (
     take_rows,
     with_rows,
 )
-from dustmap.linalg._gram import gram, row_factor, symmetric
 from dustmap.linalg._operator import AbstractOperator
 from dustmap.linalg._progress import STEPS, Progress, unwatched
-from dustmap.linalg._result import SolveResult, SolveStatus
+from dustmap.linalg._world import gram, row_factor, symmetric
 
 # Rounding errors of a Gram matrix of vectors, in units of their precision.
 _ROUNDING = 100.0

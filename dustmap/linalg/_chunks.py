@@ -1,11 +1,14 @@
-"""Steps in chunks that get smaller where memory runs out."""
+"""How work is divided: chunks that get smaller where memory runs out, tiles of a grid."""
 
 import gc
 import logging
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar, final
 
 import torch
+from torch import Tensor
 
 #: The logger of halvings.
 HALVED = __name__
@@ -73,3 +76,96 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_SAYS in str(error)
+
+
+@final
+@dataclass(frozen=True)
+class TilePartition:
+    """The points of a grid (L1, …, LD) in B blocks of at most t1 × … × tD neighbours.
+
+    Blocks and the points in a block are in C order. A tile that is longer than the grid is as
+    long as the grid; where tiles do not divide the grid the last ones are filled with zeros,
+    and `mask` tells the points from the filling.
+    """
+
+    shape: tuple[int, ...]
+    tile: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.tile) or not self.shape:
+            raise ValueError(
+                f"tile: expected one length per grid axis, {len(self.shape)}, got {self.tile}"
+            )
+        if min(self.shape) < 1 or min(self.tile) < 1:
+            raise ValueError(
+                f"TilePartition: expected lengths >= 1, got shape {self.shape}, tile {self.tile}"
+            )
+
+    @property
+    def n_blocks(self) -> int:
+        """B."""
+        return math.prod(self._counts)
+
+    @property
+    def block_size(self) -> int:
+        """M_b."""
+        return math.prod(self._tile)
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, M_b), true where a block holds a grid point."""
+        return self.to_blocks(torch.ones(math.prod(self.shape), dtype=torch.bool))
+
+    def to_blocks(self, x: Tensor) -> Tensor:
+        """Grid vectors x (..., L) as blocks (..., B, M_b)."""
+        if x.ndim == 0 or x.shape[-1] != math.prod(self.shape):
+            raise ValueError(
+                f"x: expected vectors of length {math.prod(self.shape)} on the last axis for grid "
+                f"{self.shape}, got shape {tuple(x.shape)}"
+            )
+        batch = x.shape[:-1]
+        excess = [c * t - n for c, t, n in zip(self._counts, self._tile, self.shape, strict=True)]
+        padding = [width for axis in reversed(excess) for width in (0, axis)]
+        padded = torch.nn.functional.pad(x.reshape(-1, *self.shape), padding)
+        split = padded.reshape(-1, *self._interleaved).permute(self._gathering)
+        return split.reshape(*batch, self.n_blocks, self.block_size)
+
+    def from_blocks(self, blocks: Tensor) -> Tensor:
+        """Blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
+        if tuple(blocks.shape[-2:]) != (self.n_blocks, self.block_size):
+            raise ValueError(
+                f"blocks: expected (..., {self.n_blocks}, {self.block_size}), "
+                f"got shape {tuple(blocks.shape)}"
+            )
+        batch = blocks.shape[:-2]
+        split = blocks.reshape(-1, *self._counts, *self._tile).permute(self._scattering)
+        lengths = [c * t for c, t in zip(self._counts, self._tile, strict=True)]
+        grid = split.reshape(-1, *lengths)
+        for axis, length in enumerate(self.shape):
+            grid = grid.narrow(axis + 1, 0, length)
+        return grid.reshape(*batch, math.prod(self.shape))
+
+    @property
+    def _tile(self) -> tuple[int, ...]:
+        return tuple(min(t, n) for t, n in zip(self.tile, self.shape, strict=True))
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(-(-n // t) for t, n in zip(self._tile, self.shape, strict=True))
+
+    @property
+    def _interleaved(self) -> list[int]:
+        """(n1, t1, n2, t2, …)."""
+        return [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
+
+    @property
+    def _gathering(self) -> list[int]:
+        """Axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)."""
+        dim = len(self.shape)
+        return [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
+
+    @property
+    def _scattering(self) -> list[int]:
+        """The inverse order of `_gathering`."""
+        dim = len(self.shape)
+        return [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]

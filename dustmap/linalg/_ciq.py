@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
+from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
 from dustmap.linalg._operator import AbstractOperator, DenseOperator, check_vectors
-from dustmap.linalg._result import SolveStatus, UnconvergedWarning
-from dustmap.linalg._root_preconditioner import PreconditionedOperator, RootPreconditioner
+from dustmap.linalg._preconditioners import PreconditionedOperator, RootPreconditioner
 
 #: K(θ) of its parameters θ; its products are differentiable in them.
 Build = Callable[..., AbstractOperator]

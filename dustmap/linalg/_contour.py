@@ -21,6 +21,10 @@ _STILL = 0.05
 _ROUNDING = 4.0
 # Points per node at which the error of a rule is evaluated.
 _SAMPLES = 40
+# Thresholds from 1e-16 to 1 of the largest eigenvalue: the answer is good to a factor of 1.8.
+_THRESHOLDS = 64
+# Eigenvalues so many rounding errors of the largest below zero are none of rounding.
+_NEGATIVE = 10.0
 
 
 @final
@@ -212,3 +216,31 @@ def _ritz_ends(diagonal: list[float], beside: list[float]) -> tuple[float, float
     T = torch.diag(main) + torch.diag(off, 1) + torch.diag(off, -1)
     ritz = torch.linalg.eigvalsh(T)
     return float(ritz[0]), float(ritz[-1])
+
+
+def lowest_ritz(
+    alpha: Tensor, beta: Tensor, steps: Tensor, eps: float, device: torch.device
+) -> tuple[float, Tensor]:
+    """The smallest eigenvalue of any T_r, up to a factor below 1.8, and which T_r are indefinite.
+
+    alpha, beta: (J, R) float64, diagonals α_j and the entries β_{j+1} beside them, on the CPU.
+    steps: (R,), the rows of T_r: what is stored beyond is not part of it.
+    eps: precision of the products; negative eigenvalues within its rounding are taken for zero.
+    Returns the eigenvalue (0 where it is rounding) and (R,) bool on `device`.
+    """
+    inside = torch.arange(1, len(alpha) + 1)[:, None] <= steps
+    high = float(torch.where(inside, alpha.abs() + 2.0 * beta, 0.0).max())
+    if not high > 0:
+        return math.inf, torch.zeros(len(steps), dtype=torch.bool, device=device)
+    levels = torch.logspace(-16, 0, _THRESHOLDS, dtype=torch.float64)
+    mu = high * torch.cat([torch.tensor([-_NEGATIVE * eps], dtype=torch.float64), levels])
+    pivot = alpha[0] - mu[:, None]
+    below = pivot < 0
+    for j in range(1, len(alpha)):
+        safe = torch.where(pivot.abs() < 1e-290, 1e-290, pivot)
+        pivot = alpha[j] - mu[:, None] - beta[j - 1].square() / safe
+        below |= (pivot < 0) & inside[j]
+    lowest = torch.where(below[1:].any(1), mu[1:], math.inf)
+    indefinite = below[0]
+    value = 0.0 if bool(below[1].any()) else float(lowest.min())
+    return value, indefinite.to(device)

@@ -1,4 +1,7 @@
-"""MINRES for many shifts of one operator at once: one Krylov space, one product per step."""
+"""MINRES for many shifts of one operator at once: one Krylov space, one product per step.
+
+`ShiftedRecurrences` holds the scalars of its many tridiagonal matrices.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +11,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._columns import (
+from dustmap.linalg._contour import lowest_ritz
+from dustmap.linalg._iteration import (
     GO_ON,
+    SolveStatus,
     StepRule,
     check_system,
     in_precision,
@@ -18,13 +23,81 @@ from dustmap.linalg._columns import (
     take_rows,
 )
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._result import SolveStatus
-from dustmap.linalg._tridiagonal import ShiftedRecurrences, lowest_ritz
 
 # Steps of Lanczos whose vectors are kept before the solutions take them up.
 BLOCK = 64
 # A true residual so many times above rtol when the recursion claims rtol is at the rounding level.
 _LIE_FACTOR = 2.0
+
+
+@final
+class ShiftedRecurrences:
+    """Scalars of the shifted systems T_j + t_q I = L D Lᵀ of R columns and Q shifts.
+
+        l_j = β_j / d_{j−1},   d_j = α_j + t − β_j l_j,   ζ_j = z_j / d_j,   z_j = −l_j z_{j−1}
+
+    give the Galerkin (CG) iterate g_j = g_{j−1} + ζ_j p_j, p_j = v_j − l_j p_{j−1}, with residual
+    γ_j = β_{j+1} |ζ_j|. These residuals are orthogonal to each other, so that of all combinations
+    of iterates MINRES' is
+
+        x_j = (1 − η_j) x_{j−1} + η_j g_j,   η_j = ρ_{j−1}² / (ρ_{j−1}² + γ_j²),   ρ_j = η_j^½ γ_j
+
+    with residual ρ_j. All (Q, R) float64. `steps` holds (l, ζ, η) of each since the last block.
+    """
+
+    def __init__(self, t: Tensor, columns: int) -> None:
+        self.t = t[:, None]
+        one = torch.ones(len(t), columns, dtype=torch.float64, device=t.device)
+        self.pivot = self.rho = one
+        self.z = -one
+        self.is_first = True
+        self.steps: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def advance(self, alpha: Tensor, beta: Tensor, beta_next: Tensor, open_: Tensor) -> Tensor:
+        """With column (β_j, α_j, β_{j+1}) of T (R,); columns not `open_` stay as they are.
+
+        Returns where all pivots are positive, (R,).
+        """
+        below = torch.ones_like(self.pivot) if self.is_first else beta / self.pivot
+        pivot = alpha + self.t - (0.0 if self.is_first else beta * below)
+        self.is_first = False
+        positive = pivot > 0
+        self.pivot = torch.where(positive, pivot, 1.0)
+        self.z = -below * self.z
+        healthy = positive.all(0)
+        moves = open_ & healthy
+        zeta = torch.where(moves, self.z / self.pivot, 0.0)
+        gamma = beta_next * zeta.abs()
+        total = self.rho.square() + gamma.square()
+        eta = torch.where(total > 0, self.rho.square() / total, 1.0)
+        self.rho = torch.where(moves, eta.sqrt() * gamma, self.rho)
+        self.steps.append((below, zeta, torch.where(moves, eta, 0.0)))
+        return healthy
+
+    def coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the block of S steps adds to x_q, to g_q, and the last direction p_q.
+
+        Returns coefficients (3, Q, R, S) of its Lanczos vectors, (3, Q, R) of the last direction
+        before it, and (Q, R), the share of the x_q of before that x_q keeps; the rest is g_q's.
+        """
+        share = torch.ones_like(self.rho)
+        found: list[Tensor] = []
+        carried = torch.zeros(3, *share.shape, dtype=share.dtype, device=share.device)
+        carried[2] = 1.0
+        for below, zeta, eta in reversed(self.steps):
+            share = share * (1.0 - eta)
+            # what is asked of p_j is asked of v_j, and −l_j times of p_{j−1}
+            carried = torch.stack(
+                [carried[0] + zeta * (1.0 - share), carried[1] + zeta, carried[2]]
+            )
+            found.append(carried)
+            carried = -below * carried
+        self.steps = []
+        return torch.stack(found[::-1], dim=-1), carried, share
+
+    def keep(self, stays: Tensor) -> None:
+        """Forget all columns but those."""
+        self.pivot, self.z, self.rho = self.pivot[:, stays], self.z[:, stays], self.rho[:, stays]
 
 
 @final

@@ -1,12 +1,20 @@
-"""What a linear operator is, and the plain ones."""
+"""Linear operators: what they are, the plain ones, and sparse matrices in compressed rows."""
 
+import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
+
+# Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
+# the entries pick no longer stay in cache.
+_TOGETHER = 20
+# Entries that are sorted at once when the transpose is made: they stay in cache.
+_SORTED = 2**20
 
 
 class AbstractOperator(ABC):
@@ -184,3 +192,184 @@ class _LinearMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.adjoint(grads[0]), None, None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SparseOperator(AbstractOperator):
+    """A sparse matrix (m, n) in compressed rows, kept together with its transpose.
+
+    The transpose is stored because a transposed CSR product is tens of times slower than a
+    plain one; 32-bit indices because 64-bit ones are copied at every product on the CPU.
+    Differentiable in the vector, not in the entries.
+
+    17 vectors at once cost about as much as 4 one by one (200,000 rows of 100 entries at random
+    places among 60,000 columns, float32, one thread or two).
+    """
+
+    matrix: Tensor
+    transposed: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.matrix.layout != torch.sparse_csr or self.matrix.ndim != 2:
+            raise ValueError(
+                f"SparseOperator: matrix must be a 2-D sparse CSR tensor, got layout "
+                f"{self.matrix.layout} of shape {tuple(self.matrix.shape)}; "
+                "use SparseOperator.from_coo(rows, cols, values, shape)"
+            )
+        matrix = _with_narrow_indices(self.matrix.detach())
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "transposed", _transposed_csr(matrix))
+
+    @staticmethod
+    def from_csr(
+        starts: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
+    ) -> "SparseOperator":
+        """From compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
+
+        starts: (m + 1,). cols, values: (K,), cols ascending in each row. Nothing is copied if
+        starts and cols are int32.
+        """
+        if len(starts) != shape[0] + 1 or cols.shape != values.shape or cols.ndim != 1:
+            raise ValueError(
+                f"SparseOperator.from_csr: expected starts ({shape[0] + 1},) and as many cols as "
+                f"values, got starts {tuple(starts.shape)}, cols {tuple(cols.shape)}, values "
+                f"{tuple(values.shape)}"
+            )
+        return SparseOperator(_csr_from_parts(starts, cols, values.detach(), shape))
+
+    @staticmethod
+    def from_coo(
+        rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
+    ) -> "SparseOperator":
+        """From entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
+            _check_indices(name, index, length)
+        place = rows.long() * shape[1] + cols
+        if bool((place.diff() <= 0).any()):
+            place, order = place.sort()
+            fresh = torch.ones_like(place, dtype=torch.bool)
+            fresh[1:] = place.diff() > 0
+            summed = values.new_zeros(int(fresh.sum()))
+            values = summed.index_add_(0, fresh.cumsum(0) - 1, values[order])
+            place = place[fresh]
+        counts = torch.bincount(place // shape[1], minlength=shape[0])
+        return SparseOperator.from_csr(_starts(counts), place % shape[1], values, shape)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def bytes(self) -> int:
+        """Memory held: entries and indices of the matrix and of its transpose."""
+        return sum(
+            part.numel() * part.element_size()
+            for csr in (self.matrix, self.transposed)
+            for part in (csr.crow_indices(), csr.col_indices(), csr.values())
+        )
+
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        return apply_linear(x, lambda v: _product(self.matrix, v), self.rmatmul)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        return apply_linear(y, lambda v: _product(self.transposed, v), self.matmul)
+
+
+def _check_indices(name: str, index: Tensor, length: int) -> None:
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
+        wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
+        raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """Products (..., m) with vectors x (..., n), laid out with neighbouring vectors side by side,
+    as the next product wants them."""
+    if x.ndim == 1:
+        return matrix @ x
+    flat = x.reshape(-1, x.shape[-1])
+    count = -(-len(flat) // _TOGETHER)
+    if count <= 1:
+        columns = matrix @ flat.mT
+    else:
+        columns = flat.new_empty(matrix.shape[0], len(flat))
+        start = 0
+        for part in flat.tensor_split(count):
+            columns[:, start : start + len(part)] = matrix @ part.mT
+            start += len(part)
+    return columns.mT.reshape(*x.shape[:-1], matrix.shape[0])
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """(m + 1,) where the entries of each row start, for counts (m,)."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _index_dtype(shape: tuple[int, int], count: int) -> torch.dtype:
+    return torch.int32 if max(*shape, count) < 2**31 else torch.int64
+
+
+def _csr_from_parts(
+    starts: Tensor,
+    cols: Tensor,
+    values: Tensor,
+    shape: tuple[int, int],
+    *,
+    check_invariants: bool = True,
+) -> Tensor:
+    index = _index_dtype(shape, values.numel())
+    with warnings.catch_warnings():
+        # torch announces once per process that CSR is in beta; nothing for the user to act on.
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            starts.to(index), cols.to(index), values, shape, check_invariants=check_invariants
+        )
+
+
+def _with_narrow_indices(matrix: Tensor) -> Tensor:
+    m, n = matrix.shape
+    starts, cols, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+    if cols.dtype == _index_dtype((m, n), len(values)):
+        return matrix
+    return _csr_from_parts(starts, cols, values, (m, n))
+
+
+def _transposed_csr(matrix: Tensor) -> Tensor:
+    """Counting sort by column, over groups of rows that are sorted in cache: each entry goes to
+    the next free place of its column. Nothing as long as the entries is made but the result."""
+    m, n = matrix.shape
+    starts, cols, values = matrix.crow_indices().long(), matrix.col_indices(), matrix.values()
+    column_starts = _starts(torch.bincount(cols, minlength=n))
+    free = column_starts[:-1].clone()
+    new_cols, new_values = torch.empty_like(cols), torch.empty_like(values)
+    for rows in _row_groups(starts, max(_SORTED, n)):
+        counts = starts[rows.start : rows.stop + 1].diff()
+        part = slice(int(starts[rows.start]), int(starts[rows.stop]))
+        row = torch.arange(rows.start, rows.stop, dtype=cols.dtype, device=cols.device)
+        column, order = cols[part].sort(stable=True)
+        per_column = torch.bincount(column, minlength=n)
+        place = torch.arange(len(column), device=cols.device)
+        place += (free - per_column.cumsum(0) + per_column)[column]
+        new_cols[place] = row.repeat_interleave(counts)[order]
+        new_values[place] = values[part][order]
+        free += per_column
+    return _csr_from_parts(column_starts, new_cols, new_values, (n, m), check_invariants=False)
+
+
+def _row_groups(starts: Tensor, entries: int) -> list[range]:
+    """Rows in groups of about so many entries."""
+    total, m = int(starts[-1]), len(starts) - 1
+    goals = torch.arange(entries, max(total, entries), entries, device=starts.device)
+    cuts = torch.searchsorted(starts, goals).tolist()
+    edges = sorted({0, *cuts, m})
+    return [range(a, b) for a, b in itertools.pairwise(edges) if b > a]

@@ -1,4 +1,4 @@
-"""Normal numbers: addressed, or drawn in turn."""
+"""Random numbers: addressed by their keys, or drawn in turn."""
 
 import math
 from collections.abc import Sequence
@@ -74,15 +74,35 @@ def standard_normal(shape: Sequence[int], generator: torch.Generator, like: Tens
     return drawn.to(like.device)
 
 
+def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1) as a pure function of (seed, key, counter), float64."""
+    golden = _signed(_GOLDEN)
+    state = _mixed(torch.full_like(key, _signed(seed)) + golden)
+    state = _mixed((_mixed((state ^ key) + golden) ^ counter) + golden)
+    return _shifted(state, 11).to(torch.float64) * 2.0**-53
+
+
+def keyed_normal(seed: int, keys: Tensor, count: int) -> Tensor:
+    """Standard normal numbers (count, N) as a pure function of (seed, keys (N,), i), float64."""
+    draw = torch.arange(count, device=keys.device)
+    uniform = counter_uniform(seed, keys[None], draw[:, None])
+    normal: Tensor = torch.special.ndtri(uniform + 2.0**-54)
+    return normal
+
+
 def _normal(state: Tensor) -> Tensor:
     """Standard normal numbers of states (K,) int64, K even, by Box–Muller over neighbours."""
-    for shift, factor in _MIXER:
-        state = (state ^ _shifted(state, shift)) * _signed(factor)
-    state = state ^ _shifted(state, _LAST_SHIFT)
-    uniform = (_shifted(state, 11).double() + 0.5) * 2.0**-53
+    uniform = (_shifted(_mixed(state), 11).double() + 0.5) * 2.0**-53
     radius = uniform[0::2].log().mul_(-2.0).sqrt_()
     angle = uniform[1::2] * (2 * math.pi)
     return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).flatten()
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """SplitMix64's mixer on words int64, whose products wrap around."""
+    for shift, factor in _MIXER:
+        state = (state ^ _shifted(state, shift)) * _signed(factor)
+    return state ^ _shifted(state, _LAST_SHIFT)
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:

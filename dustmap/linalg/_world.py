@@ -1,11 +1,20 @@
-"""The processes that share a computation, as linear algebra sees them."""
+"""The processes that share a computation, as linear algebra sees them.
+
+Inner products summed over them, and operators whose work they divide.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
+
+from dustmap.linalg._operator import AbstractOperator, check_vectors
+
+# Entries of a block that are widened to float64 at a time.
+_WIDENED = 2**17
 
 
 class AbstractWorld(ABC):
@@ -71,3 +80,164 @@ class Alone(AbstractWorld):
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         del counts
         return part
+
+
+def gram(x: Tensor, y: Tensor) -> Tensor:
+    """x yᵀ (k, j) in float64 for rows x (k, n) and y (j, n) of any precision."""
+    if x.dtype == torch.float64:
+        return x @ y.mT
+    width = max(1024, _WIDENED // max(1, x.shape[0] + y.shape[0]))
+    total = torch.zeros(x.shape[0], y.shape[0], dtype=torch.float64, device=x.device)
+    for start in range(0, x.shape[1], width):
+        left, right = x[:, start : start + width], y[:, start : start + width]
+        total.addmm_(left.double(), right.double().mT)
+    return total
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The symmetric part; what is lost is rounding."""
+    return 0.5 * (matrix + matrix.mT)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RowFactor:
+    """W = S Q for rows W (k, n) of Gram matrix G = W T Wᵀ, with Q T Qᵀ = I of as many rows as
+    W has independent ones.
+
+    expand: S (k, r). reduce: S⁺ (r, k), so that Q = S⁺ W.
+    lowest, highest: extreme eigenvalues of G; a negative one beyond rounding says that T is not
+        positive definite.
+    """
+
+    expand: Tensor
+    reduce: Tensor
+    lowest: float
+    highest: float
+
+
+def row_factor(G: Tensor, floor: float, scale: float = 0.0) -> RowFactor:
+    """Eigenvalues of G (k, k) float64 up to floor · max(largest, scale) count as dependent rows."""
+    eigenvalues, vectors = torch.linalg.eigh(symmetric(G))
+    highest = float(eigenvalues[-1])
+    kept = eigenvalues > max(floor * max(highest, scale), torch.finfo(torch.float64).tiny)
+    roots, vectors = eigenvalues[kept].sqrt(), vectors[:, kept]
+    return RowFactor(vectors * roots, (vectors / roots).mT, float(eigenvalues[0]), highest)
+
+
+def orthonormal_rows(x: Tensor, world: AbstractWorld | None = None) -> Tensor:
+    """(x xᵀ)^{-1/2} x: the orthonormal rows nearest to x (k, n); dependent rows are left out.
+
+    world: ranks of which each has some of the columns.
+    """
+    total = (world or Alone()).total(gram(x, x))
+    eigenvalues, vectors = torch.linalg.eigh(symmetric(total))
+    kept = eigenvalues > torch.finfo(x.dtype).eps ** 2 * eigenvalues[-1:]
+    kept &= eigenvalues > 1e-14 * eigenvalues[-1:]
+    inverse_root = vectors[:, kept] / eigenvalues[kept].sqrt()
+    if bool(kept.all()):
+        inverse_root = inverse_root @ vectors.mT
+    rows: Tensor = inverse_root.mT.to(x.dtype) @ x
+    return rows
+
+
+@final
+class ShardedRows(AbstractOperator):
+    """A (N, n) of which every rank holds some rows.
+
+    Arguments and results are the same on all ranks, and whoever applies it does so on all of them:
+
+        A x = the ranks' products, gathered        Aᵀ y = Σ_ranks A_rᵀ y_r
+
+    local A_r (N_r, n): this rank's rows. counts: N_r of every rank. order (N,): row i is the
+    order_i-th of the ranks' rows, one after the other; None where that is i itself.
+    """
+
+    def __init__(
+        self,
+        local: AbstractOperator,
+        counts: Sequence[int],
+        world: AbstractWorld,
+        order: Tensor | None = None,
+    ) -> None:
+        if len(counts) != world.size or counts[world.rank] != local.shape[0]:
+            raise ValueError(
+                f"counts must be the rows of {world.size} ranks, {local.shape[0]} of them on rank "
+                f"{world.rank}, got {list(counts)}"
+            )
+        start = sum(counts[: world.rank])
+        mine = slice(start, start + local.shape[0])
+        self._local, self._counts, self._world = local, tuple(counts), world
+        self._order, self._mine = order, mine if order is None else order.argsort()[mine]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(self._counts), self._local.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._local.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._local.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        found = self._world.gathered(self._product(x), self._counts)
+        return found if self._order is None else found.index_select(-1, self._order)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        return self._world.total(self._adjoint(y[..., self._mine]))
+
+    def _product(self, x: Tensor) -> Tensor:
+        return self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
+
+    def _adjoint(self, y: Tensor) -> Tensor:
+        width = self.shape[1]
+        return self._local.rmatmul(y) if y.shape[-1] else y.new_zeros(*y.shape[:-1], width)
+
+
+@final
+class DividedColumns(AbstractOperator):
+    """An operator that every rank holds, applied by each to its share of a batch of vectors.
+
+    Arguments and results are the same on all ranks, and whoever applies it does so on all of them.
+    A single vector, or a gradient, is computed by every rank.
+    """
+
+    def __init__(self, operator: AbstractOperator, world: AbstractWorld) -> None:
+        self._operator, self._world = operator, world
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._operator.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._operator.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._operator.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._divided(x, self._operator, self.shape[0])
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self._divided(y, self._operator.transpose(), self.shape[1])
+
+    def _divided(self, x: Tensor, operator: AbstractOperator, width: int) -> Tensor:
+        columns = x.shape[:-1].numel()
+        if columns <= 1 or (torch.is_grad_enabled() and x.requires_grad):
+            return operator.matmul(x)
+        mine = x.reshape(columns, -1)[self._world.share(columns)]
+        found = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
+        gathered = self._world.gathered(found.mT, self._world.shares(columns)).mT
+        return gathered.reshape(*x.shape[:-1], width)
+
+
+def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperator:
+    """The operator with its columns divided, where there are ranks to divide them among."""
+    return operator if world.size == 1 else DividedColumns(operator, world)

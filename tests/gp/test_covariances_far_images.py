@@ -8,11 +8,16 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.covariances import ClosedForm, Wrapping
-from dustmap.gp.covariances._chebyshev import Interval, analysis, chebyshev, chebyshev_slope
 from dustmap.gp.covariances._far_images import FarImages, far_images
 from dustmap.gp.covariances._measures import measure_cross
-from dustmap.gp.covariances._nodes import Nodes
-from dustmap.gp.covariances._wrapping import WrappedKernel
+from dustmap.gp.covariances._wrapping import (
+    Interval,
+    Nodes,
+    WrappedKernel,
+    analysis,
+    chebyshev,
+    chebyshev_slope,
+)
 from dustmap.gp.functionals import Derivatives, LineIntegrals, PointMeasure, PointValues
 from dustmap.gp.kernels import (
     AbstractKernel,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp._evidence import covariance_factor, log_evidence, refuse_negative, symmetric_root
+from dustmap.gp._exact import covariance_factor, log_evidence, refuse_negative, symmetric_root
 
 
 def covariance(n: int = 6) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.features import Features, HIPFeatures, TorusFeatures
-from dustmap.gp.features import _groups as groups
+from dustmap.gp.features import _base as groups
 from dustmap.gp.functionals import LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import Matern32
 

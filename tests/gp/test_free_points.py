@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dustmap.gp import Batch, ConstantMean, ExactGP
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import CholeskyFeatures, clustered_points
-from dustmap.gp.features import _point_covariances as blocks
-from dustmap.gp.features._point_covariances import point_covariances, point_gram
+from dustmap.gp.features import _inducing as blocks
+from dustmap.gp.features._inducing import point_covariances, point_gram
 from dustmap.gp.functionals import Derivatives, PointValues
 from dustmap.gp.kernels import (
     AbstractKernel,

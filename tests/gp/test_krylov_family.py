@@ -12,7 +12,7 @@ from dustmap.gp.families import (
     KrylovFullRankGaussian,
     SolveLog,
 )
-from dustmap.gp.families import _krylov as krylov
+from dustmap.gp.families import _full_rank as krylov
 from dustmap.linalg import UnconvergedWarning
 from tests.cuda.pretended import pretended_gpu
 

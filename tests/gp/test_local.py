@@ -10,7 +10,7 @@ from torch import Tensor
 from dustmap.gp import GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm, MonteCarlo
 from dustmap.gp.features import LocalFeatures, Stencil, TorusFeatures, _local, nodes_of
-from dustmap.gp.features import _local_sites as sites_module
+from dustmap.gp.features import _stencil as sites_module
 from dustmap.gp.features._local_weights import RecomputedOperator, Taps
 from dustmap.gp.functionals import (
     AbstractFunctional,

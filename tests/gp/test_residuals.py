@@ -14,8 +14,8 @@ from dustmap.gp.features._residual_check import (
     ResidualCheck,
     residual_check,
 )
-from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
+from dustmap.gp.features._residuals import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import (
     Derivatives,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, RegularGrid
 from dustmap.gp.families import AbstractFamily, FullRankFamily, KrylovFullRankFamily
-from dustmap.gp.families import _krylov as krylov
+from dustmap.gp.families import _full_rank as krylov
 from dustmap.gp.features import CholeskyFeatures, Features
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from dustmap.linalg import CirculantOperator, ToeplitzOperator, fast_length
-from dustmap.linalg._fft import cropped_irfftn, padded_rfftn
+from dustmap.linalg._toeplitz import cropped_irfftn, padded_rfftn
 from tests.references import (
     fft_circulant_product,
     half_spectrum,

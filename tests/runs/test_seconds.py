@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dustmap import config as configuration
-from dustmap.linalg import _circulant
-from dustmap.linalg._fft import cropped_irfftn
+from dustmap.linalg import _toeplitz
+from dustmap.linalg._toeplitz import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs.memory import _seconds
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
@@ -103,7 +103,7 @@ def test_fits_need_as_many_products_as_the_estimate_says(
         fields += spectrum.shape[:-3].numel()
         return transform(spectrum, *shapes)
 
-    monkeypatch.setattr(_circulant, "cropped_irfftn", counted)
+    monkeypatch.setattr(_toeplitz, "cropped_irfftn", counted)
     execute_run(run, tmp_path / "run", config, False, Stage.FIT)
     expected = _seconds.expected_products(config)
     assert 0.5 * expected <= fields <= 2.0 * expected

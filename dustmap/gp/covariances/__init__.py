@@ -13,7 +13,7 @@ from dustmap.gp.covariances._estimators import AbstractEstimator as AbstractEsti
 from dustmap.gp.covariances._estimators import ClosedForm as ClosedForm
 from dustmap.gp.covariances._estimators import MonteCarlo as MonteCarlo
 from dustmap.gp.covariances._estimators import Quadrature as Quadrature
-from dustmap.gp.covariances._lags import plain_lags as plain_lags
-from dustmap.gp.covariances._lags import wrapped_lags as wrapped_lags
-from dustmap.gp.covariances._lags import wrapped_variance as wrapped_variance
+from dustmap.gp.covariances._measures import plain_lags as plain_lags
+from dustmap.gp.covariances._measures import wrapped_lags as wrapped_lags
+from dustmap.gp.covariances._measures import wrapped_variance as wrapped_variance
 from dustmap.gp.covariances._wrapping import Wrapping as Wrapping

@@ -17,10 +17,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.covariances._accumulate import Block, Terms, accumulate
-from dustmap.gp.covariances._chebyshev import Interval, analysis, chebyshev, moments
-from dustmap.gp.covariances._nodes import Nodes
-from dustmap.gp.covariances._wrapping import Shift, WrappedKernel
+from dustmap.gp.covariances._measures import Block, Terms, accumulate
+from dustmap.gp.covariances._wrapping import (
+    Interval,
+    Nodes,
+    Shift,
+    WrappedKernel,
+    analysis,
+    chebyshev,
+    moments,
+)
 from dustmap.gp.functionals import PointMeasure
 
 MOST_PER_AXIS = 26  # polynomials per axis and side: where an image needs more, it counts as near

@@ -1,18 +1,107 @@
-"""Covariances of weighted sums over points: the common form of every functional."""
+"""Covariances of weighted sums over points: the common form of every functional.
 
-from collections.abc import Iterator
+Sums of many small blocks into one matrix, differentiable in the kernel at constant memory; tables
+of the wrapped kernel at the lags of a torus, and of the plain kernel at the lags of a grid.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from dustmap.gp.covariances._accumulate import Block, Terms, accumulate
-from dustmap.gp.covariances._nodes import Nodes, pieces
-from dustmap.gp.covariances._wrapping import WrappedKernel
+from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
+from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
 
+Terms = Sequence[KernelTerm]
+Index = tuple[slice | Tensor, ...]
 BLOCK_ELEMENTS = 1 << 17  # a block and its temporaries stay in the cache
 POINTS_PER_BLOCK = 8  # bounds the memory of the backward pass
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A part of the result: result[index] += evaluate(terms)."""
+
+    index: Index
+    evaluate: Callable[[Terms], Tensor]
+
+
+def accumulate(
+    terms: Terms,
+    blocks: Callable[[], Iterator[Block]],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Σ of the blocks, (shape).
+
+    Nothing is kept for the backward pass, which evaluates every block again and differentiates it
+    alone: the memory is that of the result and one block.
+    """
+    target = torch.zeros(tuple(shape), dtype=dtype, device=device)
+    parameters = [p for term in terms for p in (term.variance, term.lengthscale)]
+    if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        profiles = tuple(term.profile for term in terms)
+        result: Tensor = _Accumulated.apply(  # type: ignore[no-untyped-call]
+            target, blocks, profiles, *parameters
+        )
+        return result
+    with torch.no_grad():
+        for block in blocks():
+            target[block.index] += block.evaluate(terms)
+    return target
+
+
+class _Accumulated(torch.autograd.Function):
+    """`accumulate` with a backward pass that recomputes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        target: Tensor,
+        blocks: Callable[[], Iterator[Block]],
+        profiles: tuple[AbstractProfile, ...],
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.blocks, ctx.profiles = blocks, profiles
+        ctx.save_for_backward(*parameters)
+        terms = _terms(profiles, parameters)
+        for block in blocks():
+            target[block.index] += block.evaluate(terms)
+        ctx.mark_dirty(target)
+        return target
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        parameters = tuple(p.detach().requires_grad_() for p in ctx.saved_tensors)
+        totals = [torch.zeros_like(p) for p in parameters]
+        with torch.enable_grad():
+            for block in ctx.blocks():
+                value = block.evaluate(_terms(ctx.profiles, parameters))
+                if not value.requires_grad:
+                    continue
+                upstream = grad[block.index].to(value.dtype).expand_as(value)
+                parts = torch.autograd.grad(value, parameters, upstream, allow_unused=True)
+                for total, part in zip(totals, parts, strict=True):
+                    if part is not None:
+                        total += part
+        return (None, None, None, *totals)
+
+
+def _terms(
+    profiles: tuple[AbstractProfile, ...], parameters: Sequence[Tensor]
+) -> tuple[KernelTerm, ...]:
+    return tuple(
+        KernelTerm(parameters[2 * i], parameters[2 * i + 1], profile)
+        for i, profile in enumerate(profiles)
+    )
 
 
 def measure_cross(
@@ -154,3 +243,59 @@ def _own_variance(measure: PointMeasure, shift: Tensor, dtype: torch.dtype, term
         direction = [v[:, None, None].to(dtype) for v in measure.direction.unbind(-1)]
     total = sum(term.covariance(displacement, direction, direction) for term in terms)
     return torch.einsum("nq,nqr,nr->n", w.to(dtype), total, w.to(dtype))
+
+
+def plain_lags(kernel: AbstractKernel, spacing: Sequence[float], shape: Sequence[int]) -> Tensor:
+    """k(i_1 h_1, .., i_D h_D) for 0 <= i_d < M_d: the first column of K_uu, (M_1..M_D) float64."""
+    return _lag_table(kernel, spacing, shape, None)
+
+
+def wrapped_lags(
+    kernel: AbstractKernel,
+    spacing: Sequence[float],
+    torus_shape: Sequence[int],
+    tolerance: float = 1e-12,
+) -> Tensor:
+    """c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
+
+    Its FFT is the spectrum of the prior. Evaluated on 0 <= i_d <= L_d / 2 and mirrored; images
+    below `tolerance` · k(0) are left out.
+    """
+    periods = tuple(length * h for length, h in zip(torus_shape, spacing, strict=True))
+    half = [length // 2 + 1 for length in torus_shape]
+    table = _lag_table(kernel, spacing, half, Wrapping(periods, tolerance))
+    for axis, length in enumerate(torus_shape):
+        lag = torch.arange(length, device=table.device)
+        table = table.index_select(axis, torch.minimum(lag, length - lag))
+    return table
+
+
+def wrapped_variance(
+    kernel: AbstractKernel, periods: Sequence[float], tolerance: float = 1e-12
+) -> Tensor:
+    """Σ_j k(jL), the variance of the wrapped kernel (), float64."""
+    wrapping = Wrapping(tuple(periods), tolerance)
+    return _lag_table(kernel, periods, [1] * len(periods), wrapping).reshape(())
+
+
+def _lag_table(
+    kernel: AbstractKernel,
+    spacing: Sequence[float],
+    shape: Sequence[int],
+    wrapping: Wrapping | None,
+) -> Tensor:
+    if not len(spacing) == len(shape) == kernel.dim:
+        raise ValueError(
+            f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "
+            f"kernel; got {len(spacing)} and {len(shape)}."
+        )
+    device = next(kernel.parameters()).device
+    axes = [
+        h * torch.arange(m, dtype=torch.float64, device=device)
+        for h, m in zip(spacing, shape, strict=True)
+    ]
+    origin = torch.zeros(1, 1, kernel.dim, dtype=torch.float64, device=device)
+    at_origin = PointMeasure(origin, torch.ones_like(origin[..., 0]))
+    wrapped = WrappedKernel.of(kernel, wrapping)
+    row = measure_cross(wrapped, at_origin, Nodes.of_axes(axes), torch.float64)
+    return row.reshape(tuple(shape))

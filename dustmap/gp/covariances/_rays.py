@@ -1,19 +1,26 @@
-"""Covariances of line integrals through antiderivatives along the track."""
+"""Covariances of line integrals, through antiderivatives along the track.
 
+With points and nodes, with each other, and their variances.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.covariances._accumulate import Block, Terms, accumulate
-from dustmap.gp.covariances._measures import nodes_of, row_blocks
-from dustmap.gp.covariances._nodes import Nodes, pieces
-from dustmap.gp.covariances._wrapping import WrappedKernel
-from dustmap.gp.functionals import LineIntegrals, PointMeasure
+from dustmap.gp.covariances._measures import Block, Terms, accumulate, nodes_of, row_blocks
+from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, pieces
+from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointMeasure
 from dustmap.gp.kernels import KernelTerm
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
+PANEL = 1.0  # length scales per Gauss-Legendre panel
+PANEL_ORDER = 6
+TILE = 32  # rays
 
 
 def ray_cross(
@@ -154,4 +161,195 @@ def sum_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     total = a[0] * b[0]
     for d in range(1, len(a)):
         total = total + a[d] * b[d]
+    return total
+
+
+def ray_variance(kernel: WrappedKernel, rays: LineIntegrals, dtype: torch.dtype) -> Tensor:
+    """k_ff = ∫∫ w w' k((s - s') ω) ds ds', (N,): exact, images by quadrature along the ray."""
+    edges = rays.edges.shape[1]
+
+    def blocks() -> Iterator[Block]:
+        height = max(1, BLOCK_ELEMENTS // edges**2)
+        for start in range(0, len(rays), height):
+            rows = slice(start, start + height)
+            picked = rays[rows]
+            yield Block((rows,), partial(_plain_variance, picked))
+            extent = (ends(picked)[:, 1] - ends(picked)[:, 0]).abs().amax(0)
+            origin = Nodes.of_points(torch.zeros_like(extent)[None])
+            for shift, _ in kernel.images(torch.stack([-extent, extent]), origin):
+                if bool(shift.any()):
+                    rule = rule_for(kernel.terms, picked)
+                    yield Block((rows,), partial(_image_variance, picked, shift, rule))
+
+    return accumulate(kernel.terms, blocks, (len(rays),), dtype, rays.device)
+
+
+def ray_between(
+    kernel: WrappedKernel, f: LineIntegrals, g: LineIntegrals, dtype: torch.dtype
+) -> Tensor:
+    """Cov(f_n, g_n') = ∫∫ w w' k(x(s) - x'(s')) ds ds', (N, N').
+
+    An antiderivative along one ray, Gauss-Legendre along the other, the shorter of the two: rays
+    from one observer then meet the kink of the kernel at r = 0 only at an end of the rule.
+    Where f is g, one triangle is computed and the diagonal replaced by the exact variance.
+    """
+    if f.dim == 1:
+        return _line_between(kernel, f, g, dtype)
+    f_order = scaled_lengths(kernel.terms, f).argsort()
+    g_order = f_order if f is g else scaled_lengths(kernel.terms, g).argsort()
+    rays, others = f[f_order], g[g_order]
+    shape = (len(f), len(g))
+
+    def blocks() -> Iterator[Block]:
+        yield from _sorted_blocks(kernel, rays, others, f is g)
+
+    result = accumulate(kernel.terms, blocks, shape, dtype, f.device)
+    if f is g:
+        exact = ray_variance(kernel, rays, dtype)
+        result = torch.diagonal_scatter(result + result.T, exact)
+    return result.index_select(0, f_order.argsort()).index_select(1, g_order.argsort())
+
+
+def scaled_lengths(terms: Terms, rays: LineIntegrals) -> Tensor:
+    """Length of every ray in units of the shortest length scale along it, (N,)."""
+    return (rays.edges[:, -1] - rays.edges[:, 0]) * _pace(terms, rays)
+
+
+def rule_for(terms: Terms, rays: LineIntegrals) -> GaussLegendre:
+    """Panels of at most `PANEL` length scales on the longest segment."""
+    longest = float((rays.edges.diff(dim=-1).amax(-1) * _pace(terms, rays)).max())
+    panels = max(1, math.ceil(longest / PANEL))
+    return GaussLegendre(PANEL_ORDER, panels)
+
+
+def _pace(terms: Terms, rays: LineIntegrals) -> Tensor:
+    """max |ω/ℓ| over the terms, (N,)."""
+    scales = torch.stack([t.lengthscale.detach() for t in terms])
+    pace: Tensor = (rays.direction[:, None] / scales).norm(dim=-1).amax(-1)
+    return pace
+
+
+def _plain_variance(rays: LineIntegrals, terms: Terms) -> Tensor:
+    """-Σ_ee' Δ_e Δ_e' G(t_e - t_e') ℓ²-scaled, with G'' = k: (n,)."""
+    jumps = rays.jumps()
+    total = torch.zeros_like(jumps[:, 0])
+    for term in terms:
+        speed = (rays.direction / term.lengthscale).norm(dim=-1)
+        t = rays.edges * speed[:, None]
+        G = term.profile.second_antiderivative(t[:, :, None] - t[:, None])
+        doubled = torch.einsum("ne,nef,nf->n", jumps, G, jumps)
+        total = total - term.variance * doubled / speed.square()
+    return total
+
+
+def _image_variance(
+    rays: LineIntegrals, shift: Tensor, rule: GaussLegendre, terms: Terms
+) -> Tensor:
+    """Covariance of every ray with itself moved by `shift`, (n,)."""
+    s, v = rule.nodes(rays.edges, rays.weights, rays.keys)
+    delta = [s * w[:, None] + x for w, x in zip(rays.direction.unbind(-1), shift, strict=True)]
+    track = [w[:, None] for w in rays.direction.unbind(-1)]
+    edges = [e[:, None] for e in rays.edges.unbind(-1)]
+    jumps = [j[:, None] for j in rays.jumps().unbind(-1)]
+    parts = [antiderivative_sum(term, delta, track, edges, jumps) for term in terms]
+    return (torch.stack(parts).sum(0) * v).sum(-1)
+
+
+def _sorted_blocks(
+    kernel: WrappedKernel, f: LineIntegrals, g: LineIntegrals, symmetric: bool
+) -> Iterator[Block]:
+    """Tiles of rays sorted by length; of a symmetric matrix the lower triangle only, with the
+    tiles on the diagonal halved so that adding the transpose completes them."""
+    f_tiles, g_tiles = _tiles(kernel, f), _tiles(kernel, g)
+    for i, a in enumerate(f_tiles):
+        for b in g_tiles[: i + 1] if symmetric else g_tiles:
+            factor = 0.5 if symmetric and a.rows == b.rows else 1.0
+            if symmetric or b.length <= a.length:
+                yield from _tile_blocks(kernel, a, b, False, factor)
+            else:
+                yield from _tile_blocks(kernel, b, a, True, factor)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Tile:
+    """Consecutive rays of similar length, and their points of quadrature."""
+
+    rows: slice
+    rays: LineIntegrals
+    measure: PointMeasure
+    length: float
+
+
+def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
+    found = []
+    lengths = scaled_lengths(kernel.terms, rays)
+    for start in range(0, len(rays), TILE):
+        rows = slice(start, min(start + TILE, len(rays)))
+        picked = rays[rows]
+        measure = picked.measure(rule_for(kernel.terms, picked))
+        found.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
+    return found
+
+
+def _tile_blocks(
+    kernel: WrappedKernel, long: _Tile, short: _Tile, transpose: bool, factor: float
+) -> Iterator[Block]:
+    """Antiderivative along the rays of `long`, quadrature along those of `short`."""
+    points = short.measure.points.shape[1]
+    step = max(1, BLOCK_ELEMENTS // (len(long.rays) * points))
+    for start in range(0, len(short.rays), step):
+        part = short.measure[start : start + step]
+        columns = slice(short.rows.start + start, short.rows.start + start + len(part))
+        index = (columns, long.rows) if transpose else (long.rows, columns)
+        nodes = nodes_of(part)
+        for shift, _ in kernel.images(ends(long.rays), nodes):
+            sides = (long.rays, shift, nodes, factor * part.weights)
+            yield Block(index, partial(_pair_sum, *sides, transpose))
+
+
+def _pair_sum(
+    rays: LineIntegrals,
+    shift: Tensor,
+    nodes: Nodes,
+    weights: Tensor,
+    transpose: bool,
+    terms: Terms,
+) -> Tensor:
+    value = weighted_track_sum(rays, shift, nodes, weights, terms)
+    return value.T if transpose else value
+
+
+def _line_between(
+    kernel: WrappedKernel, f: LineIntegrals, g: LineIntegrals, dtype: torch.dtype
+) -> Tensor:
+    """In one dimension all rays are collinear and the second antiderivative is exact."""
+
+    def blocks() -> Iterator[Block]:
+        for start in range(0, len(f), TILE):
+            rows = slice(start, start + TILE)
+            picked = f[rows]
+            for left in range(0, len(g), 8 * TILE):
+                columns = slice(left, left + 8 * TILE)
+                other = g[columns]
+                for shift, _ in kernel.images(
+                    ends(picked), Nodes.of_points(ends(other).flatten(0, 1))
+                ):
+                    yield Block((rows, columns), partial(_line_sum, picked, other, shift))
+
+    return accumulate(kernel.terms, blocks, (len(f), len(g)), dtype, f.device)
+
+
+def _line_sum(f: LineIntegrals, g: LineIntegrals, shift: Tensor, terms: Terms) -> Tensor:
+    """-σσ' Σ_ee' Δ_e Δ_e' ℓ² G(|x_e - x_e'| / ℓ) for positions x_e = o + σ s_e: (n, n')."""
+    x, y = f.at(f.edges)[..., 0] + shift, g.at(g.edges)[..., 0]
+    a, b = f.jumps() * f.direction, g.jumps() * g.direction
+    total = torch.zeros(len(f), len(g), dtype=x.dtype, device=x.device)
+    for term in terms:
+        for i in range(x.shape[1]):
+            for j in range(y.shape[1]):
+                distance = (x[:, i, None] - y[None, :, j]) / term.lengthscale
+                G = term.profile.second_antiderivative(distance)
+                scale = term.variance * term.lengthscale.square()
+                total = total - scale * a[:, i, None] * b[None, :, j] * G
     return total

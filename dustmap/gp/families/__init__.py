@@ -16,29 +16,29 @@ The maps between natural, moment and expectation parameters are the pure functio
 
 from dustmap.gp.families._block import BlockFamily as BlockFamily
 from dustmap.gp.families._block import BlockGaussian as BlockGaussian
+from dustmap.gp.families._block import MeanFieldFamily as MeanFieldFamily
+from dustmap.gp.families._block import MeanFieldGaussian as MeanFieldGaussian
 from dustmap.gp.families._family import AbstractDivergence as AbstractDivergence
 from dustmap.gp.families._family import AbstractFamily as AbstractFamily
 from dustmap.gp.families._family import AbstractGaussian as AbstractGaussian
 from dustmap.gp.families._family import AbstractRootedGaussian as AbstractRootedGaussian
 from dustmap.gp.families._family import KnownDivergence as KnownDivergence
-from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
-from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
-from dustmap.gp.families._krylov import KrylovFullRankFamily as KrylovFullRankFamily
-from dustmap.gp.families._krylov import KrylovFullRankGaussian as KrylovFullRankGaussian
-from dustmap.gp.families._krylov import SolveLog as SolveLog
-from dustmap.gp.families._low_rank import LowRankDiagonalFamily as LowRankDiagonalFamily
-from dustmap.gp.families._low_rank import LowRankDiagonalGaussian as LowRankDiagonalGaussian
-from dustmap.gp.families._maps import dense_expectation_to_moment as dense_expectation_to_moment
-from dustmap.gp.families._maps import dense_moment_to_expectation as dense_moment_to_expectation
-from dustmap.gp.families._maps import dense_moment_to_natural as dense_moment_to_natural
-from dustmap.gp.families._maps import dense_natural_to_moment as dense_natural_to_moment
-from dustmap.gp.families._maps import (
+from dustmap.gp.families._family import dense_expectation_to_moment as dense_expectation_to_moment
+from dustmap.gp.families._family import dense_moment_to_expectation as dense_moment_to_expectation
+from dustmap.gp.families._family import dense_moment_to_natural as dense_moment_to_natural
+from dustmap.gp.families._family import dense_natural_to_moment as dense_natural_to_moment
+from dustmap.gp.families._family import (
     diagonal_expectation_to_moment as diagonal_expectation_to_moment,
 )
-from dustmap.gp.families._maps import (
+from dustmap.gp.families._family import (
     diagonal_moment_to_expectation as diagonal_moment_to_expectation,
 )
-from dustmap.gp.families._maps import diagonal_moment_to_natural as diagonal_moment_to_natural
-from dustmap.gp.families._maps import diagonal_natural_to_moment as diagonal_natural_to_moment
-from dustmap.gp.families._mean_field import MeanFieldFamily as MeanFieldFamily
-from dustmap.gp.families._mean_field import MeanFieldGaussian as MeanFieldGaussian
+from dustmap.gp.families._family import diagonal_moment_to_natural as diagonal_moment_to_natural
+from dustmap.gp.families._family import diagonal_natural_to_moment as diagonal_natural_to_moment
+from dustmap.gp.families._full_rank import FullRankFamily as FullRankFamily
+from dustmap.gp.families._full_rank import FullRankGaussian as FullRankGaussian
+from dustmap.gp.families._full_rank import KrylovFullRankFamily as KrylovFullRankFamily
+from dustmap.gp.families._full_rank import KrylovFullRankGaussian as KrylovFullRankGaussian
+from dustmap.gp.families._full_rank import SolveLog as SolveLog
+from dustmap.gp.families._low_rank import LowRankDiagonalFamily as LowRankDiagonalFamily
+from dustmap.gp.families._low_rank import LowRankDiagonalGaussian as LowRankDiagonalGaussian

@@ -1,10 +1,18 @@
-"""What feature maps of inducing points share, however K_uu is whitened."""
+"""Feature maps of inducing points, however K_uu is whitened.
+
+Free points start at the centres of clusters of the data. Their dense covariances are
+differentiable in kernel and points by products alone: in blocks of rows, whose temporaries stay in
+the cache; distances are evaluated again in the backward pass, so that nothing but the result is
+held.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -14,7 +22,195 @@ from dustmap.gp.features._base import (
     residual_variance_by_rows,
 )
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.kernels import AbstractKernel, AbstractProfile
+
+#: Rows the clusters are sought among, per centre, and at least and at most in all.
+_ROWS_PER_CENTRE, _FEWEST_SOUGHT, _MOST_SOUGHT = 20, 5_000, 100_000
+#: Bytes of the distances held at a time.
+_BYTES = 2**26
+#: Scaled distances up to which two points are one: k'/r of a Matérn-½ is infinite there.
+_SAME_POINT = 1e-12
+#: Numbers per temporary, and the fewest rows of a block.
+_BLOCK, _FEWEST_ROWS = 2**14, 16
+
+
+def clustered_points(
+    x: Tensor, count: int, generator: torch.Generator, *, steps: int = 10
+) -> Tensor:
+    """`count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where fewer
+    rows differ.
+
+    Among a random part of the rows, of bounded size: starts drawn with probability ∝ squared
+    distance to those before (Arthur & Vassilvitskii 2007), then `steps` of Lloyd's iteration.
+    Centres differ from each other; x is to have axes of comparable units. generator: on the CPU,
+    so that a seed means the same on every device.
+    """
+    if not 1 <= count <= len(x):
+        raise ValueError(
+            f"{count:,} inducing points asked of {len(x):,} rows: take at least 1 and no more than "
+            "there are rows"
+        )
+    size = min(max(_ROWS_PER_CENTRE * count, _FEWEST_SOUGHT), max(_MOST_SOUGHT, count), len(x))
+    picked = torch.randperm(len(x), generator=generator)[:size]
+    rows = x[picked.to(x.device)].double()
+    centres = _spread_starts(rows, count, generator)
+    for _ in range(steps):
+        centres = _moved(rows, centres)
+    return centres
+
+
+def _spread_starts(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` different rows, or all there are, by squared distance to the nearest one before."""
+    uniform = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    chosen = [int(uniform[0] * len(rows))]
+    nearest = (rows - rows[chosen[0]]).square().sum(-1)
+    for share in uniform[1:]:
+        mass = nearest.cumsum(0)
+        if not float(mass[-1]) > 0.0:
+            break
+        # Right of all rows that have the sum, so that one of no mass is never drawn.
+        drawn = torch.searchsorted(mass, share * mass[-1], right=True)
+        chosen.append(min(int(drawn), int(nearest.nonzero()[-1])))
+        nearest = torch.minimum(nearest, (rows - rows[chosen[-1]]).square().sum(-1))
+    return rows[torch.tensor(chosen, device=rows.device)].clone()
+
+
+def _moved(rows: Tensor, centres: Tensor) -> Tensor:
+    """Every centre at the mean of the rows nearest to it; one without rows stays."""
+    norms = centres.square().sum(-1)
+    chunk = max(1, _BYTES // (8 * len(centres)))
+    nearest = torch.cat(
+        [(norms - 2.0 * part @ centres.mT).argmin(-1) for part in torch.split(rows, chunk)]
+    )
+    counts = torch.zeros_like(norms).index_add_(0, nearest, torch.ones_like(rows[:, 0]))
+    sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
+    return torch.where(counts[:, None] > 0, sums / counts[:, None].clamp_min(1.0), centres)
+
+
+def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
+    """K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
+
+    Differentiable once in the kernel's parameters and in both sets of points, in any dimension:
+    the backward pass costs two matrix products, not D passes over N × M numbers.
+    """
+    parts = [
+        _Cross.apply(  # type: ignore[no-untyped-call]
+            x.double() / t.lengthscale, z.double() / t.lengthscale, t.variance, t.profile
+        )
+        for t in kernel.terms()
+    ]
+    return _sum(parts)
+
+
+def point_gram(kernel: AbstractKernel, z: Tensor, nugget: float) -> Tensor:
+    """K_uu + ν I (M, M), float64, for points z (M, D) and ν = nugget · k(0).
+
+    Half of the symmetric matrix is evaluated. Differentiable once in kernel and points.
+    """
+    parts = [
+        _Gram.apply(  # type: ignore[no-untyped-call]
+            z.double() / t.lengthscale, t.variance, t.profile, nugget
+        )
+        for t in kernel.terms()
+    ]
+    return _sum(parts)
+
+
+class _Cross(torch.autograd.Function):
+    """σ² k(‖x_n − z_m‖) (N, M).
+
+    With G = σ² K̄ ∘ k'(r)/r the gradients are x̄_n = Σ_m G_nm (x_n − z_m) and
+    z̄_m = Σ_n G_nm (z_m − x_n).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, variance: Tensor, profile: AbstractProfile
+    ) -> Tensor:
+        result = torch.empty(len(x), len(z), dtype=x.dtype, device=x.device)
+        for rows in _blocks(len(x), len(z)):
+            torch.mul(profile.value(_distances(x[rows], z)), variance, out=result[rows])
+        ctx.profile = profile
+        ctx.save_for_backward(x, z, variance, result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, z, variance, result = ctx.saved_tensors
+        of_x, of_z, mass = torch.zeros_like(x), torch.zeros_like(z), torch.zeros_like(z[:, :1])
+        for rows in _blocks(len(x), len(z)):
+            G = _weights(ctx.profile, _distances(x[rows], z), grad[rows])
+            of_x[rows] = G.sum(1, keepdim=True) * x[rows] - G @ z
+            of_z -= G.mT @ x[rows]
+            mass += G.sum(0).unsqueeze(-1)
+        of_z += mass * z
+        return variance * of_x, variance * of_z, _inner(grad, result) / variance, None
+
+
+class _Gram(torch.autograd.Function):
+    """σ² (k(‖z_m − z_l‖) + ν δ_ml) (M, M), the lower half mirrored.
+
+    z̄_m = Σ_l G_ml (z_m − z_l) with G = σ² (K̄ + K̄ᵀ) ∘ k'(r)/r.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, variance: Tensor, profile: AbstractProfile, nugget: float
+    ) -> Tensor:
+        result = torch.empty(len(z), len(z), dtype=z.dtype, device=z.device)
+        for rows in _blocks(len(z), len(z)):
+            before = slice(0, rows.start)
+            value = profile.value(_distances(z[rows], z[: rows.stop])).mul_(variance)
+            result[rows, : rows.stop] = value
+            result[before, rows] = value[:, before].mT
+        result.diagonal().copy_(((1.0 + nugget) * variance).expand(len(z)))
+        ctx.profile = profile
+        ctx.save_for_backward(z, variance, result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z, variance, result = ctx.saved_tensors
+        of_z = torch.zeros_like(z)
+        for rows in _blocks(len(z), len(z)):
+            before, so_far = slice(0, rows.start), slice(0, rows.stop)
+            both = grad[rows, so_far] + grad[so_far, rows].mT
+            G = _weights(ctx.profile, _distances(z[rows], z[so_far]), both)
+            of_z[rows] += G.sum(1, keepdim=True) * z[rows] - G @ z[so_far]
+            left = G[:, before]
+            of_z[before] += left.sum(0).unsqueeze(-1) * z[before] - left.mT @ z[rows]
+        return variance * of_z, _inner(grad, result) / variance, None, None
+
+
+def _distances(x: Tensor, z: Tensor) -> Tensor:
+    """‖x_n − z_m‖, by differences: the expanded square would lose those of far-away points."""
+    return torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:
+    """Ḡ k'(r)/r, 0 where two points are one."""
+    return profile.slope(r).mul_(grad).masked_fill_(r <= _SAME_POINT, 0.0)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a ∘ b."""
+    inner: Tensor = torch.dot(a.reshape(-1), b.reshape(-1))
+    return inner
+
+
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    size = max(_FEWEST_ROWS, _BLOCK // max(1, columns))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 @dataclass(frozen=True, eq=False)

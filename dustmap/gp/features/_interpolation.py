@@ -1,4 +1,7 @@
-"""Multilinear interpolation of data on the grid's box, for fields that must stay positive."""
+"""Multilinear interpolation of data on the grid's box, for fields that must stay positive.
+
+The bytes of its sparse rows are known before there is a grid prior or a row.
+"""
 
 import logging
 from dataclasses import replace
@@ -8,7 +11,6 @@ from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features._base import support
-from dustmap.gp.features._cell_rays import cell_nodes
 from dustmap.gp.features._local_weights import (
     CHUNK_ENTRIES,
     RecomputedOperator,
@@ -18,7 +20,7 @@ from dustmap.gp.features._local_weights import (
     spread_rows,
     stored_or_recomputed,
 )
-from dustmap.gp.features._nodes import Nodes, nodes_of, stacked_nodes
+from dustmap.gp.features._nodes import Nodes, cell_nodes, nodes_of, stacked_nodes
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -135,3 +137,19 @@ def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> Non
             f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
             "grid, or clip or drop these data"
         )
+
+
+@torch.no_grad()
+def row_bytes(rays: LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype) -> int:
+    """Of the rows of N rays, stored with their transpose, from what a few of them meet.
+
+    order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
+    The rays must lie in the box.
+    """
+    sample = rays[spread_rows(len(rays), rays.device)]
+    nodes = cell_nodes(sample, grid)
+    entry = torch.zeros(len(nodes), dtype=torch.int64, device=rays.device)
+    shifts = torch.arange(1 - order // 2, 1 + order // 2, device=rays.device)
+    sites = sites_of(nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape)
+    ones = torch.ones(1, order**grid.dim, dtype=dtype, device=rays.device)
+    return planned_bytes(sites.taps(ones), (len(rays), grid.size))

@@ -18,9 +18,8 @@ from dustmap.gp.features._base import (
     refuse_outside,
     rows_within,
 )
-from dustmap.gp.features._local_products import Piece
-from dustmap.gp.features._local_sites import MANY_RAYS, Layout, Observed, neighbours_together
 from dustmap.gp.features._local_weights import (
+    Piece,
     RecomputedOperator,
     Sites,
     Taps,
@@ -32,10 +31,11 @@ from dustmap.gp.features._local_weights import (
 from dustmap.gp.features._nodes import PER_CELL
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
-from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.features._stencil import MANY_RAYS, Layout, Stencil, neighbours_together
 from dustmap.gp.functionals import (
     AbstractFunctional,
     LineIntegrals,
+    Observed,
     PointMeasure,
     Sharded,
     Stacked,

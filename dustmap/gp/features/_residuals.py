@@ -1,20 +1,30 @@
-"""Var r_n, what local kriging weights leave unexplained of each datum."""
+"""Var r_n, what local kriging weights leave unexplained of each datum.
+
+A ray's is a banded double sum over its nodes through one table of residual covariances.
+"""
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import chunks
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
-from dustmap.gp.features._residual_pairs import NodeSource, PairWalk, banded_sum, quadratic_form
-from dustmap.gp.features._residual_table import ResidualTable, explained_variance, point_variance
+from dustmap.gp.features._residual_table import (
+    BAND,
+    ResidualTable,
+    explained_variance,
+    point_variance,
+)
 from dustmap.gp.features._stencil import Stencil
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -27,6 +37,10 @@ from dustmap.gp.functionals import (
 
 log = logging.getLogger(__name__)
 
+#: Beyond the band c_r is smooth: every third lag stands for its neighbours.
+_STRIDE = 3
+#: Share of the position of a pair outside the band: negative whatever the other axes add.
+_OUTSIDE = -(2**27)
 #: Steps per cell of rays under a kernel without a derivative, whose c_r has a cusp at x = x'.
 ROUGH_PER_CELL = 4.0
 #: Nodes of rays whose arrays stay in the processor's cache together.
@@ -37,6 +51,206 @@ _CHUNK_ENTRIES = 2**19
 _FEW_POINTS = 8
 #: Of k(0): Var r of a point at a node is 0 but for so much.
 _ROUND_OFF = 1e-9
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NodeSource:
+    """nodes: those of a slice of the data, made anew at every call; rows_at_once: of a slice."""
+
+    nodes: Callable[[slice], Nodes]
+    rows_at_once: int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PairWalk:
+    """The pairs of nodes within reach, as positions in the values of a `ResidualTable`.
+
+    entries: for each axis, of the pair (j, m) at j (2B + 3) + m + B + 1, its share of the position,
+    hugely negative for |m| = B + 1; last, torus_shape: cells beyond (D,), on which axis lie on the
+    other side of the torus; dense: lags after which only every third is visited, and then no pair
+    is looked for within the band; None for points in no order, which are all paired.
+    """
+
+    table: ResidualTable
+    entries: tuple[Tensor, ...]
+    last: tuple[float, ...]
+    torus_shape: tuple[int, ...]
+    dense: int | None
+
+    @staticmethod
+    def of(table: ResidualTable, prior: GridPrior, per_cell: float | None) -> "PairWalk":
+        """The walk on the torus of a prior; per_cell: steps of straight rays, None for points."""
+        lattice, D = table.lattice, prior.grid.dim
+        entry = lattice.entry_of().to(torch.int32).reshape(lattice.steps, -1)
+        shares = [entry * lattice.entries ** (D - 1 - d) for d in range(D)]
+        entries = [F.pad(share, (1, 1), value=_OUTSIDE).flatten() for share in shares]
+        middle = zip(prior.grid.shape, prior.torus_shape, strict=True)
+        last = tuple(0.5 * (m + length - 1) for m, length in middle)
+        dense = None
+        if per_cell is not None:  # a step is at least m / (m + 1) of 1 / per_cell, m its lag
+            dense = 1 + int(per_cell * math.sqrt(D) * (BAND + 1.0 / lattice.steps))
+        moved = tuple(e.to(table.values.device) for e in entries)
+        return PairWalk(table, moved, last, prior.torus_shape, dense)
+
+    def visits(self, nodes: Nodes) -> Iterator[tuple[Tensor, Tensor]]:
+        """For lags 0, 1, .. in the list of nodes: positions and weights, of as many first nodes.
+
+        Weights v_q v_q', twice for two different nodes, are 0 for pairs of two rows or out of
+        reach.
+        """
+        yield self._single(nodes.offset), nodes.weight.square()
+        place, row = self._lattice_place(nodes), nodes.row.to(torch.int32)
+        B, T = self.table.lattice.reach, self.table.lattice.steps
+        key = [n.remainder(T) * (2 * B + 3) + B + 1 for n in place]
+        for lag, every in self._lags(len(nodes)):
+            first = len(nodes) - lag
+            paired = row[lag:] == row[:first]
+            if not bool(paired.any()):
+                return
+            if every == 1:
+                index = self._near(place, key, lag)
+                near = index >= 0
+                if self.table.tail > 0 and not bool((near | ~paired).all()):
+                    index = torch.where(near, index, self._far(place, lag))
+            else:
+                index = self._far(place, lag)
+            paired &= index >= 0
+            if self.dense is not None and not bool(paired.any()):
+                return
+            weight = (2.0 * every) * nodes.weight[lag:] * nodes.weight[:first]
+            yield index.clamp_(min=0), weight.mul_(paired)
+
+    def _lags(self, count: int) -> Iterator[tuple[int, int]]:
+        """Lags with the number of lags that each stands for."""
+        dense = count - 1 if self.dense is None else self.dense
+        for lag in range(1, min(dense, count - 1) + 1):
+            yield lag, 1
+        if self.table.tail > 0:
+            for lag in range(dense + 1 + _STRIDE // 2, count, _STRIDE):
+                yield lag, _STRIDE
+
+    def _near(self, place: Sequence[Tensor], key: Sequence[Tensor], lag: int) -> Tensor:
+        """Positions of pairs by their offsets; negative outside the band."""
+        B, index = self.table.lattice.reach, None
+        for n, k, entry in zip(place, key, self.entries, strict=True):
+            apart = (n[lag:] - n[: len(n) - lag]).clamp_(-B - 1, B + 1)
+            share = entry.index_select(0, apart.add_(k[: len(n) - lag]))
+            index = (
+                share.add_(self.table.fine ** len(place)) if index is None else index.add_(share)
+            )
+        assert index is not None
+        return index
+
+    def _far(self, place: Sequence[Tensor], lag: int) -> Tensor:
+        """Positions of pairs by their displacement to half a cell; negative out of reach."""
+        half, side = self.table.lattice.steps // 2, self.table.tail
+        first = len(place[0]) - lag
+        index = torch.full_like(place[0][lag:], len(self.table.values) - side ** len(place))
+        largest = torch.zeros_like(index)
+        for d, n in enumerate(place):
+            apart = (n[lag:] - n[:first]).abs_()
+            torch.maximum(largest, apart, out=largest)
+            apart.add_(half // 2).div_(half, rounding_mode="floor")
+            index.add_(apart, alpha=side ** (len(place) - 1 - d))
+        return index.masked_fill_(largest > (side - 1) * half, -1)
+
+    def _single(self, offset: Tensor) -> Tensor:
+        """Positions of the nodes' own variances on the finer lattice: (Q,)."""
+        fine = self.table.fine
+        j = (offset * fine).round().to(torch.int32).remainder(fine)
+        flat = j[:, 0]
+        for d in range(1, offset.shape[1]):
+            flat = flat * fine + j[:, d]
+        return flat
+
+    def _lattice_place(self, nodes: Nodes) -> list[Tensor]:
+        """Nearest lattice points, counted from the grid's lower corner, axis by axis."""
+        T, found = self.table.lattice.steps, []
+        for d, (last, length) in enumerate(zip(self.last, self.torus_shape, strict=True)):
+            cell = nodes.cell[:, d]
+            cell = cell - length * (cell > last)
+            found.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
+        return found
+
+
+def banded_sum(walk: PairWalk, source: NodeSource, count: int) -> Tensor:
+    """Σ_qq' v_q v_q' c_r(x_q, x_q') over the band: (count,), differentiable in the table."""
+    result: Tensor = _BandedSum.apply(  # type: ignore[no-untyped-call]
+        walk.table.values, walk, source, count
+    )
+    return result
+
+
+class _BandedSum(torch.autograd.Function):
+    """`banded_sum`; its derivative spreads v_q v_q' over the entries of the table."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, walk: PairWalk, source: NodeSource, count: int) -> Tensor:
+        ctx.walk, ctx.source, ctx.count, ctx.like = walk, source, count, values
+        out = values.new_zeros(count)
+        for part in chunks(count, source.rows_at_once):
+            nodes = source.nodes(part)
+            if len(nodes) == 0:
+                continue
+            total = torch.zeros_like(nodes.weight)
+            for index, weight in walk.visits(nodes):
+                total[: len(index)] += values.index_select(0, index).mul_(weight)
+            out[part].index_add_(0, nodes.row, total)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        to_values = torch.zeros_like(ctx.like)
+        for part in chunks(ctx.count, ctx.source.rows_at_once):
+            nodes = ctx.source.nodes(part)
+            if len(nodes) == 0:
+                continue
+            upstream = grads[0][part].index_select(0, nodes.row)
+            for index, weight in ctx.walk.visits(nodes):
+                to_values.index_add_(0, index, weight.mul_(upstream[: len(index)]))
+        return to_values, None, None, None
+
+
+def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
+    """Σ_ij a_i a_j lags[node_i − node_j] of every row: (N,), differentiable in lags and a.
+
+    lags: covariances at the lags of a torus; a (N, K); node (N, K, D): indices of its points.
+    """
+    result: Tensor = _QuadraticForm.apply(lags, a, node)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _QuadraticForm(torch.autograd.Function):
+    """`quadratic_form` a row at a time, forward and backward: K² numbers are held."""
+
+    @staticmethod
+    def forward(ctx: Any, lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
+        ctx.save_for_backward(lags, a, node)
+        flat = lags.flatten()
+        rows = zip(a, node, strict=True)
+        return torch.stack([w @ (flat[_lag_index(z, lags.shape)] @ w) for w, z in rows])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        lags, a, node = ctx.saved_tensors
+        flat, to_lags, to_a = lags.flatten(), torch.zeros_like(lags).flatten(), []
+        for upstream, w, z in zip(grads[0], a, node, strict=True):
+            index = _lag_index(z, lags.shape)
+            to_a.append(2.0 * upstream * (flat[index] @ w))
+            to_lags.index_add_(0, index.flatten(), (upstream * torch.outer(w, w)).flatten())
+        return to_lags.reshape(lags.shape), torch.stack(to_a), None
+
+
+def _lag_index(node: Tensor, shape: Sequence[int]) -> Tensor:
+    """Flat lags between points (K, D) of a torus: (K, K)."""
+    flat = torch.zeros(1, dtype=torch.int64, device=node.device)
+    for z, length in zip(node.unbind(-1), shape, strict=True):
+        flat = flat * length + (z[:, None] - z).remainder(length)
+    return flat
 
 
 @final

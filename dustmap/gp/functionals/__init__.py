@@ -8,23 +8,24 @@ rule: `GaussLegendre` where accuracy counts, `Stratified` for seeded Monte Carlo
 Coordinates are float64 throughout; the covariance estimators choose the dtype of their results.
 """
 
-from dustmap.gp.functionals._clipping import FACE_SLACK as FACE_SLACK
-from dustmap.gp.functionals._clipping import Counts as Counts
-from dustmap.gp.functionals._clipping import OutsidePolicy as OutsidePolicy
-from dustmap.gp.functionals._clipping import chord as chord
 from dustmap.gp.functionals._functional import AbstractFunctional as AbstractFunctional
+from dustmap.gp.functionals._functional import AbstractRule as AbstractRule
+from dustmap.gp.functionals._functional import Derivatives as Derivatives
+from dustmap.gp.functionals._functional import GaussLegendre as GaussLegendre
 from dustmap.gp.functionals._functional import PointMeasure as PointMeasure
-from dustmap.gp.functionals._points import Derivatives as Derivatives
-from dustmap.gp.functionals._points import PointValues as PointValues
+from dustmap.gp.functionals._functional import PointValues as PointValues
+from dustmap.gp.functionals._functional import SpacedGaussLegendre as SpacedGaussLegendre
+from dustmap.gp.functionals._functional import Stratified as Stratified
+from dustmap.gp.functionals._rays import FACE_SLACK as FACE_SLACK
+from dustmap.gp.functionals._rays import Counts as Counts
 from dustmap.gp.functionals._rays import LineIntegrals as LineIntegrals
-from dustmap.gp.functionals._rules import AbstractRule as AbstractRule
-from dustmap.gp.functionals._rules import GaussLegendre as GaussLegendre
-from dustmap.gp.functionals._rules import SpacedGaussLegendre as SpacedGaussLegendre
-from dustmap.gp.functionals._rules import Stratified as Stratified
-from dustmap.gp.functionals._rules import keyed_normal as keyed_normal
-from dustmap.gp.functionals._sharded import Sharded as Sharded
-from dustmap.gp.functionals._sharded import by_rows as by_rows
-from dustmap.gp.functionals._sharded import operator_by_rows as operator_by_rows
-from dustmap.gp.functionals._sharded import whole as whole
-from dustmap.gp.functionals._sharded import world_of as world_of
+from dustmap.gp.functionals._rays import Observed as Observed
+from dustmap.gp.functionals._rays import OutsidePolicy as OutsidePolicy
+from dustmap.gp.functionals._rays import chord as chord
+from dustmap.gp.functionals._stacked import Sharded as Sharded
 from dustmap.gp.functionals._stacked import Stacked as Stacked
+from dustmap.gp.functionals._stacked import by_rows as by_rows
+from dustmap.gp.functionals._stacked import operator_by_rows as operator_by_rows
+from dustmap.gp.functionals._stacked import whole as whole
+from dustmap.gp.functionals._stacked import world_of as world_of
+from dustmap.linalg import keyed_normal as keyed_normal

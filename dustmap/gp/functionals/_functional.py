@@ -1,14 +1,178 @@
-"""Linear functionals of the field ρ, and their common form: a weighted sum over points."""
+"""Linear functionals of the field ρ, and their common form: a weighted sum over points.
 
+Rules turn a weighted integral along a track into such a sum; `PointValues` and `Derivatives` are
+functionals at single points. Coordinates are checked to be finite float64 of the right shape.
+"""
+
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self, final
 
 import torch
+from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from dustmap.gp.functionals._checks import coordinates, table
-from dustmap.gp.functionals._rules import AbstractRule
+from dustmap.linalg import counter_uniform
+
+UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in float32
+
+
+def coordinates(name: str, x: Tensor, like: Tensor | None = None) -> Tensor:
+    """x as float64 (N, D), refused unless finite and of the shape of `like`."""
+    return _checked(name, x, "(N, D)", 2, like)
+
+
+def table(name: str, x: Tensor, rows: int) -> Tensor:
+    """x as float64 (rows, J), refused unless finite."""
+    checked = _checked(name, x, f"({rows}, J)", 2, None)
+    if len(checked) != rows:
+        raise ValueError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
+    return checked
+
+
+def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
+    """x as float64 directions (N, D) of length one."""
+    direction = coordinates(name, x, like)
+    off = (direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE
+    if bool(off.any()):
+        row = int(off.nonzero()[0])
+        raise ValueError(
+            f"{name} must hold unit vectors: row {row} has length "
+            f"{direction[row].norm().item():.6g}; divide every row by its length."
+        )
+    return direction
+
+
+def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor {shape}, got {type(x).__name__}.")
+    if x.ndim != rank or x.shape[-1] == 0:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}.")
+    if like is not None and x.shape != like.shape:
+        raise ValueError(f"{name} must have shape {tuple(like.shape)}, got {tuple(x.shape)}.")
+    if like is not None and x.device != like.device:
+        raise ValueError(f"{name} is on {x.device}, the rest on {like.device}; use one device.")
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        row = int((~finite).any(-1).nonzero()[0])
+        raise ValueError(
+            f"{name} must be finite: row {row} is {x[row].tolist()}; drop or repair such rows."
+        )
+    return x.to(torch.float64)
+
+
+class AbstractRule(ABC):
+    """∫ w(s) g(s) ds ≈ Σ_q v_q g(s_q) for weights that are constant on each segment."""
+
+    @abstractmethod
+    def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions s and weights v, both (N, Q).
+
+        edges (N, J + 1): segment boundaries; weights (N, J): w on each; keys (N,): identities of
+        the tracks, for rules that draw random numbers.
+        """
+
+
+@final
+@dataclass(frozen=True)
+class GaussLegendre(AbstractRule):
+    """`order` Gauss-Legendre nodes on each of `panels` equal parts of every segment."""
+
+    order: int
+    panels: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("order", self.order)
+        _check_count("panels", self.panels)
+
+    def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        unit, unit_weights = (
+            torch.tensor(v, dtype=edges.dtype, device=edges.device)
+            for v in gauss_legendre(self.order)
+        )
+        start = torch.arange(self.panels, dtype=edges.dtype, device=edges.device)
+        fractions = ((start[:, None] + unit) / self.panels).reshape(-1)  # (P · order,)
+        lengths = edges.diff(dim=-1)
+        s = edges[:, :-1, None] + lengths[..., None] * fractions
+        v = (lengths * weights)[..., None] * unit_weights.repeat(self.panels) / self.panels
+        return s.flatten(1), v.flatten(1)
+
+
+@final
+@dataclass(frozen=True)
+class SpacedGaussLegendre(AbstractRule):
+    """`order` Gauss-Legendre nodes on each panel of a segment, no panel longer than `longest`.
+
+    The nodes of a track depend on that track alone: shorter ones are filled up with nodes of weight
+    zero at the ends of their segments.
+    """
+
+    order: int
+    longest: float
+
+    def __post_init__(self) -> None:
+        _check_count("order", self.order)
+        if not self.longest > 0:
+            raise ValueError(f"longest must be positive, got {self.longest}.")
+
+    def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        unit, unit_weights = (
+            torch.tensor(v, dtype=edges.dtype, device=edges.device)
+            for v in gauss_legendre(self.order)
+        )
+        lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
+        count = (lengths / self.longest).ceil().clamp_min(1.0)
+        most = int(count.max()) if count.numel() else 1
+        panel = torch.arange(most, dtype=edges.dtype, device=edges.device)
+        start = torch.minimum(panel, count) / count  # (N, J, P)
+        width = torch.where(panel < count, 1.0 / count, 0.0)
+        fractions = start[..., None] + width[..., None] * unit  # (N, J, P, order)
+        s = edges[:, :-1, None, None] + lengths[..., None] * fractions
+        v = (lengths * weights[..., None] * width)[..., None] * unit_weights
+        return s.flatten(1), v.flatten(1)
+
+
+@final
+@dataclass(frozen=True)
+class Stratified(AbstractRule):
+    """One random point in each of `count` strata of equal weight (002, section 5.5).
+
+    The point of stratum i of track `key` depends on (seed, key, i) alone, so neither batches nor
+    chunks nor their order can change it.
+    """
+
+    count: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_count("count", self.count)
+
+    def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        stratum = torch.arange(self.count, device=edges.device)
+        uniform = counter_uniform(self.seed, keys[:, None], stratum[None]).to(edges.dtype)
+        cumulative = torch.nn.functional.pad((weights * edges.diff(dim=-1)).cumsum(-1), (1, 0))
+        total = cumulative[:, -1:]
+        target = (stratum + uniform) / self.count * total
+        segment = torch.searchsorted(cumulative, target, right=True) - 1
+        segment = segment.clamp(0, weights.shape[-1] - 1)
+        density = weights.gather(1, segment)
+        safe = torch.where(density > 0, density, torch.ones_like(density))
+        beyond = (target - cumulative.gather(1, segment)) / safe
+        s = edges.gather(1, segment) + beyond
+        return s.clamp(edges[:, :1], edges[:, -1:]), (total / self.count).expand_as(s)
+
+
+@functools.cache
+def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
+    nodes, weights = leggauss(order)
+    return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 class AbstractFunctional(ABC):
@@ -90,3 +254,74 @@ class PointMeasure(AbstractFunctional):
             return torch.cat([torch.zeros_like(slopes[:, :1]), slopes], dim=-1)
         first = torch.einsum("nq,nqd->nd", self.weights, self.points)
         return torch.cat([self.weights.sum(-1, keepdim=True), first], dim=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PointValues(AbstractFunctional):
+    """f_n = ρ(x_n).   x (N, D)."""
+
+    x: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", coordinates("x", self.x))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def __getitem__(self, index: slice | Tensor) -> "PointValues":
+        return PointValues(self.x[index])
+
+    def measure(self, rule: AbstractRule) -> PointMeasure:
+        return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]))
+
+    def moments(self) -> Tensor:
+        return torch.cat([torch.ones_like(self.x[:, :1]), self.x], dim=-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Derivatives(AbstractFunctional):
+    """f_n = v_n · ∇ρ(x_n).   x (N, D); direction v (N, D), unit vectors."""
+
+    x: Tensor
+    direction: Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", coordinates("x", self.x))
+        object.__setattr__(self, "direction", unit_vectors("direction", self.direction, self.x))
+
+    @classmethod
+    def partial(cls, x: Tensor, axis: int) -> "Derivatives":
+        """∂ρ/∂x_axis at the points x (N, D)."""
+        direction = torch.zeros_like(x)
+        direction[:, axis] = 1
+        return cls(x, direction)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def __getitem__(self, index: slice | Tensor) -> "Derivatives":
+        return Derivatives(self.x[index], self.direction[index])
+
+    def measure(self, rule: AbstractRule) -> PointMeasure:
+        return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]), self.direction)
+
+    def moments(self) -> Tensor:
+        return torch.cat([torch.zeros_like(self.x[:, :1]), self.direction], dim=-1)

@@ -8,6 +8,7 @@ covariance on a fine grid is numerically singular.
 """
 
 from dustmap.gp.kernels._kernel import AbstractKernel as AbstractKernel
+from dustmap.gp.kernels._kernel import KernelTerm as KernelTerm
 from dustmap.gp.kernels._kernel import Matern12 as Matern12
 from dustmap.gp.kernels._kernel import Matern32 as Matern32
 from dustmap.gp.kernels._kernel import Matern52 as Matern52
@@ -20,4 +21,3 @@ from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile
 from dustmap.gp.kernels._profiles import Matern52Profile as Matern52Profile
 from dustmap.gp.kernels._profiles import SquaredExponentialProfile as SquaredExponentialProfile
-from dustmap.gp.kernels._term import KernelTerm as KernelTerm

@@ -14,13 +14,13 @@ ln p, so that it is as exact for a wide q as for a narrow one. `GaussHermite` is
 exact for narrow q alone.
 """
 
-from dustmap.gp.likelihoods._bernoulli import BernoulliLikelihood as BernoulliLikelihood
-from dustmap.gp.likelihoods._bernoulli import BernoulliLink as BernoulliLink
-from dustmap.gp.likelihoods._gaussian import GaussianLikelihood as GaussianLikelihood
+from dustmap.gp.likelihoods._discrete import BernoulliLikelihood as BernoulliLikelihood
+from dustmap.gp.likelihoods._discrete import BernoulliLink as BernoulliLink
+from dustmap.gp.likelihoods._discrete import PoissonLikelihood as PoissonLikelihood
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood
-from dustmap.gp.likelihoods._mixture import NormalMixture as NormalMixture
-from dustmap.gp.likelihoods._poisson import PoissonLikelihood as PoissonLikelihood
-from dustmap.gp.likelihoods._quadrature import AbstractQuadrature as AbstractQuadrature
-from dustmap.gp.likelihoods._quadrature import GaussHermite as GaussHermite
-from dustmap.gp.likelihoods._quadrature import SinhTrapezoid as SinhTrapezoid
-from dustmap.gp.likelihoods._student_t import StudentTLikelihood as StudentTLikelihood
+from dustmap.gp.likelihoods._likelihood import AbstractQuadrature as AbstractQuadrature
+from dustmap.gp.likelihoods._likelihood import GaussHermite as GaussHermite
+from dustmap.gp.likelihoods._likelihood import SinhTrapezoid as SinhTrapezoid
+from dustmap.gp.likelihoods._noise import GaussianLikelihood as GaussianLikelihood
+from dustmap.gp.likelihoods._noise import NormalMixture as NormalMixture
+from dustmap.gp.likelihoods._noise import StudentTLikelihood as StudentTLikelihood

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
-from dustmap.gp._ascent import Coordinates, ascend
+from dustmap.gp._hyperparameters import Coordinates, ascend
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
 from dustmap.inference.evidence._student_t_noise import LEAST_NU, MOST_NU, StudentTNoise
 

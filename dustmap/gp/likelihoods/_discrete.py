@@ -1,4 +1,4 @@
-"""Two classes: y ∈ {0, 1}."""
+"""Discrete data: two classes y ∈ {0, 1}, and counts y ∈ {0, 1, 2, …}."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,12 +10,15 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from dustmap.gp._batch import Batch
-from dustmap.gp.likelihoods._likelihood import AbstractLikelihood
-from dustmap.gp.likelihoods._quadrature import SinhTrapezoid
+from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
 
 #: Nodes of the quadrature and width of the bend of ln p, for both links: errors of E, g1 and g2
 #: are below 1e-10 for v ≤ 100.
-_COUNT, _SCALE = 64, 2.0
+_LINK_NODES, _LINK_BEND = 64, 2.0
+#: Nodes of the quadrature of the predictive density.
+_DENSITY_NODES = 96
+#: Newton steps for its mode, from above the root of a convex function.
+_STEPS = 12
 
 
 class BernoulliLink(Enum):
@@ -55,14 +58,14 @@ class BernoulliLikelihood(AbstractLikelihood):
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
         """E ln p(1 | s f), which is E ln p(y | f) by the symmetry of both links."""
-        rule = SinhTrapezoid(0.0, _SCALE, _COUNT)
+        rule = SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         return rule.expectation(self._curve.log_prob, _sign(y) * mean, variance)
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
         """g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
-        sign, rule = _sign(y), SinhTrapezoid(0.0, _SCALE, _COUNT)
+        sign, rule = _sign(y), SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         with torch.no_grad():
             slope, bend = rule.expectations(
                 self._curve.slope, self._curve.curvature, sign * mean, variance
@@ -118,7 +121,7 @@ class _Logit(_AbstractCurve):
 
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
         """By quadrature. The slope of ln σ is at most 1, so it moves the bulk by at most v."""
-        rule = SinhTrapezoid(0.0, _SCALE, _COUNT, tilt=variance)
+        rule = SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES, tilt=variance)
         return rule.log_expectation(self.log_prob, mean, variance)
 
 
@@ -146,3 +149,69 @@ class _Probit(_AbstractCurve):
 
 def _sign(y: Tensor) -> Tensor:
     return 2.0 * y - 1.0
+
+
+@final
+class PoissonLikelihood(AbstractLikelihood):
+    """p(y | f) = e^{y f − e^f}/y!: counts of rate e^f.
+
+    All in closed form but the predictive density. Nothing is learned, and the noise of a batch,
+    if any, is not used. f is the log of the rate: a mean of ln ȳ is a good one to start from.
+    """
+
+    def noise_variance(self, batch: Batch) -> Tensor:
+        """Zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
+        other = (batch.y < 0) | (batch.y != batch.y.round())
+        if bool(other.any()):
+            first = int(other.nonzero()[0, 0])
+            raise ValueError(
+                f"PoissonLikelihood needs y of whole numbers >= 0, got {int(other.sum())} other "
+                f"values of {len(batch)}, the first is y[{first}] = {float(batch.y[first])}: give "
+                f"it counts, not rates"
+            )
+        return torch.zeros_like(batch.y)
+
+    def expected_log_prob(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        """y μ − e^{μ + v/2} − ln y!."""
+        return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
+
+    def moment_gradients(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """g1 = y − e^{μ + v/2}, g2 = −½ e^{μ + v/2}."""
+        rate = (mean + 0.5 * variance).detach().exp()
+        return y - rate, -0.5 * rate
+
+    def log_predictive_density(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        """By the trapezoidal rule about the rate of y, reaching over the mode of the integrand."""
+        counts = y.double().unsqueeze(-1)
+        with torch.no_grad():
+            tilt = _mode_offset(y.double(), mean.double(), variance.double())
+            rule = SinhTrapezoid((y + 0.5).log(), (y + 1.0).rsqrt(), _DENSITY_NODES, tilt)
+        normalisation = torch.lgamma(counts + 1.0)
+        return rule.log_expectation(
+            lambda f: counts * f - f.exp() - normalisation, mean.double(), variance
+        ).to(mean.dtype)
+
+    def predictive_moments(
+        self, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The mean rate e^{μ + v/2} = r, and r + r² (e^v − 1)."""
+        rate = (mean + 0.5 * variance).exp()
+        return rate, rate + rate.square() * variance.expm1()
+
+
+def _mode_offset(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """f* − μ (N,) for the maximum f* of y f − e^f − (f − μ)²/2v.
+
+    There f* = μ + v y − W with W = v e^{f*}, so that u = ln W solves u + e^u = μ + v y + ln v.
+    """
+    target = mean + variance * y + variance.clamp_min(1e-300).log()
+    u = torch.where(target > 1.0, target.clamp_min(1.0).log(), target)
+    for _ in range(_STEPS):
+        u = u - (u + u.exp() - target) / (1.0 + u.exp())
+    return variance * y - u.exp()

@@ -1,0 +1,296 @@
+"""Noise of real numbers: Gaussian, given with the data or learned, and Student-t with heavy tails.
+
+Predictions of data with Student-t noise are normal distributions of unknown variance.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.gp._batch import Batch
+from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
+
+#: e-foldings by which the integrand has fallen at the ends of the quadrature.
+_FALL = 20.0
+#: Step of the trapezoidal rule in ln τ at most, and in standard deviations √(2/ν) of ln τ.
+_STEP, _STEPS_PER_STD = 0.3, 2.0
+#: Nodes at most: ν = 1000 with residuals of 10⁶ widths takes that many.
+_MOST_NODES = 1024
+#: Of so many nodes one serves the scores in units of y, whose relative error stays below 10⁻⁴.
+_STRIDE = 3
+#: Nodes of the quadrature: errors of E are below 1e-9 for √v ≤ 300 a, those of g1 and g2 below
+#: 1e-14 of their largest values.
+_COUNT = 96
+#: ν stays above this, where the variance of the noise begins to exist.
+_LEAST = 2.0
+
+
+@final
+class GaussianLikelihood(AbstractLikelihood):
+    """y_n ~ N(f_n, scale² σ_n² + v_n + jitter² + (relative a_n)²), σ_n² and v_n from the batch:
+    σ_n² = noise_variance − added_variance, v_n = added_variance.
+
+    GaussianLikelihood()                          the given σ_n alone
+    GaussianLikelihood(jitter=0.1)                learned homoscedastic noise; σ_n may be absent
+    GaussianLikelihood(scale=1.0, jitter=0.01)    both learned on top of the given σ_n
+    GaussianLikelihood(relative=0.1)              noise that grows with the field
+
+    scale, jitter, relative > 0: starting values, jitter in the units of y; what is None is not in
+    the model. With `learn=False` they stay fixed.
+
+    a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
+    small would weigh more than those it has made large. Whoever fits the field sets it, and
+    renews it as the field is found.
+    """
+
+    def __init__(
+        self,
+        scale: float | None = None,
+        jitter: float | None = None,
+        relative: float | None = None,
+        *,
+        learn: bool = True,
+    ) -> None:
+        super().__init__()
+        self.log_scale = _log_parameter("scale", scale, learn)
+        self.log_jitter = _log_parameter("jitter", jitter, learn)
+        self.log_relative = _log_parameter("relative", relative, learn)
+
+    def noise_variance(self, batch: Batch) -> Tensor:
+        given = batch.noise_variance
+        if given is None and (self.log_jitter is None or self.log_scale is not None):
+            raise ValueError(
+                "the batch has noise_variance=None, but this GaussianLikelihood "
+                + ("scales given noise" if self.log_scale is not None else "has no jitter to learn")
+                + ": give the batch noise_variance (N,), or use GaussianLikelihood(jitter=...)"
+            )
+        total = torch.zeros_like(batch.y) if given is None else given
+        if self.log_scale is not None:
+            added = 0.0 if batch.added_variance is None else batch.added_variance
+            total = (total - added) * (2.0 * self.log_scale).exp().to(total) + added
+        if self.log_jitter is not None:
+            total = total + (2.0 * self.log_jitter).exp().to(total)
+        if self.log_relative is not None:
+            if batch.response is None:
+                raise ValueError(
+                    "the batch has response=None, but the noise of this GaussianLikelihood grows "
+                    "with the response: give the batch response (N,), or fit it with fit_mgvi"
+                )
+            response = batch.response.to(total)
+            total = total + (2.0 * self.log_relative).exp().to(total) * response.square()
+        return total
+
+    def expected_log_prob(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        """−½ ln 2πσ² − [(y − μ)² + v] / 2σ²  (eq. 14)."""
+        return _log_normal_density(y - mean, noise_variance) - 0.5 * variance / noise_variance
+
+    def moment_gradients(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """g1 = (y − μ)/σ², g2 = −1/(2σ²)."""
+        weight = noise_variance.detach().reciprocal()
+        return (y - mean).detach() * weight, -0.5 * weight
+
+    def log_predictive_density(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        """ln N(y; μ, v + σ²)."""
+        return _log_normal_density(y - mean, variance + noise_variance)
+
+    def predictive_moments(
+        self, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """μ and v + σ²."""
+        return mean, variance + noise_variance
+
+
+def _log_normal_density(residual: Tensor, variance: Tensor) -> Tensor:
+    return -0.5 * ((2.0 * math.pi * variance).log() + residual.square() / variance)
+
+
+def _log_parameter(name: str, value: float | None, learn: bool) -> nn.Parameter | None:
+    if value is None:
+        return None
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number or None, got {value}")
+    log_value = torch.tensor(math.log(value), dtype=torch.float64)
+    return nn.Parameter(log_value, requires_grad=learn)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class NormalMixture:
+    """y_n ~ Σ_k w_nk N(μ_n, V_nk): mean (N,); log_weights and variances (N, K), float64.
+
+    The convolution of N(f; μ, v) with Student-t noise of width s and ν degrees of freedom is one,
+    ∫ Gamma(τ; ν/2, ν/2) N(y; μ, v + s²/τ) dτ; density, distribution function and scores are sums.
+    """
+
+    mean: Tensor
+    log_weights: Tensor
+    variances: Tensor
+
+    @staticmethod
+    def student_t(
+        y: Tensor, mean: Tensor, variance: Tensor, width2: Tensor, dof: Tensor
+    ) -> "NormalMixture":
+        """f + s t_ν for f ~ N(μ, v), by the trapezoidal rule in ln τ, whose integrand is smooth
+        however narrow or wide N(f; μ, v) is. Nodes reach the weights that a datum y asks for.
+
+        y, mean, variance, width2 = s² (N,); dof = ν, a number.
+        """
+        y, mean, variance, width2 = (part.double() for part in (y, mean, variance, width2))
+        log_tau = _nodes(y - mean, width2, dof)
+        log_weights = torch.log_softmax(0.5 * dof * (log_tau - log_tau.expm1()), dim=-1)
+        variances = variance[:, None] + width2[:, None] * (-log_tau).exp()
+        return NormalMixture(mean, log_weights, variances)
+
+    def log_density(self, y: Tensor) -> Tensor:
+        """ln p(y_n) (N,)."""
+        square = (y.double() - self.mean).square()[:, None]
+        terms = -0.5 * ((2.0 * math.pi * self.variances).log() + square / self.variances)
+        return torch.logsumexp(self.log_weights + terms, dim=-1)
+
+    def log_tail(self, y: Tensor) -> Tensor:
+        """ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
+        z = (y.double() - self.mean).abs()[:, None] / self.variances.sqrt()
+        return torch.logsumexp(self.log_weights + torch.special.log_ndtr(-z), dim=-1)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """E|Y − y| − ½ E|Y − Y'| (N,), the continuous ranked probability score, in units of y.
+
+        |N(m, V)| has the mean m (2Φ(m/√V) − 1) + 2 √V φ(m/√V).
+        """
+        # The same nodes for both means, which for ν = 1 are infinite where their difference is not.
+        weights = torch.softmax(self.log_weights[:, ::_STRIDE], dim=-1)
+        variances = self.variances[:, ::_STRIDE]
+        offset, std = (y.double() - self.mean).abs()[:, None], variances.sqrt()
+        z = offset / std
+        peak = (-0.5 * z.square()).exp() * math.sqrt(2.0 / math.pi)
+        apart = offset * torch.special.erf(z / math.sqrt(2.0)) + std * peak
+        for k in range(weights.shape[1]):
+            pairs = (variances + variances[:, k, None]).sqrt()
+            apart = apart - weights[:, k, None] * pairs / math.sqrt(2.0 * math.pi)
+        score: Tensor = (weights * apart).sum(-1)
+        return score
+
+
+@torch.no_grad()
+def _nodes(residual: Tensor, width2: Tensor, dof: Tensor) -> Tensor:
+    """ln τ (N, K): from where the tail beyond a residual (N,) has no weight to where the prior has
+    none. Its falls are those of τ^{ν/2} and of exp(−ντ/2)."""
+    nu = float(dof)
+    std = math.sqrt(2.0 / nu)
+    low = -(residual.square() / (nu * width2)).log1p() - 2.0 * _FALL / nu - 9.0 * std
+    high = math.log1p(9.0 * std + 2.0 * _FALL / nu)
+    wanted = float((high - low).max()) / min(_STEP, std / _STEPS_PER_STD)
+    count = min(_MOST_NODES, math.ceil(wanted) + 1)
+    share = torch.linspace(0.0, 1.0, count, dtype=torch.float64, device=residual.device)
+    return low[:, None] + (high - low)[:, None] * share
+
+
+@final
+class StudentTLikelihood(AbstractLikelihood):
+    """y_n = f_n + s_n t_ν: ln p = c − ½ (ν + 1) ln(1 + (y − f)²/a²), a² = ν s_n².
+
+    dof: ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2). scale > 0: where
+    the batch has no noise_variance it is s_n itself, in the units of y; where it has σ_n², the
+    factor of the given errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
+
+    Noise variances in the sense of the methods are the squared widths s_n², not the variances of
+    the noise. Expectations by the trapezoidal rule in t, f = y + a sinh t, which is as good for a
+    wide q as for a narrow one; Gauss-Hermite rules miss the bend of width a where √v > a. The
+    predictive density is that of a `NormalMixture`.
+
+    ln p is not concave beyond |y − f| = a: g2 may be positive, and the weight −2 g2 of an outlier
+    in the precision of q negative.
+    """
+
+    def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
+        super().__init__()
+        if not (math.isfinite(dof) and dof > _LEAST):
+            raise ValueError(
+                f"dof must be a number above {_LEAST:g}, where the noise has a variance, got {dof}"
+            )
+        if not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"scale must be a positive number, got {scale}")
+        self.log_excess = nn.Parameter(_log(dof - _LEAST), requires_grad=learn)
+        self.log_scale = nn.Parameter(_log(scale), requires_grad=learn)
+
+    @property
+    def dof(self) -> float:
+        """ν at present."""
+        return float(self._dof().detach())
+
+    @property
+    def scale(self) -> float:
+        """Width of the noise at present, or factor of the given errors."""
+        return float(self.log_scale.detach().exp())
+
+    def noise_variance(self, batch: Batch) -> Tensor:
+        """s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
+        given = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
+        return given * (2.0 * self.log_scale).exp().to(given)
+
+    def expected_log_prob(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        width2 = noise_variance.double()
+        dof = self._dof()
+        bend2, target = (dof * width2).unsqueeze(-1), y.double().unsqueeze(-1)
+        rule = SinhTrapezoid(y, bend2[:, 0].sqrt(), _COUNT)
+        tail = rule.expectation(
+            lambda f: ((target - f).square() / bend2).log1p(), mean.double(), variance
+        )
+        return (self._log_peak(width2) - 0.5 * (dof + 1.0) * tail).to(mean.dtype)
+
+    @torch.no_grad()
+    def moment_gradients(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """With r = y − f: g1 = (ν + 1) E[r/(a² + r²)], g2 = −½ (ν + 1) E[(a² − r²)/(a² + r²)²]."""
+        dof, target = self._dof(), y.double().unsqueeze(-1)
+        bend2, more = (dof * noise_variance.double()).unsqueeze(-1), dof + 1.0
+        rule = SinhTrapezoid(y, bend2[:, 0].sqrt(), _COUNT)
+
+        def slope(f: Tensor) -> Tensor:
+            return more * (target - f) / (bend2 + (target - f).square())
+
+        def curvature(f: Tensor) -> Tensor:
+            r2 = (target - f).square()
+            return -more * (bend2 - r2) / (bend2 + r2).square()
+
+        g1, bend = rule.expectations(slope, curvature, mean, variance)
+        return g1, 0.5 * bend
+
+    def log_predictive_density(
+        self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        mixture = NormalMixture.student_t(y, mean, variance, noise_variance, self._dof())
+        return mixture.log_density(y).to(mean.dtype)
+
+    def predictive_moments(
+        self, mean: Tensor, variance: Tensor, noise_variance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """μ and v + s² ν/(ν − 2)."""
+        dof = self._dof().to(noise_variance)
+        return mean, variance + noise_variance * dof / (dof - _LEAST)
+
+    def _dof(self) -> Tensor:
+        """ν, a float64 scalar."""
+        return _LEAST + self.log_excess.exp()
+
+    def _log_peak(self, width2: Tensor) -> Tensor:
+        """ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
+        dof = self._dof()
+        gammas = torch.lgamma(0.5 * (dof + 1.0)) - torch.lgamma(0.5 * dof)
+        return gammas - 0.5 * (math.pi * dof * width2).log()
+
+
+def _log(value: float) -> Tensor:
+    return torch.tensor(math.log(value), dtype=torch.float64)
