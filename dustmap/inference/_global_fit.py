@@ -13,8 +13,7 @@ from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
 from dustmap.inference._turns import Turns
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, FitStatus
-from dustmap.inference._journal import AbstractJournal, Kept, Plain
-from dustmap.inference._kept import PartOfWhole, Reading, state
+from dustmap.inference._journal import AbstractJournal, Kept, PartOfWhole, Plain, Reading, state
 from dustmap.inference.evidence._climb_point import Evaluator, Point, assign_mean, with_prior
 from dustmap.inference.evidence._learn_values import (
     AbstractMaker,

@@ -9,8 +9,7 @@ from typing import Generic, Protocol, TypeVar, final
 from torch import Tensor
 
 from dustmap.gp import FitStatus
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain, Reading
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 

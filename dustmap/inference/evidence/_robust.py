@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
-from dustmap.inference._kept import PartOfWhole, Reading, state
+from dustmap.inference._journal import (
+    NO_JOURNAL,
+    AbstractJournal,
+    Kept,
+    PartOfWhole,
+    Plain,
+    Reading,
+    state,
+)
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
 from dustmap.inference.evidence._learn_values import AbstractSolver, T

@@ -8,8 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import AbstractJournal
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import AbstractJournal, Reading
 from dustmap.inference.evidence._student_t_noise import measured_share
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import (

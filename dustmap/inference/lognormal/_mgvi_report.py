@@ -6,8 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from dustmap.inference._journal import Plain
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import Plain, Reading
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior

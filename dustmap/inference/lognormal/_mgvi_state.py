@@ -7,8 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import Kept, Plain
-from dustmap.inference._kept import (
+from dustmap.inference._journal import (
+    Kept,
+    Plain,
     Reading,
     kept_preconditioner,
     restored_preconditioner,

@@ -6,8 +6,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import AbstractJournal, Kept
-from dustmap.inference._kept import (
+from dustmap.inference._journal import (
+    AbstractJournal,
+    Kept,
     Reading,
     kept_preconditioner,
     restored_preconditioner,

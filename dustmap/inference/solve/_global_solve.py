@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Reading
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
 from dustmap.inference.solve._draws import Draws

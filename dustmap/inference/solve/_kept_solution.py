@@ -5,8 +5,8 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.inference._coefficients import CoefficientSpread
-from dustmap.inference._journal import Kept
-from dustmap.inference._kept import (
+from dustmap.inference._journal import (
+    Kept,
     Reading,
     kept_preconditioner,
     restored_preconditioner,
