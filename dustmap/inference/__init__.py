@@ -17,8 +17,6 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
-from dustmap.inference._coefficients import CoefficientSpread as CoefficientSpread
-from dustmap.inference._coefficients import coefficient_spread as coefficient_spread
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -31,7 +29,6 @@ from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
-from dustmap.inference._gridded_draws import GriddedDraws as GriddedDraws
 from dustmap.inference._journal import NO_JOURNAL as NO_JOURNAL
 from dustmap.inference._journal import AbstractJournal as AbstractJournal
 from dustmap.inference._journal import Kept as Kept
@@ -40,29 +37,31 @@ from dustmap.inference._journal import Plain as Plain
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for
+from dustmap.inference._precision import CoefficientSpread as CoefficientSpread
 from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
+from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._precision import power_stability as power_stability
 from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
-from dustmap.inference.evidence._learn_evidence import AbstractMaker as AbstractMaker
-from dustmap.inference.evidence._learn_evidence import AbstractSolver as AbstractSolver
-from dustmap.inference.evidence._learn_evidence import LearnedModel as LearnedModel
-from dustmap.inference.evidence._learn_evidence import LearnSettings as LearnSettings
-from dustmap.inference.evidence._learn_evidence import LearnStep as LearnStep
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws as keyed_prior_draws
 from dustmap.inference.evidence._learn_evidence import learn_evidence as learn_evidence
-from dustmap.inference.evidence._noise_fit import NoiseParameters as NoiseParameters
-from dustmap.inference.evidence._noise_fit import fitted_around as fitted_around
+from dustmap.inference.evidence._learn_values import AbstractMaker as AbstractMaker
+from dustmap.inference.evidence._learn_values import AbstractSolver as AbstractSolver
+from dustmap.inference.evidence._learn_values import LearnedModel as LearnedModel
+from dustmap.inference.evidence._learn_values import LearnSettings as LearnSettings
+from dustmap.inference.evidence._learn_values import LearnStep as LearnStep
 from dustmap.inference.evidence._robust import RobustFit as RobustFit
 from dustmap.inference.evidence._robust import RobustStep as RobustStep
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import site_data as site_data
-from dustmap.inference.evidence._sites import Sites as Sites
-from dustmap.inference.evidence._sites import student_t_moments as student_t_moments
+from dustmap.inference.evidence._student_t_noise import NoiseParameters as NoiseParameters
 from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
+from dustmap.inference.evidence._student_t_noise import Sites as Sites
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
+from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
+from dustmap.inference.evidence._student_t_noise import student_t_moments as student_t_moments
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density
@@ -80,6 +79,7 @@ from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
 from dustmap.inference.solve._global_solve import solve_global as solve_global
 from dustmap.inference.solve._grid_model import GridModel as GridModel
+from dustmap.inference.solve._pathwise import GriddedDraws as GriddedDraws
 from dustmap.inference.solve._pathwise import PathwisePosterior as PathwisePosterior
 from dustmap.inference.solve._pathwise import explained_share as explained_share
 from dustmap.inference.solve._pathwise import field_at_nodes as field_at_nodes

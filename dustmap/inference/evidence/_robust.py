@@ -5,7 +5,7 @@ the map cannot explain have sites of next to no precision instead of bending it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Generic, final
 
 import torch
@@ -23,13 +23,15 @@ from dustmap.inference._journal import (
 )
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
-from dustmap.inference.evidence._learn_values import AbstractSolver, T
-from dustmap.inference.evidence._noise_fit import NoiseParameters, fitted_around
-from dustmap.inference.evidence._sites import Sites, student_t_moments
+from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
+    NoiseParameters,
     RobustSettings,
+    Sites,
     StudentTNoise,
+    fitted_around,
     measured_share,
+    student_t_moments,
 )
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
@@ -296,3 +298,42 @@ def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
     if start is None or start.solution.eps_mean.shape[0] != model.features.n_features:
         return None
     return start.solution
+
+
+#: Evidence that further turns are expected to gain, in nats, below which none follows.
+_NATS_LEFT = 0.25
+
+
+@final
+@dataclass
+class Turns:
+    """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each."""
+
+    learned: NoiseParameters
+    n: int
+    nats: list[float] = field(default_factory=list)
+    _noise: tuple[float, ...] | None = None
+
+    def add(self, weighed: RobustFit[T], climbed: LearnedModel[T]) -> None:
+        """One more: noise at a fixed kernel, then the kernel at fixed sites."""
+        step = zip(
+            climbed.history[0].parameters,
+            climbed.parameters,
+            climbed.standard_deviations,
+            strict=True,
+        )
+        nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
+        if self._noise is not None:
+            nats += self.learned.nats(self._noise, weighed.logs, self.n)
+        self._noise = weighed.logs
+        self.nats.append(nats)
+
+    @property
+    def left(self) -> float:
+        """Nats that are expected to remain."""
+        return nats_left(self.nats)
+
+    @property
+    def settled(self) -> bool:
+        """Whether kernel and noise rest together."""
+        return self.left <= _NATS_LEFT

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.inference.evidence._climb import bounded_step
+from dustmap.inference.evidence._learn_evidence import bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative

@@ -14,8 +14,7 @@ from dustmap.inference._journal import (
     restored_preconditioner,
     state,
 )
-from dustmap.inference.solve._draws import Draws
-from dustmap.inference.solve._profile import MeanEstimate
+from dustmap.inference.solve._grid_model import Draws, MeanEstimate
 from dustmap.linalg import (
     AbstractOperator,
     Chunks,

@@ -15,8 +15,12 @@ from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
-from dustmap.inference._precision import FamilyPreconditioner, PrecisionOperator
+from dustmap.inference._precision import (
+    CoefficientSpread,
+    FamilyPreconditioner,
+    PrecisionOperator,
+    coefficient_spread,
+)
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.linalg import UnconvergedWarning, standard_normal
 
