@@ -64,16 +64,16 @@ from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_
 from dustmap.inference.evidence._student_t_noise import student_t_moments as student_t_moments
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
-from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density
-from dustmap.inference.lognormal._lognormal_posterior import (
+from dustmap.inference.lognormal._lognormal import (
     LogNormalPosterior as LogNormalPosterior,
 )
+from dustmap.inference.lognormal._lognormal import typical_log_density as typical_log_density
+from dustmap.inference.lognormal._mgvi import MGVISolution as MGVISolution
+from dustmap.inference.lognormal._mgvi import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
 from dustmap.inference.lognormal._mgvi_report import MGVIRound as MGVIRound
 from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISettings
-from dustmap.inference.lognormal._mgvi_report import MGVISolution as MGVISolution
-from dustmap.inference.lognormal._mgvi_report import MGVIStatus as MGVIStatus
-from dustmap.inference.lognormal._mgvi_weights import Weighing as Weighing
+from dustmap.inference.lognormal._mgvi_report import Weighing as Weighing
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings
