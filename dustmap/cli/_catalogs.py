@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from dustmap.sky.simulation import SkyModel
     from dustmap.sky.stars import AbstractDistancePrior, ToLearn
 
+#: Between two lines of a log that say how far the reading is.
+LINE_SECONDS = 30.0
+log = logging.getLogger(__name__)
+
 
 def add_catalogs(commands: Commands) -> None:
     command = new(
@@ -65,12 +69,6 @@ def execute_catalogs(options: argparse.Namespace) -> int:
     for card in cards:
         sys.stdout.write(f"{card.name:{width}}  {systems[card.name]:{across}}  {card.title}\n")
     return DONE
-
-
-#: Between two lines of a log that say how far the reading is.
-LINE_SECONDS = 30.0
-
-log = logging.getLogger(__name__)
 
 
 def add_ingest(commands: Commands) -> None:

@@ -14,6 +14,10 @@ from typing import NoReturn, final
 #: 3: finished, but a solver or a calibration check failed; outputs are written.
 #: 75: asked to end before it was done, as EX_TEMPFAIL: the same command with --resume goes on.
 DONE, FAILED, BAD_INPUT, CHECK_FAILED, PREEMPTED = 0, 1, 2, 3, 75
+#: Seconds that a run may take to keep a state after it was asked to end; what it has kept before
+#: is there in any case. Batch systems kill after some 30 s.
+PATIENCE = 20.0
+_PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class BadInput(Exception):
@@ -41,13 +45,6 @@ def checking_output(*others: type[Exception]) -> Iterator[None]:
         if not isinstance(error, (OSError, MemoryError, *others)):
             raise
         raise BadInput(error) from error
-
-
-#: Seconds that a run may take to keep a state after it was asked to end; what it has kept before
-#: is there in any case. Batch systems kill after some 30 s.
-PATIENCE = 20.0
-
-_PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Terminated(BaseException):

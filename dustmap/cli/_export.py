@@ -38,6 +38,7 @@ PLACES = {
     "bayestar": ("mean,samples", "samples"),
     "gtomo": ("mean", "std", "median", "p16", "p84"),
 }
+SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
 
 
 def add_export(commands: Commands) -> None:
@@ -226,9 +227,6 @@ def _export_regression(finished: "RegressionResult", options: argparse.Namespace
     told = finished.export(options.format, Path(options.output), options.overwrite)
     tell(told, options.json)
     return DONE
-
-
-SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
 
 
 def add_merge(commands: Commands) -> None:

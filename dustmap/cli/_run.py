@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-RUN_ABOUT = """\
+_RUN_ABOUT = """\
 A run keeps its state in RUN/checkpoint every compute.checkpoint (5 min), to go on from after a
 kill, a crash or a full disk: the same command with --resume gives the same bits as a run that was
 never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
@@ -62,6 +61,14 @@ batch script answers by queueing the same command again. `dustmap status RUN` sa
 --ranks K shares a map of stars among K processes of this machine. Each reads its own part of a
 catalog that `dustmap ingest` has made a store of; of other files, all of them. On several machines
 `srun` or `torchrun -m dustmap run ...` starts them; torchrun makes 1 of every exit code."""
+_STATUS_ABOUT = """\
+running, finished, pre-empted, failed or interrupted (killed); its stage, the last numbers, when a
+state was kept last, the time of each stage, and the status of its report. It reads metrics.jsonl
+and report.json in RUN, and disturbs no run."""
+
+#: What asks a run to end, or ends it.
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_MEANT = (DONE, BAD_INPUT, CHECK_FAILED, PREEMPTED)
 
 
 def add_run(commands: Commands) -> None:
@@ -72,7 +79,7 @@ def add_run(commands: Commands) -> None:
         "run run.toml --output run1 --set data.catalog=stars.fits",
         "run run.toml --output run1 --dry-run --memory 4GiB",
         "run run.toml --output run1 --resume          starts it, or goes on after a stop",
-        about=RUN_ABOUT,
+        about=_RUN_ABOUT,
     )
     command.add_argument("config", metavar="CONFIG.toml")
     command.add_argument("--output", metavar="RUN", required=True, help="the run's directory")
@@ -103,7 +110,7 @@ def execute_run(options: argparse.Namespace) -> int:
             overrides = [*options.set, *_columns(options), *compute_overrides(options)]
             config = configuration.load(options.config, overrides)
             use_threads(config.compute.threads)
-        if starts_ranks(options.ranks):
+        if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
 
@@ -204,12 +211,7 @@ def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
     return {"status": report["status"], "failed": failed, "report": str(output / "report.md")}
 
 
-#: What asks a run to end, or ends it.
-_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-_MEANT = (DONE, BAD_INPUT, CHECK_FAILED, PREEMPTED)
-
-
-def starts_ranks(ranks: int | None) -> bool:
+def _starts_ranks(ranks: int | None) -> bool:
     """Whether this process is to start the ranks, and is none of them."""
     if ranks is None:
         return False
@@ -266,12 +268,6 @@ def _first_code(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
     return first if first in _MEANT else FAILED
 
 
-STATUS_ABOUT = """\
-running, finished, pre-empted, failed or interrupted (killed); its stage, the last numbers, when a
-state was kept last, the time of each stage, and the status of its report. It reads metrics.jsonl
-and report.json in RUN, and disturbs no run."""
-
-
 def add_status(commands: Commands) -> None:
     command = new(
         commands,
@@ -280,7 +276,7 @@ def add_status(commands: Commands) -> None:
         "status run1",
         "status array/run*            one line each",
         "status run1 --json",
-        about=STATUS_ABOUT,
+        about=_STATUS_ABOUT,
     )
     command.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run")
     command.add_argument("--json", action="store_true", help="one JSON object a run, on stdout")

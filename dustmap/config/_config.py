@@ -25,6 +25,11 @@ from dustmap.config._values import ConfigError, Key, Rejected, shown
 
 #: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
 _MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
+_Tables = dict[str, dict[str, object]]
+#: Of a configuration; and a key of so many levels that tomllib, whose time and memory grow with
+#: their square, takes minutes.
+_MOST_BYTES = 2**18
+_DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 
 
 @final
@@ -163,13 +168,6 @@ def _check_box(grid: GridConfig) -> None:
                 f"grid.size along {axis} = {size:g} pc: expected a multiple of "
                 f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
             )
-
-
-_Tables = dict[str, dict[str, object]]
-#: Of a configuration; and a key of so many levels that tomllib, whose time and memory grow with
-#: their square, takes minutes.
-_MOST_BYTES = 2**18
-_DEEP = re.compile(r"""(\s*\.\s*("[^"\n]*"|'[^'\n]*'|[\w-]+)){50}""")
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -16,6 +16,11 @@ from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, NystromPrecon
 Scalar: TypeAlias = str | int | float | bool | None
 #: What JSON can hold.
 Plain: TypeAlias = Scalar | Sequence["Plain"] | Mapping[str, "Plain"]
+#: Names of values that tell what a state is, whether it is a result, and how arrays lay in memory.
+_WHAT, _FINISHED, _STRIDES = "what", "finished", "strides"
+#: Name of the value that tells which time a part was at work.
+_TURN = "turn"
+V = TypeVar("V")
 
 
 @final
@@ -74,14 +79,6 @@ class NoJournal(AbstractJournal):
 
 #: What functions take where they are given none.
 NO_JOURNAL = NoJournal()
-
-
-#: Names of values that tell what a state is, whether it is a result, and how arrays lay in memory.
-_WHAT, _FINISHED, _STRIDES = "what", "finished", "strides"
-#: Name of the value that tells which time a part was at work.
-_TURN = "turn"
-
-V = TypeVar("V")
 
 
 def state(

@@ -10,6 +10,13 @@ from torch import Tensor
 from dustmap.gp.families import AbstractGaussian
 from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, pcg, standard_normal, unwatched
 
+#: Stream of the keyed noise z, by position among the directions.
+_STREAM = 2
+#: Error of the spread in standard deviations of the coefficients that is asked for, and the most
+#: corrections: each knows better how small the remaining variances are.
+_ERROR, _CORRECTIONS = 0.03, 6
+_NAMES = ("directions", "fields", "draws")
+
 
 @final
 class PrecisionOperator(AbstractOperator):
@@ -93,14 +100,6 @@ def power_stability(
         v = v / v.norm()
         v = state.apply_covariance(precision.matmul(v))
     return 1.05 * float(v.norm())
-
-
-#: Stream of the keyed noise z, by position among the directions.
-_STREAM = 2
-#: Error of the spread in standard deviations of the coefficients that is asked for, and the most
-#: corrections: each knows better how small the remaining variances are.
-_ERROR, _CORRECTIONS = 0.03, 6
-_NAMES = ("directions", "fields", "draws")
 
 
 @final

@@ -19,6 +19,11 @@ from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._grid_model import GridModel, prior_of
 from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
+#: Change of a parameter in the forward differences.
+_SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
+#: Accuracy of the solves behind the information, whose error enters it squared.
+_RTOL = 1e-4
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -72,12 +77,6 @@ class Recolouring:
 
 def _prior_of(features: AbstractFeatureMap) -> GridPrior:
     return prior_of(features, "recolouring of prior_draws", "leave prior_draws out")
-
-
-#: Change of a parameter in the forward differences.
-_SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
-#: Accuracy of the solves behind the information, whose error enters it squared.
-_RTOL = 1e-4
 
 
 @final

@@ -45,11 +45,11 @@ _PATIENCE = 4
 
 
 #: What the states of a climb are called.
-CLIMB = "learn_evidence"
+_CLIMB = "learn_evidence"
 
 
 @final
-class Climb(Generic[T]):
+class _Climb(Generic[T]):
     """The state of one climb."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Climb(Generic[T]):
 
     def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
         """One solve after the other, until the status is known; from where the journal is."""
-        reading = Reading.latest(self._journal, CLIMB)
+        reading = Reading.latest(self._journal, _CLIMB)
         if reading is not None:
             if reading.finished:
                 return self._restored_result(reading)
@@ -151,7 +151,7 @@ class Climb(Generic[T]):
             "evaluator": self._evaluator.kept(),
             "best": self._evaluator.kept_point(self._best),
         }
-        return state(CLIMB, values, {"theta": self._theta}, parts)
+        return state(_CLIMB, values, {"theta": self._theta}, parts)
 
     def _restore(self, reading: Reading) -> None:
         self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
@@ -173,7 +173,7 @@ class Climb(Generic[T]):
             "choices": self._maker.choices(),
         }
         parts = {"solution": self._evaluator.kept_solved(point.solved)}
-        return state(CLIMB, values, {}, parts, finished=True)
+        return state(_CLIMB, values, {}, parts, finished=True)
 
     def _restored_result(self, reading: Reading) -> LearnedModel[T]:
         """What `_result` gave, with the parameters and the maker as it left them."""
@@ -306,7 +306,7 @@ def learn_evidence(
         says so. floors: the least ones; what ends there is next to nothing, and that is no fault.
     journal: kept after every step, and inside the solves; progress hears of new steps only.
     """
-    climb = Climb(
+    climb = _Climb(
         maker, data, settings, solve, prior_draws, weights, ceilings or {}, floors or {}, journal
     )
     return climb.learned(progress)

@@ -15,6 +15,8 @@ from dustmap.linalg import AbstractOperator
 
 #: A residual variance above this fraction of the noise makes the result depend on the grid.
 _FINE_ENOUGH = 0.3
+#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
+PriorDraws = Callable[[Tensor], Tensor]
 
 
 class PosteriorMoments(Protocol):
@@ -37,8 +39,6 @@ class PosteriorMoments(Protocol):
 
 
 T = TypeVar("T", bound=PosteriorMoments)
-#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
-PriorDraws = Callable[[Tensor], Tensor]
 
 
 class AbstractSolver(ABC, Generic[T]):

@@ -25,6 +25,7 @@ from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
 from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
+    OUTLIER_WEIGHT,
     NoiseParameters,
     RobustSettings,
     Sites,
@@ -36,15 +37,15 @@ from dustmap.inference.evidence._student_t_noise import (
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
-#: Data of smaller weight count as outliers in reports.
-_OUTLIER = 0.1
 #: Length of a step of the sites: full steps may overshoot, for ln t is not concave.
 _STEP = 0.7
 #: The evidence that further rounds are expected to gain, in nats, below which none follows.
-NATS_LEFT = 0.1
+_NATS_LEFT = 0.1
 
 #: The solver of a posterior given normal data.
 SolverOf = Callable[[Batch], AbstractSolver[T]]
+#: Evidence that further turns are expected to gain, in nats, below which none follows.
+_NATS_OF_TURNS = 0.25
 
 
 def nats_left(nats: Sequence[float]) -> float:
@@ -110,7 +111,7 @@ class RobustFit(Generic[T]):
     @property
     def outliers(self) -> int:
         """Data of weight below 0.1."""
-        return int((self.weights < _OUTLIER).sum())
+        return int((self.weights < OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
         """One sentence on how it ended."""
@@ -118,7 +119,7 @@ class RobustFit(Generic[T]):
         text = (
             f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
             f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
-            f"weight below {_OUTLIER:g}"
+            f"weight below {OUTLIER_WEIGHT:g}"
         )
         return text if self.converged else f"{text}; increase max_rounds"
 
@@ -213,7 +214,7 @@ class _Rounds(Generic[T]):
     def _converged(self) -> bool:
         if not self._steps or self._steps[-1].change > self._settings.tolerance:
             return False
-        return nats_left([step.nats for step in self._steps]) <= NATS_LEFT
+        return nats_left([step.nats for step in self._steps]) <= _NATS_LEFT
 
     @property
     def _given(self) -> Tensor:
@@ -242,7 +243,7 @@ class _Rounds(Generic[T]):
         step = 1.0 if self._is_new and not self._steps else _STEP
         self._sites = self._sites.updated(moments, mean, width2, step)
         self._weights, self._solution = moments.weight, solution
-        outliers = int((self._weights < _OUTLIER).sum())
+        outliers = int((self._weights < OUTLIER_WEIGHT).sum())
         self._steps.append(RobustStep(self._noise, change, nats, outliers, solution.block_steps))
 
     @property
@@ -300,10 +301,6 @@ def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
     return start.solution
 
 
-#: Evidence that further turns are expected to gain, in nats, below which none follows.
-_NATS_LEFT = 0.25
-
-
 @final
 @dataclass
 class Turns:
@@ -336,4 +333,4 @@ class Turns:
     @property
     def settled(self) -> bool:
         """Whether kernel and noise rest together."""
-        return self.left <= _NATS_LEFT
+        return self.left <= _NATS_OF_TURNS

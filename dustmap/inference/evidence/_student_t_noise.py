@@ -23,9 +23,22 @@ from dustmap.gp._ascent import Coordinates, ascend
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
-LEAST_NU, MOST_NU = 1.0, 1e3
+_LEAST_NU, _MOST_NU = 1.0, 1e3
+#: Data of smaller weight count as outliers in reports.
+OUTLIER_WEIGHT = 0.1
 #: σ changes by at most this factor in one round.
 _SCALES = 4.0
+#: Data that the noise is learned from at most, nodes of their quadrature, steps of L-BFGS and the
+#: largest gradient per datum at its end.
+_ROWS, _NODES, _STEPS, _GRADIENT = 50_000, 32, 40, 1e-6
+#: Turns of the scale and of the field's variance with it.
+_TURNS = 6
+#: Jitter, of the median σ, below which there is none.
+_LEAST_JITTER = 0.02
+#: Least precision of a site, in units of 1/s²: no solve can take a negative one.
+_LEAST_PRECISION = 1e-3
+#: Nodes of the quadrature, which errs by 1e-5 for √v ≤ 100 s; data at once.
+_SITE_NODES, _SITE_ROWS = 48, 2**16
 
 
 @final
@@ -73,8 +86,8 @@ class RobustSettings:
                 f"positive, got max_rounds={self.max_rounds}, max_turns={self.max_turns}, "
                 f"samples={self.samples}, tolerance={self.tolerance}"
             )
-        if not LEAST_NU <= self.nu <= MOST_NU:
-            raise ValueError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
+        if not _LEAST_NU <= self.nu <= _MOST_NU:
+            raise ValueError(f"nu must be between {_LEAST_NU:g} and {_MOST_NU:g}, got {self.nu}")
 
 
 def measured_share(data: Batch) -> Tensor | None:
@@ -125,14 +138,14 @@ def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> floa
 
 def _fitted_nu(ratio: Tensor, share: Tensor) -> float:
     """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
-    low, high = math.log(LEAST_NU), math.log(MOST_NU)
+    low, high = math.log(_LEAST_NU), math.log(_MOST_NU)
     best = low
     for _ in range(4):
         grid = torch.linspace(low, high, 15, dtype=torch.float64)
         values = torch.stack([_mean_log_t(ratio, math.exp(v), share) for v in grid.tolist()])
         best = float(grid[int(values.argmax())])
         width = float(grid[1] - grid[0])
-        low, high = max(best - width, math.log(LEAST_NU)), min(best + width, math.log(MOST_NU))
+        low, high = max(best - width, math.log(_LEAST_NU)), min(best + width, math.log(_MOST_NU))
     return math.exp(best)
 
 
@@ -140,15 +153,6 @@ def _mean_log_t(ratio: Tensor, nu: float, share: Tensor) -> Tensor:
     """Mean of ln t_ν at squared values u (N,)."""
     constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
     return constant - 0.5 * (nu + 1.0) * (share * (ratio / nu).log1p()).mean()
-
-
-#: Data that the noise is learned from at most, nodes of their quadrature, steps of L-BFGS and the
-#: largest gradient per datum at its end.
-_ROWS, _NODES, _STEPS, _GRADIENT = 50_000, 32, 40, 1e-6
-#: Turns of the scale and of the field's variance with it.
-_TURNS = 6
-#: Jitter, of the median σ, below which there is none.
-_LEAST_JITTER = 0.02
 
 
 @final
@@ -265,7 +269,7 @@ class _Objective:
         with torch.no_grad():
             if any(p is jitter for p in own) and jitter is not None:
                 jitter.clamp_(min=jitter_floor(learn.likelihood, self.data))
-        nu = min(max(math.exp(float(log_nu.detach())), LEAST_NU), MOST_NU)
+        nu = min(max(math.exp(float(log_nu.detach())), _LEAST_NU), _MOST_NU)
         return replace(start, nu=nu, scale=math.exp(float(log_scale.detach())))
 
     @torch.no_grad()
@@ -286,7 +290,7 @@ class _Objective:
         return self.parameters.likelihood.noise_variance(self.data).double()
 
     def _value(self, log_nu: Tensor, log_scale: Tensor, square: Tensor, shares: Tensor) -> Tensor:
-        nu = log_nu.clamp(math.log(LEAST_NU), math.log(MOST_NU)).exp()
+        nu = log_nu.clamp(math.log(_LEAST_NU), math.log(_MOST_NU)).exp()
         width2 = self._given() * (2.0 * log_scale).exp()
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
@@ -301,12 +305,6 @@ def _some(n: int, device: torch.device) -> Tensor | slice:
         return slice(0, n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     return order[:_ROWS].sort().values.to(device)
-
-
-#: Least precision of a site, in units of 1/s²: no solve can take a negative one.
-_LEAST_PRECISION = 1e-3
-#: Nodes of the quadrature, which errs by 1e-5 for √v ≤ 100 s; data at once.
-_SITE_NODES, _SITE_ROWS = 48, 2**16
 
 
 @final

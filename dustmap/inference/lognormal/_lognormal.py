@@ -19,6 +19,8 @@ from dustmap.linalg import AbstractOperator
 
 #: Gives L (N, M), the multilinear rows of N functionals on the nodes of the model's grid.
 Interpolation: TypeAlias = Callable[[AbstractFunctional], AbstractOperator]
+#: Functionals answered at once.
+_CHUNK = 65_536
 
 
 @final
@@ -222,10 +224,6 @@ def typical_log_density(
             f"Σ ∫w = {mass:.3g}: check signs and units, or use the Gaussian model"
         )
     return math.log(total / mass) - 0.5 * variance
-
-
-#: Functionals answered at once.
-_CHUNK = 65_536
 
 
 @final

@@ -14,6 +14,18 @@ from dustmap.gp import Batch, GridPrior
 from dustmap.inference.lognormal._lognormal import GramOperator, LatentRoot, LogNormalModel
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, pcg, unwatched
 
+#: A misfit beyond which the data are not fit yet, and rough steps do.
+_FAR = 2.0
+#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
+_TIGHTER, _TIGHTEST = 0.2, 0.03
+#: Halvings of a step before the line search gives up.
+_HALVINGS = 8
+#: Largest change of the log-density that a step may ask for: the linearised exponential holds
+#: no further.
+_REACH = 2.0
+#: What is counted while a fit descends.
+_NEWTON = "Newton steps"
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -213,19 +225,6 @@ def _energy(problem: LogNormalProblem, tether: Tether, xi: Tensor, responses: Te
     misfit = ((tether.target - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
     strain = (xi - tether.anchor).square().sum(dtype=torch.float64)
     return 0.5 * float(misfit.mean() + strain)
-
-
-#: A misfit beyond which the data are not fit yet, and rough steps do.
-_FAR = 2.0
-#: A direction of a rough solve may lead upwards: it is solved again, this much tighter, till here.
-_TIGHTER, _TIGHTEST = 0.2, 0.03
-#: Halvings of a step before the line search gives up.
-_HALVINGS = 8
-#: Largest change of the log-density that a step may ask for: the linearised exponential holds
-#: no further.
-_REACH = 2.0
-#: What is counted while a fit descends.
-_NEWTON = "Newton steps"
 
 
 @final

@@ -31,11 +31,16 @@ from dustmap.linalg import (
 )
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
-LARGEST_STEP = 0.5
+_LARGEST_STEP = 0.5
 #: Curvature along a step, over the information there, is kept between these (Powell 1978).
 _LEAST_CURVATURE, _MOST_CURVATURE = 0.2, 5.0
 #: |Δθ| that no user needs: solves of large data are no more accurate than that.
-NEGLIGIBLE_STEP = 1e-3
+_NEGLIGIBLE_STEP = 1e-3
+#: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
+#: error is of the order of 1e-2.
+_STEP = 1e-4
+#: Draws whose fields are held at once.
+_AT_ONCE = 8
 
 
 @final
@@ -44,7 +49,7 @@ class Trust:
     """The last step Δθ (Q,) that was taken and the gradient (Q,) where it started, if there was
     one; promised: gain in nats that it was taken for; radius: bound of |Δθ|."""
 
-    radius: float = LARGEST_STEP
+    radius: float = _LARGEST_STEP
     step: Tensor | None = None
     gradient: Tensor | None = None
     promised: float = 0.0
@@ -77,7 +82,7 @@ class Trust:
             return self.radius
         gain = 0.5 * float(self.step @ (self.gradient + gradient))
         if gain > 0.5 * self.promised:
-            return min(2.0 * self.radius, LARGEST_STEP)
+            return min(2.0 * self.radius, _LARGEST_STEP)
         return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
 
     def turns_back(self, delta: Tensor) -> bool:
@@ -91,17 +96,10 @@ class Trust:
         return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
 
 
-def widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
+def _widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
     """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum, the most of all I."""
     squares = [float(gradient @ torch.linalg.solve(each, gradient)) for each in informations]
     return math.sqrt(max(0.0, *squares))
-
-
-#: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
-#: error is of the order of 1e-2.
-_STEP = 1e-4
-#: Draws whose fields are held at once.
-_AT_ONCE = 8
 
 
 @final
@@ -150,7 +148,7 @@ class EvidenceStep:
     def rests(self, tolerance: float) -> bool:
         """Whether θ is within so many posterior standard deviations of the optimum, or within
         what solves can tell."""
-        return self.widths < tolerance or float(self.unbounded.abs().max()) < NEGLIGIBLE_STEP
+        return self.widths < tolerance or float(self.unbounded.abs().max()) < _NEGLIGIBLE_STEP
 
 
 @torch.no_grad()
@@ -207,7 +205,7 @@ def evidence_step(
         error,
         information,
         delta,
-        widths_to_go(gradient, information, curvature),
+        _widths_to_go(gradient, information, curvature),
         torch.linalg.solve(curvature, gradient),
         radius,
         solve,

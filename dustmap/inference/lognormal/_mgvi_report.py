@@ -8,13 +8,12 @@ from torch import Tensor
 
 from dustmap.inference._journal import Plain, Reading
 from dustmap.inference.evidence._student_t_noise import (
+    OUTLIER_WEIGHT,
     RobustSettings,
     StudentTNoise,
     fitted_noise,
 )
 
-#: Data of smaller weight count as outliers in reports.
-_OUTLIER = 0.1
 #: Change of the weights below which they rest: solves of a fifth of the noise leave half of it.
 _SETTLED = 0.1
 #: Turns of scale and spread at most.
@@ -80,13 +79,13 @@ class Weighing:
     @property
     def outliers(self) -> int:
         """Data of weight below 0.1."""
-        return int((self.weights < _OUTLIER).sum())
+        return int((self.weights < OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
         """One clause for the report."""
         return (
             f"Student-t noise of ν = {self.noise.nu:.3g} and scale {self.noise.scale:.3g}, "
-            f"{self.outliers} of {len(self.weights)} data have a weight below {_OUTLIER:g}"
+            f"{self.outliers} of {len(self.weights)} data have a weight below {OUTLIER_WEIGHT:g}"
         )
 
 

@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 _LARGEST_WRAP = 0.15
 #: A torus with this many times the points that the present length scale asks for is replaced.
 _WASTE = 1.5
+#: What the states of a fit are called.
+MGVI = "fit_mgvi"
+#: CG steps below which a preconditioner need not be renewed.
+QUICK = 30
 
 
 def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
@@ -59,7 +63,7 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
     return problem.on(other)
 
 
-def on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
+def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
     """At the kernel's present parameters, on a torus of so many points per axis."""
     prior = problem.model.prior
     if shape == prior.torus_shape:
@@ -80,12 +84,6 @@ def on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProb
             world=prior.world,
         )
     )
-
-
-#: What the states of a fit are called.
-MGVI = "fit_mgvi"
-#: CG steps below which a preconditioner need not be renewed.
-QUICK = 30
 
 
 @final
@@ -217,7 +215,7 @@ class FitState:
         present = read(problem)
         origin = reading.array("origin", present, len(present))
         write(problem, reading.array("theta", present, len(present)))
-        problem = on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
+        problem = _on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
         weighing = _restored_weighing(reading, settings, n, y)
         if weighing is not None:
             problem = problem.weighted(weighing.precision_weights)

@@ -17,6 +17,13 @@ from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
 
+#: Corrections from a recomputed residual: float32 gains some three digits with each.
+_REFINEMENTS = 3
+#: Streams of keyed noise: ε₀ by position in the whitened field, ξ by position in the data.
+GRID_STREAM, DATA_STREAM = 0, 1
+#: Draws whose right-hand sides set the scale of tolerances.
+_LENGTHS = 4
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -64,10 +71,6 @@ def prior_of(features: AbstractFeatureMap, what: str, instead: str) -> GridPrior
             f"{what} needs features of a GridPrior, got {type(features).__name__}: {instead}"
         )
     return features.prior
-
-
-#: Corrections from a recomputed residual: float32 gains some three digits with each.
-_REFINEMENTS = 3
 
 
 @final
@@ -208,12 +211,6 @@ class _ProfiledPrecision(AbstractOperator):
 
     def rmatmul(self, y: Tensor) -> Tensor:
         return self.matmul(y)
-
-
-#: Streams of keyed noise: ε₀ by position in the whitened field, ξ by position in the data.
-GRID_STREAM, DATA_STREAM = 0, 1
-#: Draws whose right-hand sides set the scale of tolerances.
-_LENGTHS = 4
 
 
 @final

@@ -18,6 +18,9 @@ from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel, prior_of
 from dustmap.linalg import KeyedNormal, standard_normal
 
+#: Functionals answered at once.
+_CHUNK = 65_536
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -212,10 +215,6 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
 def field_at_nodes(prior: GridPrior, eps: Tensor) -> Tensor:
     """u = R ε at the nodes of the grid: eps (k, M_w) to (k, M), one FFT pair per field."""
     return prior.root().matmul(eps)
-
-
-#: Functionals answered at once.
-_CHUNK = 65_536
 
 
 @final

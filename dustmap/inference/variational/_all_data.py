@@ -19,6 +19,8 @@ from dustmap.linalg import Progress, SolveResult, pcg, unwatched
 
 #: What is counted while the covariance takes them up.
 _ROWS = "rows"
+#: Relative change of the precision that is rounding.
+_SAME = 1e-5
 
 
 @final
@@ -101,10 +103,6 @@ def full_elbo(
             model.expected_log_likelihood(state, rows, own[part]) for part, rows in source.chunks()
         ]
         return float(source.total(torch.stack(terms).sum())) - float(state.kl())
-
-
-#: Relative change of the precision that is rounding.
-_SAME = 1e-5
 
 
 @final

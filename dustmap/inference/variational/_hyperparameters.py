@@ -25,6 +25,9 @@ from dustmap.inference.variational._model import VariationalModel
 
 #: What the state of a learner is called, and what Adam has of each parameter.
 _ADAM, _AVERAGES = "adam", ("step", "exp_avg", "exp_avg_sq")
+#: How far below the start a point is taken to be at which the model is refused, per datum: a wall
+#: from which the line search turns back.
+_WALL = 1e3
 
 
 @final
@@ -99,11 +102,6 @@ def restored(model: VariationalModel, values: Sequence[Tensor]) -> VariationalMo
     for parameter, value in zip(model.parameters(), values, strict=True):
         parameter.copy_(value)
     return model.rebuilt()
-
-
-#: How far below the start a point is taken to be at which the model is refused, per datum: a wall
-#: from which the line search turns back.
-_WALL = 1e3
 
 
 @final

@@ -24,11 +24,13 @@ from dustmap.inference.variational._model import Moments, VariationalModel
 _MOST_HALVINGS = 40
 #: What rounding may take from the objective, in units of the last place of its terms.
 _ROUNDING = 100.0
+#: Families that hold every S.
+_UNCUT = (FullRankFamily, KrylovFullRankFamily)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class StepWeights:
+class _StepWeights:
     """Weights (n,) of φ_n φ_nᵀ in a step of S⁻¹; how many are negative, and what share of those
     is in them."""
 
@@ -39,7 +41,7 @@ class StepWeights:
 
 def step_weights(
     posterior: AbstractGaussian, phi: Tensor, weights: Tensor, length: float
-) -> StepWeights:
+) -> _StepWeights:
     """As much of the negative weights as a step of this length can take.
 
     Where ln p(y|f) bends upwards, as a Student-t's beyond |y − f| = a, the weight −2 g2 of a datum
@@ -60,25 +62,25 @@ def step_weights(
     below = weights < 0
     negative = int(below.sum())
     if negative == 0 or length == 0.0:
-        return StepWeights(weights, negative, 1.0)
+        return _StepWeights(weights, negative, 1.0)
     rows = (-weights[below]).sqrt().to(phi.dtype).unsqueeze(-1) * phi[below]
     whitened = posterior.covariance_of(rows, rows).double()
     largest = float(torch.linalg.eigvalsh(whitened)[-1])
     room = 0.5 * (1.0 - length) / length
     share = 1.0 if largest <= room else room / largest
-    return StepWeights(torch.where(below, share * weights, weights), negative, share)
+    return _StepWeights(torch.where(below, share * weights, weights), negative, share)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class RisingStep:
+class _RisingStep:
     """A step of the mean that does not lower the ELBO, and how often it was halved for it."""
 
     posterior: AbstractGaussian
     halvings: int
 
 
-def rising_step(
+def _rising_step(
     model: VariationalModel,
     posterior: AbstractGaussian,
     direction: Tensor,
@@ -87,7 +89,7 @@ def rising_step(
     phi: Tensor,
     batch: Batch,
     scale: float,
-) -> RisingStep:
+) -> _RisingStep:
     """m + d/2^k with the least k for which scale Σ_n E_n − ½ mᵀm does not fall, v_n held fixed.
 
     The bound 2/λ_max of a length is one for the quadratic function that the ELBO in m is close
@@ -108,11 +110,7 @@ def rising_step(
     halvings = 0
     while halvings < _MOST_HALVINGS and not bool(objective(0.5**halvings) >= before - rounding):
         halvings += 1
-    return RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
-
-
-#: Families that hold every S.
-_UNCUT = (FullRankFamily, KrylovFullRankFamily)
+    return _RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
 
 
 @final
@@ -164,7 +162,7 @@ def natural_step(
     Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
     derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
-    is not concave see `step_weights`, for what is not quadratic `rising_step`.
+    is not concave see `step_weights`, for what is not quadratic `_rising_step`.
     """
     moments = model.moments(posterior, rows, batch.functional)
     g1, g2 = model.moment_gradients(moments, batch)
@@ -183,7 +181,7 @@ def natural_step(
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
     fit = model.summed_log_prob(moments, batch)
     direction = length * ahead.apply_covariance(gradient)
-    moved = rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    moved = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
     return NaturalStep(
         moved.posterior,
         float(scale * fit),

@@ -17,6 +17,9 @@ from dustmap.inference.variational._hyperparameters import HyperparameterLearner
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
 
+#: Data whose quadrature is done at a time before the first step.
+_CHUNK = 2**16
+
 
 @final
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class StepDecay:
 
 
 #: Rates stay as they are.
-NO_DECAY = StepDecay()
+_NO_DECAY = StepDecay()
 
 
 @final
@@ -88,8 +91,8 @@ class SVISettings:
     one_pass: bool = True
     learning_rate: float = 0.0
     patience: int = 3
-    decay: StepDecay = NO_DECAY
-    natural_decay: StepDecay = NO_DECAY
+    decay: StepDecay = _NO_DECAY
+    natural_decay: StepDecay = _NO_DECAY
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
@@ -292,8 +295,6 @@ def fit_svi(
     return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
 
 
-#: Data whose quadrature is done at a time before the first step.
-_CHUNK = 2**16
 #: What the states of a fit are called.
 _SVI, _STATE = "fit_svi", "svi_state"
 
