@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, PREEMPTED, main
-from dustmap.cli._ranks import run_ranks
+from dustmap.cli._run import run_ranks
 
 RANK = """
 import json, os, signal, sys, time
@@ -70,7 +70,7 @@ def test_ranks_know_each_other_and_share_the_processors(ranks: Path) -> None:
 
 
 def test_a_signal_reaches_every_rank(ranks: Path) -> None:
-    program = "from dustmap.cli._ranks import run_ranks; exit(run_ranks(2, ['wait'] * 2))"
+    program = "from dustmap.cli._run import run_ranks; exit(run_ranks(2, ['wait'] * 2))"
     package = str(Path(__file__).resolve().parents[1])
     command = [sys.executable, "-P", "-c", program]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": package})

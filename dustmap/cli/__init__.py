@@ -1,4 +1,4 @@
-"""The command `dustmap`: one module a command, each with `add` (its parser) and `execute`.
+"""The command `dustmap`. Each of its commands has an `add` (its parser) and an `execute`.
 
 Exit codes: 0 done; 2 bad input or configuration, nothing written; 3 finished, but a check failed
 (outputs written, named in report.json); 75 a run was asked to end by SIGTERM or SIGUSR1, and goes
@@ -13,33 +13,21 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
 
 from dustmap import __version__
-from dustmap.cli import (
-    _catalogs,
-    _config,
-    _evaluate,
-    _export,
-    _ingest,
-    _merge,
-    _plot,
-    _predict,
-    _query,
-    _run,
-    _simulate,
-    _status,
-)
+from dustmap.cli import _catalogs, _export, _plot, _predict, _query, _run
 from dustmap.cli._exit import BAD_INPUT as BAD_INPUT
 from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._exit import DONE as DONE
 from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import PREEMPTED as PREEMPTED
 from dustmap.cli._exit import BadInput as BadInput
-from dustmap.cli._parser import Commands
+from dustmap.cli._exit import Preempted, Terminated, terminating
+from dustmap.cli._options import Commands
 from dustmap.cli._tell import write
-from dustmap.cli._terminated import Preempted, Terminated, terminating
 
 DESCRIPTION = """\
 dustmap builds 3D dust maps; the dustmaps package queries published ones.
@@ -57,28 +45,29 @@ Example:
   dustmap query run1 --l 30 --b 5 --distance 150pc"""
 
 
-class Command(Protocol):
-    """What the module of a command offers."""
+@final
+@dataclass(frozen=True)
+class Command:
+    """One command. add: its parser; execute: its exit code for the options that were read."""
 
-    def add(self, commands: Commands) -> None: ...
-
-    def execute(self, options: argparse.Namespace) -> int: ...
+    add: Callable[[Commands], None]
+    execute: Callable[[argparse.Namespace], int]
 
 
 #: In the order of the help, which is that of a project.
 COMMANDS: dict[str, Command] = {
-    "run": _run,
-    "status": _status,
-    "config": _config,
-    "catalogs": _catalogs,
-    "simulate": _simulate,
-    "ingest": _ingest,
-    "evaluate": _evaluate,
-    "predict": _predict,
-    "export": _export,
-    "merge": _merge,
-    "query": _query,
-    "plot": _plot,
+    "run": Command(_run.add_run, _run.execute_run),
+    "status": Command(_run.add_status, _run.execute_status),
+    "config": Command(_run.add_config, _run.execute_config),
+    "catalogs": Command(_catalogs.add_catalogs, _catalogs.execute_catalogs),
+    "simulate": Command(_catalogs.add_simulate, _catalogs.execute_simulate),
+    "ingest": Command(_catalogs.add_ingest, _catalogs.execute_ingest),
+    "evaluate": Command(_predict.add_evaluate, _predict.execute_evaluate),
+    "predict": Command(_predict.add_predict, _predict.execute_predict),
+    "export": Command(_export.add_export, _export.execute_export),
+    "merge": Command(_export.add_merge, _export.execute_merge),
+    "query": Command(_query.add_query, _query.execute_query),
+    "plot": Command(_plot.add_plot, _plot.execute_plot),
 }
 
 log = logging.getLogger(__name__)

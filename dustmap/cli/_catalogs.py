@@ -1,14 +1,45 @@
-"""dustmap catalogs: the schema cards that come along."""
+"""dustmap catalogs, ingest and simulate: schema cards, one store of many catalogs, known skies."""
 
 import argparse
+import dataclasses
+import logging
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import Commands, add_json, new
-from dustmap.cli._tell import tell
+from dustmap import config as configuration
+from dustmap.cli._exit import CHECK_FAILED, DONE, BadInput, checking_input, checking_output
+from dustmap.cli._options import (
+    Commands,
+    add_columns,
+    add_compute,
+    add_json,
+    add_output,
+    columns_of,
+    command_line,
+    compute_alone,
+    inputs_of,
+    new,
+    use_threads,
+)
+from dustmap.cli._tell import tell, tell_plan
+from dustmap.config import parsecs
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+    from dustmap.sky.simulation import SkyModel
+    from dustmap.sky.stars import AbstractDistancePrior, ToLearn
+
+#: Between two lines of a log that say how far the reading is.
+LINE_SECONDS = 30.0
+log = logging.getLogger(__name__)
 
 
-def add(commands: Commands) -> None:
+def add_catalogs(commands: Commands) -> None:
     command = new(
         commands,
         "catalogs",
@@ -20,7 +51,7 @@ def add(commands: Commands) -> None:
     add_json(command)
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute_catalogs(options: argparse.Namespace) -> int:
     from dustmap.sky.catalogs import card_named, card_path, known_cards
 
     if options.card is not None and options.json:
@@ -38,3 +69,253 @@ def execute(options: argparse.Namespace) -> int:
     for card in cards:
         sys.stdout.write(f"{card.name:{width}}  {systems[card.name]:{across}}  {card.title}\n")
     return DONE
+
+
+def add_ingest(commands: Commands) -> None:
+    command = new(
+        commands,
+        "ingest",
+        "check, cut and convert the stars of catalogs of any size, into one star store",
+        "ingest sky.fits --output stars.zarr",
+        "ingest stellar_params_catalog_0*.h5 --schema zgr23 --cuts edenhofer24 --output stars.zarr",
+        "ingest mine.csv --column l=GLON --column b=GLAT --system A_V --output stars.zarr",
+        "ingest mine.csv --schema mine.toml --system A_V --invalid drop --output stars.zarr",
+    )
+    command.add_argument(
+        "catalogs", nargs="+", metavar="CATALOG", help="FITS, HDF5, Parquet, VOTable, ECSV or CSV"
+    )
+    command.add_argument(
+        "--schema",
+        default="generic",
+        metavar="NAME|CARD.toml",
+        help="which columns they have: a survey's card or your own [generic]",
+    )
+    add_columns(command)
+    command.add_argument(
+        "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
+    )
+    command.add_argument(
+        "--system",
+        metavar="NAME",
+        help="extinction system to convert to, such as A_V; what an unlabelled catalog is in",
+    )
+    command.add_argument(
+        "--invalid",
+        choices=("error", "drop"),
+        help="rows that are no stars end the reading, or are left out [as the card says]",
+    )
+    _add_parallaxes(command)
+    add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
+    add_compute(command, ("threads",), "how it is computed")
+    add_json(command)
+
+
+def _add_parallaxes(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("catalogs with parallaxes")
+    group.add_argument(
+        "--distance-prior",
+        choices=("learned", "exponential-density", "flat-parallax"),
+        default="learned",
+        help="distribution of distances before they are measured [learned from all parallaxes]",
+    )
+    group.add_argument("--distance-max", default="10kpc", metavar="PC", help="its end [10kpc]")
+    group.add_argument(
+        "--distance-scale",
+        default="1350pc",
+        metavar="PC",
+        help="length over which exponential-density falls by e, or its guess [1350pc]",
+    )
+    group.add_argument(
+        "--parallax-zero-point",
+        type=float,
+        default=0.0,
+        metavar="MAS",
+        help="subtracted from all parallaxes [0]",
+    )
+
+
+def execute_ingest(options: argparse.Namespace) -> int:
+    from dustmap.runs import store_checks
+    from dustmap.sky import check_output
+    from dustmap.sky.catalogs import card_named, ingest
+    from dustmap.sky.systems import system_named
+
+    output = Path(options.output)
+    if output.suffix != ".zarr":
+        raise BadInput(f"--output {output}: expected a name that ends in .zarr")
+    with checking_input(), _counter() as progress:
+        inputs = inputs_of(*options.catalogs, schema=options.schema)
+        check_output(output, options.overwrite, inputs)
+        use_threads(compute_alone(options).threads)
+        counts = ingest(
+            options.catalogs,
+            card_named(options.schema, columns_of(options)),
+            output,
+            cuts=options.cuts,
+            system=None if options.system is None else system_named(options.system),
+            prior=_distance_prior(options),
+            invalid=options.invalid,
+            parallax_zero_point=options.parallax_zero_point,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
+    checks = store_checks(output)
+    failed = [str(check) for check in checks if not check.passed]
+    told = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
+    tell({**told, "output": str(output)}, options.json)
+    for line in failed:
+        log.warning("%s", line)
+    return CHECK_FAILED if failed else DONE
+
+
+@contextmanager
+def _counter() -> Iterator[Callable[[int], None]]:
+    """Rows so far: a running number on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(unit=" rows", unit_scale=True, leave=False, file=sys.stderr) as bar:
+            yield lambda rows: _advance(bar, rows)
+        return
+    last = time.monotonic()
+
+    def tell_rows(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > LINE_SECONDS:
+            last = time.monotonic()
+            log.info("read %d rows", rows)
+
+    yield tell_rows
+
+
+def _advance(bar: "tqdm[NoReturn]", rows: int) -> None:
+    bar.update(rows - bar.n)
+
+
+def _distance_prior(options: argparse.Namespace) -> "AbstractDistancePrior | ToLearn":
+    from dustmap.config import parsecs
+    from dustmap.sky.stars import prior_named
+
+    scale, furthest = parsecs(options.distance_scale), parsecs(options.distance_max)
+    return prior_named(options.distance_prior, scale, furthest)
+
+
+def add_simulate(commands: Commands) -> None:
+    command = new(
+        commands,
+        "simulate",
+        "make a catalog of stars behind dust that is known: turbulence, the disc, bubbles",
+        "simulate --stars 4000 --seed 1 --output sky.fits --truth truth.zarr",
+        "simulate --stars 4000 --seed 1 --output sky.fits --from-prior run.toml",
+    )
+    command.add_argument("--stars", type=int, required=True, metavar="N")
+    command.add_argument(
+        "--seed", type=int, required=True, metavar="S", help="the same seed, the same sky"
+    )
+    add_output(command, "the catalog: .fits, .ecsv, .csv or .parquet", "SKY.fits")
+    command.add_argument("--truth", metavar="TRUTH.zarr", help="write the true density, too")
+    command.add_argument(
+        "--from-prior",
+        metavar="CONFIG.toml",
+        help="draw the dust from this configuration's prior, in its box and between its nodes",
+    )
+    command.add_argument(
+        "--size", nargs=3, metavar=("X", "Y", "Z"), help="the box [400pc 400pc 240pc]"
+    )
+    command.add_argument(
+        "--step",
+        metavar="PC",
+        help="between nodes of the true density [10pc; a quarter of grid.spacing from a prior]",
+    )
+    command.add_argument("--error", type=float, metavar="MAG", help="of an extinction [0.03]")
+    command.add_argument(
+        "--outliers", type=float, metavar="FRACTION", help="of the extinctions [0.01]"
+    )
+    command.add_argument("--limit", type=float, metavar="G", help="faintest magnitude [17.5]")
+    command.add_argument("--system", metavar="NAME", help="of the extinctions [A_V]")
+    command.add_argument(
+        "--exact-distances", action="store_true", help="write distances in place of parallaxes"
+    )
+    add_compute(command, ("threads", "memory"), "how it is computed")
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    add_json(command)
+
+
+def execute_simulate(options: argparse.Namespace) -> int:
+    from dustmap.runs import sky_plan
+    from dustmap.sky import Provenance, check_output, write_map
+    from dustmap.sky.maps import check_map_name
+    from dustmap.sky.simulation import format_of, simulate, write_sky
+
+    with checking_input():
+        output, truth = Path(options.output), options.truth and Path(options.truth)
+        check_output(output, options.overwrite, inputs_of(options.from_prior))
+        if truth:
+            check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
+        format_of(output)
+        if truth:
+            check_map_name(truth)
+        compute, model = compute_alone(options), _model(options)
+        use_threads(compute.threads)
+        plan = sky_plan(model, options.stars, compute)
+        plan.check()
+        if options.dry_run:
+            tell_plan(plan, None, options.json)
+            return DONE
+        sky = simulate(model, options.stars, options.seed)
+        steps = command_line(options), f"dust on nodes {model.spacing:g} pc apart"
+        made = Provenance(_sha256(options), steps, seed=options.seed)
+    with checking_output():
+        write_sky(output, sky, options.exact_distances, options.overwrite, made)
+        if truth:
+            write_map(truth, sky.truth, made, options.overwrite)
+    tell(
+        {
+            "stars": len(sky),
+            "outliers": int(sky.outlier.sum()),
+            "spacing_of_the_dust_pc": model.spacing,
+            "output": str(output),
+            "truth": str(truth or "not written"),
+        },
+        options.json,
+    )
+    return DONE
+
+
+def _sha256(options: argparse.Namespace) -> str:
+    """Of the configuration whose prior was drawn from, as a run of this sky would have it."""
+    return configuration.sha256(_drawn_prior(options)) if options.from_prior is not None else ""
+
+
+def _drawn_prior(options: argparse.Namespace) -> configuration.Config:
+    catalog = f"data.catalog={options.output}"  # the one that a run of it would read
+    return configuration.load(options.from_prior, [catalog])
+
+
+def _model(options: argparse.Namespace) -> "SkyModel":
+    from dustmap.runs import prior_sky
+    from dustmap.sky.simulation import SkyModel
+    from dustmap.sky.systems import system_named
+
+    model = SkyModel()
+    changes: dict[str, Any] = {}
+    if options.from_prior is not None:
+        if options.size is not None:
+            raise ValueError("--size: [grid] of the configuration says where its sky is")
+        model = prior_sky(_drawn_prior(options), options.step and parsecs(options.step))
+    elif options.step is not None:
+        changes["spacing"] = parsecs(options.step)
+    if options.size is not None:
+        changes["size"] = tuple(parsecs(size) for size in options.size)
+    if options.system is not None:
+        changes["system"] = system_named(options.system)
+    if options.limit is not None:
+        changes["population"] = dataclasses.replace(model.population, limit=options.limit)
+    errors = {
+        name: getattr(options, name)
+        for name in ("error", "outliers")
+        if getattr(options, name) is not None
+    }
+    return dataclasses.replace(
+        model, **changes, measurements=dataclasses.replace(model.measurements, **errors)
+    )

@@ -1,14 +1,22 @@
-"""dustmap export: the map of a run on any grid, in its own files or a published layout."""
+"""dustmap export and merge: the map of a run on any grid, and the maps of tiles as one."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import OF_A_RUN, Commands, add_compute, add_json, add_output, new
-from dustmap.cli._reads import inputs_of
-from dustmap.cli._tell import tell, tell_plan
+from dustmap.cli._options import (
+    OF_A_RUN,
+    Commands,
+    add_compute,
+    add_json,
+    add_output,
+    compute_alone,
+    computing,
+    inputs_of,
+    new,
+)
+from dustmap.cli._tell import progress, tell, tell_plan
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
@@ -30,9 +38,10 @@ PLACES = {
     "bayestar": ("mean,samples", "samples"),
     "gtomo": ("mean", "std", "median", "p16", "p84"),
 }
+SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
 
 
-def add(commands: Commands) -> None:
+def add_export(commands: Commands) -> None:
     command = new(
         commands,
         "export",
@@ -74,7 +83,7 @@ def add(commands: Commands) -> None:
     add_json(command)
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute_export(options: argparse.Namespace) -> int:
     from dustmap.runs import open_star_map, regression_at
     from dustmap.sky import check_output
 
@@ -139,7 +148,6 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 
 
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
-    from dustmap.cli._progress import progress
     from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
 
@@ -219,3 +227,49 @@ def _export_regression(finished: "RegressionResult", options: argparse.Namespace
     told = finished.export(options.format, Path(options.output), options.overwrite)
     tell(told, options.json)
     return DONE
+
+
+def add_merge(commands: Commands) -> None:
+    command = new(
+        commands,
+        "merge",
+        "join the maps of tiles (data.tile) into one",
+        "merge tiles/1-* --output map.zarr",
+        "merge tiles/1-0 tiles/1-4 --output part.fits --partial",
+    )
+    command.add_argument(
+        "tiles", metavar="TILE", nargs="+", help="runs with data.tile, or their map.zarr"
+    )
+    add_output(command, "the merged map", "map.zarr")
+    command.add_argument(
+        "--format", choices=("zarr", "fits"), help="as --output ends by default, else zarr"
+    )
+    command.add_argument(
+        "--partial", action="store_true", help="voxels that lie in no tile given are NaN"
+    )
+    add_compute(command, ("memory",), "how it is computed")
+    add_json(command)
+
+
+def execute_merge(options: argparse.Namespace) -> int:
+    from dustmap.runs import sky_of_tiles
+    from dustmap.sky import check_output
+
+    output = Path(options.output)
+    with checking_input():
+        form = _format(output, options.format)
+        memory = compute_alone(options).memory_bytes
+        check_output(output, options.overwrite, inputs_of(*options.tiles))
+        sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
+    with checking_input(), progress() as shown:
+        sky.write(output, form, options.overwrite, memory, shown)
+    tell({"output": str(output), "format": form, **sky.counts()}, options.json)
+    return DONE
+
+
+def _format(output: Path, asked: str | None) -> str:
+    """What is asked for, which the name must not deny."""
+    named = SUFFIXES.get(output.suffix.lower())
+    if asked is not None and named not in (None, asked):
+        raise BadInput(f"--output {output}: --format {asked} is no {output.suffix}")
+    return asked or named or "zarr"

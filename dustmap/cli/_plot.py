@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
-from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import (
+from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
     add_compute,
     add_json,
     add_output,
     command_line,
+    computing,
+    computing_on_map,
+    inputs_of,
     new,
 )
-from dustmap.cli._reads import inputs_of
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
 
@@ -37,7 +38,7 @@ BELONGS = {
 }
 
 
-def add(commands: Commands) -> None:
+def add_plot(commands: Commands) -> None:
     command = new(
         commands,
         "plot",
@@ -88,7 +89,7 @@ _OF_RUNS = {
 }
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute_plot(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
     from dustmap.sky.figures import check_picture, save_figure
 

@@ -1,11 +1,10 @@
-"""dustmap predict: predicted extinctions and densities beside the rows of a catalog."""
+"""dustmap predict and evaluate: what a run says of another catalog, and its scores there."""
 
 import argparse
 from pathlib import Path
 
-from dustmap.cli._compute import computing
 from dustmap.cli._exit import DONE, checking_input
-from dustmap.cli._parser import (
+from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
     add_catalog,
@@ -13,13 +12,14 @@ from dustmap.cli._parser import (
     add_json,
     add_output,
     columns_of,
+    computing,
+    inputs_of,
     new,
 )
-from dustmap.cli._reads import inputs_of
-from dustmap.cli._tell import tell
+from dustmap.cli._tell import progress, tell
 
 
-def add(commands: Commands) -> None:
+def add_predict(commands: Commands) -> None:
     command = new(
         commands,
         "predict",
@@ -34,8 +34,7 @@ def add(commands: Commands) -> None:
     add_json(command)
 
 
-def execute(options: argparse.Namespace) -> int:
-    from dustmap.cli._progress import progress
+def execute_predict(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
     from dustmap.sky import card_named, check_output
 
@@ -48,5 +47,46 @@ def execute(options: argparse.Namespace) -> int:
         card = card_named(options.schema, columns_of(options))
         with progress() as shown:
             told = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
+    tell(told, options.json)
+    return DONE
+
+
+def add_evaluate(commands: Commands) -> None:
+    command = new(
+        commands,
+        "evaluate",
+        "score a run on another catalog",
+        "evaluate run1 --catalog more-stars.fits --json",
+        "evaluate run1 --catalog sky.csv --schema ananke --truth-column noise_free",
+    )
+    command.add_argument("run", metavar="RUN")
+    add_catalog(command)
+    command.add_argument(
+        "--truth-column",
+        default="",
+        metavar="NAME",
+        help="noise-free extinctions, to be scored without the noise",
+    )
+    command.add_argument(
+        "--system",
+        default="",
+        metavar="NAME",
+        help="of its extinctions [what its header or card says]",
+    )
+    add_compute(command, title=OF_A_RUN)
+    add_json(command)
+
+
+def execute_evaluate(options: argparse.Namespace) -> int:
+    from dustmap.runs import open_run
+    from dustmap.sky import card_named
+
+    with checking_input():
+        run = Path(options.run)
+        finished = open_run(run, computing(options, run))
+        card = card_named(options.schema, columns_of(options))
+        given = Path(options.catalog), card, options.truth_column, options.system
+        with progress() as shown:
+            told = finished.evaluate(*given, shown)
     tell(told, options.json)
     return DONE

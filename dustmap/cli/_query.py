@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dustmap.cli._compute import computing, computing_on_map
 from dustmap.cli._exit import DONE, BadInput, checking_input
-from dustmap.cli._parser import (
+from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
     add_columns,
     add_compute,
     add_json,
     columns_of,
+    computing,
+    computing_on_map,
     new,
 )
-from dustmap.cli._tell import tell, write
+from dustmap.cli._tell import progress, tell, write
 from dustmap.config import parsecs
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ BAND = (16.0, 84.0)
 MOST = 100_000
 
 
-def add(commands: Commands) -> None:
+def add_query(commands: Commands) -> None:
     command = new(
         commands,
         "query",
@@ -77,7 +78,7 @@ def add(commands: Commands) -> None:
     add_json(command)
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute_query(options: argparse.Namespace) -> int:
     _refuse_half_a_place(options)
     if options.file is not None:
         return _many(options)
@@ -260,7 +261,6 @@ def _answers(
     from dustmap.sky.maps import DustMap, quietly
 
     if not isinstance(source, DustMap):
-        from dustmap.cli._progress import progress
         from dustmap.sky.stars import ExactDistances
 
         distances = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances

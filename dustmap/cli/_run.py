@@ -1,17 +1,39 @@
-"""dustmap run: a map from a configuration."""
+"""dustmap run, status and config: a map from a configuration, its progress, and every key.
+
+dustmap run --ranks K is the same command in K processes of this machine, which share one map.
+torchrun starts ranks, too, on any number of machines, but of every exit code it makes 1.
+"""
 
 import argparse
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
-from dustmap.cli._compute import use_threads
-from dustmap.cli._exit import CHECK_FAILED, DONE, checking_input, checking_output
-from dustmap.cli._parser import (
+from dustmap.cli._exit import (
+    BAD_INPUT,
+    CHECK_FAILED,
+    DONE,
+    FAILED,
+    PREEMPTED,
+    BadInput,
+    Notice,
+    checking_input,
+    checking_output,
+    handling,
+    preempting,
+)
+from dustmap.cli._options import (
     Commands,
     add_columns,
     add_compute,
@@ -19,20 +41,18 @@ from dustmap.cli._parser import (
     add_set,
     columns_of,
     compute_overrides,
+    inputs_of,
     new,
+    use_threads,
 )
-from dustmap.cli._ranks import run_ranks, starts_ranks
-from dustmap.cli._reads import inputs_of
-from dustmap.cli._tell import tell, tell_plan
-from dustmap.cli._terminated import Notice, preempting
+from dustmap.cli._tell import progress, tell, tell_plan, write
 
 if TYPE_CHECKING:
     from dustmap.linalg import AbstractWorld
 
 log = logging.getLogger(__name__)
 
-
-ABOUT = """\
+_RUN_ABOUT = """\
 A run keeps its state in RUN/checkpoint every compute.checkpoint (5 min), to go on from after a
 kill, a crash or a full disk: the same command with --resume gives the same bits as a run that was
 never interrupted. SIGTERM or SIGUSR1 asks it to end: it keeps its state and exits with 75, which a
@@ -41,9 +61,17 @@ batch script answers by queueing the same command again. `dustmap status RUN` sa
 --ranks K shares a map of stars among K processes of this machine. Each reads its own part of a
 catalog that `dustmap ingest` has made a store of; of other files, all of them. On several machines
 `srun` or `torchrun -m dustmap run ...` starts them; torchrun makes 1 of every exit code."""
+_STATUS_ABOUT = """\
+running, finished, pre-empted, failed or interrupted (killed); its stage, the last numbers, when a
+state was kept last, the time of each stage, and the status of its report. It reads metrics.jsonl
+and report.json in RUN, and disturbs no run."""
+
+#: What asks a run to end, or ends it.
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+_MEANT = (DONE, BAD_INPUT, CHECK_FAILED, PREEMPTED)
 
 
-def add(commands: Commands) -> None:
+def add_run(commands: Commands) -> None:
     command = new(
         commands,
         "run",
@@ -51,7 +79,7 @@ def add(commands: Commands) -> None:
         "run run.toml --output run1 --set data.catalog=stars.fits",
         "run run.toml --output run1 --dry-run --memory 4GiB",
         "run run.toml --output run1 --resume          starts it, or goes on after a stop",
-        about=ABOUT,
+        about=_RUN_ABOUT,
     )
     command.add_argument("config", metavar="CONFIG.toml")
     command.add_argument("--output", metavar="RUN", required=True, help="the run's directory")
@@ -76,13 +104,13 @@ def add(commands: Commands) -> None:
     add_json(command)
 
 
-def execute(options: argparse.Namespace) -> int:
+def execute_run(options: argparse.Namespace) -> int:
     with preempting() as notice:
         with checking_input():
             overrides = [*options.set, *_columns(options), *compute_overrides(options)]
             config = configuration.load(options.config, overrides)
             use_threads(config.compute.threads)
-        if starts_ranks(options.ranks):
+        if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
 
@@ -110,7 +138,6 @@ def _on_ranks(
     world: "AbstractWorld",
 ) -> int:
     """All ranks do the same; what is written and told is the first's."""
-    from dustmap.cli._progress import progress
     from dustmap.runs import Stage, UnusableState, execute_run, prepare
 
     output, until = Path(options.output), Stage(options.until)
@@ -182,3 +209,118 @@ def _tell_finished(output: Path, options: argparse.Namespace) -> int:
 def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
     failed = [check["name"] for check in report["checks"] if not check["passed"]]
     return {"status": report["status"], "failed": failed, "report": str(output / "report.md")}
+
+
+def _starts_ranks(ranks: int | None) -> bool:
+    """Whether this process is to start the ranks, and is none of them."""
+    if ranks is None:
+        return False
+    if ranks < 1:
+        raise BadInput(f"--ranks {ranks}: expected 1 or more")
+    started = os.environ.get("WORLD_SIZE")
+    if started is not None and started != str(ranks):
+        raise BadInput(
+            f"--ranks {ranks}: {started} ranks are started already, by torchrun or srun; leave "
+            f"--ranks out"
+        )
+    return started is None
+
+
+def run_ranks(count: int, arguments: Sequence[str]) -> int:
+    """Start the ranks, pass signals on, and return the exit code of the first that ends with any
+    but 0: what it ends with is the cause of how the others end."""
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        for rank in ranks:
+            rank.send_signal(number)
+
+    with handling(_PASSED_ON, pass_on):
+        for environment in _environments(count):
+            # In a group of its own, so that Ctrl-C reaches it once: from here.
+            command = [sys.executable, "-m", "dustmap", *arguments]
+            ranks.append(subprocess.Popen(command, env=environment, process_group=0))
+        return _first_code(ranks)
+
+
+def _environments(count: int) -> list[dict[str, str]]:
+    """What torchrun would set for each; processors are shared out where nothing else is said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    threads = max(1, (os.cpu_count() or 1) // count)
+    common = {"OMP_NUM_THREADS": str(threads)} | os.environ
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def _first_code(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    first = DONE
+    running = list(ranks)
+    while running:
+        ended = [rank for rank in running if rank.poll() is not None]
+        codes = [rank.returncode for rank in ended if rank.returncode != DONE]
+        first = first or next(iter(codes), DONE)
+        running = [rank for rank in running if rank not in ended]
+        time.sleep(0.05)
+    return first if first in _MEANT else FAILED
+
+
+def add_status(commands: Commands) -> None:
+    command = new(
+        commands,
+        "status",
+        "tell how far runs are",
+        "status run1",
+        "status array/run*            one line each",
+        "status run1 --json",
+        about=_STATUS_ABOUT,
+    )
+    command.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run")
+    command.add_argument("--json", action="store_true", help="one JSON object a run, on stdout")
+
+
+def execute_status(options: argparse.Namespace) -> int:
+    from dustmap.runs import status_of
+
+    with checking_input():
+        found = [status_of(Path(run)) for run in options.runs]
+    now = time.time()
+    if options.json:
+        lines = [json.dumps(status.as_dict()) for status in found]
+    elif len(found) == 1:
+        lines = found[0].lines(now)
+    else:
+        lines = [status.line(now) for status in found]
+    write("\n".join(lines) + "\n")
+    return DONE
+
+
+def add_config(commands: Commands) -> None:
+    command = new(
+        commands,
+        "config",
+        "print a configuration with every key",
+        "config --example > run.toml",
+        "config run.toml --set grid.spacing=10pc",
+    )
+    command.add_argument("config", metavar="CONFIG.toml", nargs="?", help="resolved and with hash")
+    command.add_argument("--example", action="store_true", help="defaults, units and meanings")
+    add_set(command)
+
+
+def execute_config(options: argparse.Namespace) -> int:
+    if options.example == (options.config is not None):
+        raise BadInput("config: expected either --example or a configuration file")
+    try:
+        text = configuration.example() if options.example else _resolved(options)
+    except configuration.ConfigError as error:
+        raise BadInput(error) from None
+    write(text)
+    return DONE
+
+
+def _resolved(options: argparse.Namespace) -> str:
+    return configuration.echo(configuration.load(options.config, options.set))

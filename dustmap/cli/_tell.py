@@ -1,13 +1,22 @@
-"""What a command prints when it is done."""
+"""What a command prints: its results when it is done, and before that how far it is.
+
+Bars on a terminal, plain lines elsewhere.
+"""
 
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 if TYPE_CHECKING:
-    from dustmap.runs import Plan
+    from tqdm import tqdm
+
+    from dustmap.runs import Plan, Progress
+
+#: Seconds before a bar is shown: what is done sooner needs none.
+DELAY = 2.0
 
 
 def write(text: str) -> None:
@@ -56,3 +65,45 @@ def _shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_shown, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def progress() -> Iterator["Progress"]:
+    """What a run tells how far it is, for as long as it runs."""
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from dustmap.runs import LogProgress
+
+    if not sys.stderr.isatty():
+        yield LogProgress()
+        return
+    with logging_redirect_tqdm(), _Bars() as bars:
+        yield bars
+
+
+@final
+class _Bars:
+    """A bar for what is being done, gone when it is done."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, tqdm[NoReturn]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        from tqdm import tqdm
+
+        if what not in self._bars:
+            self._bars[what] = tqdm(
+                total=total, desc=what, leave=False, file=sys.stderr, delay=DELAY
+            )
+        bar = self._bars[what]
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+            del self._bars[what]

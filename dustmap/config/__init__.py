@@ -6,15 +6,16 @@
     sha256(config)             what provenance cards carry
 
 The sections and their keys are declared in `dustmap.config._schema`, what they must agree on in
-`dustmap.config._whole`.
+`dustmap.config._config`.
 """
 
-from dustmap.config._read import echo as echo
-from dustmap.config._read import example as example
-from dustmap.config._read import from_mapping as from_mapping
-from dustmap.config._read import load as load
-from dustmap.config._read import parsecs as parsecs
-from dustmap.config._read import sha256 as sha256
+from dustmap.config._config import Config as Config
+from dustmap.config._config import echo as echo
+from dustmap.config._config import example as example
+from dustmap.config._config import from_mapping as from_mapping
+from dustmap.config._config import load as load
+from dustmap.config._config import parsecs as parsecs
+from dustmap.config._config import sha256 as sha256
 from dustmap.config._schema import STAR_FIGURES as STAR_FIGURES
 from dustmap.config._schema import ComputeConfig as ComputeConfig
 from dustmap.config._schema import DataConfig as DataConfig
@@ -23,4 +24,3 @@ from dustmap.config._schema import FitConfig as FitConfig
 from dustmap.config._schema import GridConfig as GridConfig
 from dustmap.config._schema import ModelConfig as ModelConfig
 from dustmap.config._values import ConfigError as ConfigError
-from dustmap.config._whole import Config as Config

@@ -7,9 +7,11 @@ checking, echoing and the commented example all follow from the declaration.
 from dataclasses import dataclass
 from typing import Annotated, final
 
-from dustmap.config._key import Key, always, card_file
 from dustmap.config._values import (
+    Key,
+    always,
     bytes_of,
+    card_file,
     choice,
     choices,
     duration,

@@ -278,3 +278,29 @@ def duration() -> Parser:
 def seconds_of(time: str) -> float:
     """`"5 min"` -> 300.0; for texts that `duration` has accepted."""
     return _with_unit(time, SECONDS, "time")
+
+
+def _never(text: str) -> bool:
+    return False
+
+
+def always(text: str) -> bool:
+    return bool(text)
+
+
+def card_file(text: str) -> bool:
+    return text.endswith(".toml")
+
+
+@final
+@dataclass(frozen=True)
+class Key:
+    """What is known of one key beside its type and default."""
+
+    parse: Parser
+    meaning: str
+    unit: str = ""
+    # Which of the key's texts are paths: relative ones are relative to the file they stand in.
+    path: Callable[[str], bool] = _never
+    # Of a table of its own, [section.key]: a line that says what may stand there.
+    table: str = ""

@@ -13,7 +13,8 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from dustmap.gp.likelihoods import NormalMixture
+from dustmap.gp import Batch, Prediction
+from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture
 
 #: Of Newton's method on ln Φ: enough for 1e-12.
 _NEWTON_STEPS = 8
@@ -21,7 +22,9 @@ _NEWTON_STEPS = 8
 _ONE_SIGMA = 1.0
 _HALF_95 = 1.959963984540054
 #: Data whose mixtures are held at once.
-_CHUNK = 4096
+_MIXTURES_AT_ONCE = 4096
+#: Data whose quadrature is done at a time.
+_QUADRATURES_AT_ONCE = 2**16
 
 
 @final
@@ -129,7 +132,7 @@ def scores_of_student_t(
     """Under f + s t_ν for f ~ N(mean (N,), variance (N,)) and s² = width2 (N,)."""
     _check(y, mean, variance + width2)
     columns = (y.double(), mean, variance, width2)
-    parts = zip(*(torch.split(column, _CHUNK) for column in columns), strict=True)
+    parts = zip(*(torch.split(column, _MIXTURES_AT_ONCE) for column in columns), strict=True)
     return DatumScores.joined(list(_of_mixtures(parts, nu)))
 
 
@@ -167,3 +170,42 @@ def _check(y: Tensor, mean: Tensor, variance: Tensor) -> None:
             raise ValueError(f"{name} must be finite to be scored: drop NaN and infinity first")
     if not bool((variance > 0).all()):
         raise ValueError("variance must be positive: add the noise variance to the latent one")
+
+
+@final
+@dataclass(frozen=True)
+class HeldOut:
+    """n data, their mean log-density under the predictions, and the error of the mean.
+
+    loglike: mean_n ln ∫ p(y_n | f) N(f; μ_n, v_n) df. rmse: root mean square of y_n − E[y_n],
+    in the units of y; for classes 0 and 1 it is the root of the Brier score.
+    """
+
+    n: int
+    loglike: float
+    rmse: float
+
+
+@torch.no_grad()
+def held_out(likelihood: AbstractLikelihood, prediction: Prediction, batch: Batch) -> HeldOut:
+    """Scores of the latent moments (N,) that `prediction` has of a batch of N data."""
+    if len(batch) == 0 or prediction.mean.shape != batch.y.shape:
+        raise ValueError(
+            f"expected predictions of the same N > 0 data, got {tuple(prediction.mean.shape)} "
+            f"predictions of {len(batch)} data: predict(batch.functional) makes them"
+        )
+    columns = (batch.y, prediction.mean, prediction.variance, likelihood.noise_variance(batch))
+    loglike = square = torch.zeros((), dtype=torch.float64, device=batch.y.device)
+    for y, *moments in zip(*(torch.split(c, _QUADRATURES_AT_ONCE) for c in columns), strict=True):
+        density = likelihood.log_predictive_density(y, *moments)
+        mean, _ = likelihood.predictive_moments(*moments)
+        loglike = loglike + density.double().sum()
+        square = square + (y.double() - mean.double()).square().sum()
+    n = len(batch)
+    return HeldOut(n, float(loglike) / n, math.sqrt(float(square) / n))
+
+
+def misclassified(y: Tensor, probability: Tensor) -> float:
+    """Share of classes y (N,), 0 or 1, that were given a probability of y = 1 (N,) on the other
+    side of ½."""
+    return float(((probability > 0.5) != (y > 0.5)).double().mean())

@@ -13,10 +13,8 @@ from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
-from dustmap.inference._turns import Turns
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
 from dustmap.inference.evidence._learn_values import (
     AbstractSolver,
@@ -24,20 +22,23 @@ from dustmap.inference.evidence._learn_values import (
     LearnSettings,
     LearnStep,
 )
-from dustmap.inference.evidence._noise_fit import NoiseParameters, jitter_floor
 from dustmap.inference.evidence._robust import (
     RobustFit,
+    Turns,
     fit_student_t,
     site_data,
     site_weights,
 )
-from dustmap.inference.evidence._student_t_noise import RobustSettings
+from dustmap.inference.evidence._student_t_noise import (
+    NoiseParameters,
+    RobustSettings,
+    jitter_floor,
+)
 from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
-from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import GlobalSolution
+from dustmap.inference.solve._solution import GlobalSolution, kept_solution, restored_solution
 from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.

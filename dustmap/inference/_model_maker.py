@@ -21,8 +21,7 @@ from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference._journal import Kept, Plain
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import Kept, Plain, Reading
 from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld, fast_length

@@ -1,12 +1,21 @@
-"""Λ = I + Φᵀ W Φ and bounds on its spectrum."""
+"""Λ = I + Φᵀ W Φ, bounds on its spectrum, and the spread of fitted coefficients of the mean."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp.families import AbstractGaussian
-from dustmap.linalg import AbstractOperator, standard_normal
+from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, pcg, standard_normal, unwatched
+
+#: Stream of the keyed noise z, by position among the directions.
+_STREAM = 2
+#: Error of the spread in standard deviations of the coefficients that is asked for, and the most
+#: corrections: each knows better how small the remaining variances are.
+_ERROR, _CORRECTIONS = 0.03, 6
+_NAMES = ("directions", "fields", "draws")
 
 
 @final
@@ -91,3 +100,140 @@ def power_stability(
         v = v / v.norm()
         v = state.apply_covariance(precision.matmul(v))
     return 1.05 * float(v.norm())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CoefficientSpread:
+    """Universal kriging: β = β̂ + T z, ε = ε̂ + Eᵀ z + δ with z ~ N(0, I_K), δ ~ N(0, Λ⁻¹).
+
+    The posterior of y = H β + Φ ε + noise under a flat prior of β:
+
+        T Tᵀ = (Hᵀ A⁻¹ H)⁻¹        Eᵀ = −Λ⁻¹ΦᵀΣ⁻¹ H T        A = ΦΦᵀ + Σ
+
+    A functional f_* sees z as u_* = H_* T + φ_*ᵀ Eᵀ, which is H_* T in the shape that the data
+    leave of it: nothing close to many data, all far away from them.
+
+    directions (P, K): T. fields (K, M_w): E. draws (S, K): z_s of the draws that a posterior keeps.
+    error: bound of the error of u, in standard deviations of the coefficients and of f_*.
+    """
+
+    directions: Tensor
+    fields: Tensor
+    draws: Tensor
+    error: float = 0.0
+
+    @staticmethod
+    def of_gram(
+        gram: Tensor, T: Tensor, W: Tensor, seed: int, count: int, antithetic: bool
+    ) -> "CoefficientSpread":
+        """From S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w) with Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
+
+        count: draws that the posterior keeps, keyed by seed; antithetic: as pairs z, −z.
+        """
+        root = inverse_root(gram)
+        K = len(gram)
+        normal = KeyedNormal(seed, _STREAM)
+        z = torch.zeros(count, K, dtype=T.dtype)
+        for s in range(count):
+            key, sign = (s // 2, (-1.0) ** s) if antithetic else (s, 1.0)
+            z[s] = sign * normal.draw(key, K)
+        fields = -(root.mT.to(W) @ W)
+        return CoefficientSpread(T @ root, fields, z.to(T.device))
+
+    def seen(self, basis: Tensor, fields: Tensor) -> Tensor:
+        """u (K, N) of functionals with H = basis (N, P), which see E as fields (K, N)."""
+        return (basis @ self.directions).mT.to(fields.dtype) + fields
+
+    def chosen(self, index: Tensor | slice) -> "CoefficientSpread":
+        """With some of the draws."""
+        return replace(self, draws=self.draws[index])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names that `of_tensors` looks for."""
+        return {f"spread_{name}": getattr(self, name) for name in _NAMES}
+
+    @staticmethod
+    def of_tensors(tensors: Mapping[str, Tensor]) -> "CoefficientSpread | None":
+        """None where there are none: of coefficients that were given, or of an earlier version."""
+        if f"spread_{_NAMES[0]}" not in tensors:
+            return None
+        directions, fields, draws = (tensors[f"spread_{name}"] for name in _NAMES)
+        return CoefficientSpread(directions, fields, draws)
+
+
+@torch.no_grad()
+def coefficient_spread(
+    phi: AbstractOperator,
+    precision: AbstractOperator,
+    D: Tensor,
+    U: Tensor,
+    directions: Tensor,
+    *,
+    seed: int,
+    count: int,
+    antithetic: bool = False,
+    preconditioner: AbstractOperator | None = None,
+    max_steps: int = 500,
+    progress: Progress = unwatched,
+) -> CoefficientSpread:
+    """The spread of coefficients fitted to y = H β + Φ ε + noise, by K solves with Λ.
+
+        Λ Wᵀ = ΦᵀDU        S = UᵀD⁻¹A⁻¹D⁻¹U = ‖U − DΦWᵀ‖² + ‖Wᵀ‖²
+
+    phi: Φ; precision: Λ; D (N,) = Σ^{-1/2}; U (N, K) with D H directions = U, UᵀU = I.
+    S is the least value of a quadratic form, exact to second order in the error of W. Where the
+    field can imitate the mean it is far below 1, and so has the residual to be: every correction
+    is asked for a residual that suits the S of the one before.
+    """
+    W = torch.zeros(U.shape[1], phi.shape[1], dtype=phi.dtype, device=phi.device)
+    best, gram, error = W, torch.eye(len(W), dtype=U.dtype, device=U.device), float("inf")
+    for _ in range(_CORRECTIONS):
+        misfit = U.mT - D * phi.matmul(W).double()
+        r = phi.rmatmul((D * misfit).to(phi.dtype)) - W
+        tried = misfit @ misfit.mT + W.double() @ W.double().mT
+        found = float(torch.linalg.matrix_norm(inverse_root(tried).mT @ r.double(), 2))
+        if not found < error:
+            break
+        best, gram, error = W, tried, found
+        if error <= _ERROR:
+            break
+        least = float(torch.linalg.eigvalsh(tried).min().clamp_min(0.0)) ** 0.5
+        W = W + _corrections(
+            precision, r, 0.5 * _ERROR * least, preconditioner, max_steps, progress
+        )
+    spread = CoefficientSpread.of_gram(gram, directions, best, seed, count, antithetic)
+    return replace(spread, error=error)
+
+
+def inverse_root(gram: Tensor) -> Tensor:
+    """R (K, K) with R Rᵀ = gram⁻¹ for a positive definite matrix."""
+    values, vectors = torch.linalg.eigh(0.5 * (gram + gram.mT))
+    least = torch.finfo(values.dtype).eps * values.max()
+    root: Tensor = vectors * values.clamp_min(least).rsqrt()
+    return root
+
+
+def _corrections(
+    precision: AbstractOperator,
+    r: Tensor,
+    tolerance: float,
+    preconditioner: AbstractOperator | None,
+    max_steps: int,
+    progress: Progress,
+) -> Tensor:
+    """Λ⁻¹ r (K, M_w), one column after the other: no more memory than one right-hand side takes."""
+    columns = []
+    for one in r:
+        norm = float(one.norm())
+        rtol = min(1.0, tolerance / norm) if norm > 0 else 1.0
+        result = pcg(
+            precision,
+            one,
+            preconditioner=preconditioner,
+            rtol=max(rtol, 4.0 * torch.finfo(r.dtype).eps),
+            max_steps=max_steps,
+            progress=progress,
+        )
+        columns.append(result.x)
+    return torch.stack(columns)

@@ -35,7 +35,7 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
-from dustmap.inference._kept import Reading, kept_preconditioner, restored_preconditioner, state
+from dustmap.inference._journal import Reading, kept_preconditioner, restored_preconditioner, state
 from dustmap.inference.lognormal._lognormal import GramOperator
 from dustmap.linalg import (
     AbstractWorld,

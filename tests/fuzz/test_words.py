@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dustmap import config as configuration
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.config import Config, ConfigError, parsecs
-from dustmap.config._read import _keys, _sections
+from dustmap.config._config import _keys, _sections
 from dustmap.runs import prepare
 
 fuzzed = settings(derandomize=True, database=None, deadline=None, max_examples=80)

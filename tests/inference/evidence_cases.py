@@ -27,7 +27,7 @@ from dustmap.inference import (
     Kept,
     Plain,
 )
-from dustmap.inference._kept import Reading, state
+from dustmap.inference._journal import Reading, state
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.

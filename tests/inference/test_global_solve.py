@@ -19,7 +19,7 @@ from dustmap.inference import (
     solve_direct,
     solve_global,
 )
-from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
+from dustmap.inference.solve._grid_model import DATA_STREAM, GRID_STREAM
 from dustmap.linalg import KeyedNormal, NystromPreconditioner
 from tests.inference.gridded import (
     CASES,

@@ -21,13 +21,8 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference.evidence._climb import bounded_step
-from dustmap.inference.evidence._learn_evidence import (
-    LearnedModel,
-    LearnSettings,
-    LearnStep,
-    learn_evidence,
-)
+from dustmap.inference.evidence._learn_evidence import bounded_step, learn_evidence
+from dustmap.inference.evidence._learn_values import LearnedModel, LearnSettings, LearnStep
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
 

@@ -19,11 +19,15 @@ from dustmap.inference import (
     fit_mgvi,
     typical_log_density,
 )
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Iterate,
+    LogNormalProblem,
+    Tether,
+    descend,
+)
 from dustmap.inference.lognormal._mgvi_draws import Perturbations, metric_draws
-from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, evidence_step, read, write
-from dustmap.inference.lognormal._mgvi_newton import Accuracy, descend
-from dustmap.inference.lognormal._mgvi_trust import Trust
+from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, Trust, evidence_step, read, write
 from dustmap.linalg import AbstractOperator
 
 

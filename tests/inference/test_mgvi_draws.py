@@ -7,7 +7,7 @@ import torch
 
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._lognormal_energy import Iterate, LogNormalProblem, Tether
 from dustmap.inference.lognormal._mgvi_draws import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
 

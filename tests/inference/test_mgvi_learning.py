@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean
 from dustmap.inference import MGVISettings, MGVIStatus, fit_mgvi, typical_log_density
-from dustmap.inference.lognormal import _mgvi_trust
+from dustmap.inference.lognormal import _mgvi_hyper
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 NODES, RAYS, NOISE, LENGTH = 24, 30, 0.1, 0.3
@@ -125,7 +125,7 @@ def test_the_curvature_along_a_step_is_that_of_the_gradients() -> None:
     step = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     before = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
     fall = 1.7 * information @ step + torch.tensor([0.02, 0.0, 0.01], dtype=torch.float64)
-    trust = _mgvi_trust.Trust(0.5, step, before)
+    trust = _mgvi_hyper.Trust(0.5, step, before)
     found = trust.curvature(before - fall, information)
     torch.testing.assert_close(found @ step, fall)
     torch.testing.assert_close(found, found.mT)

@@ -10,7 +10,7 @@ import torch
 
 from dustmap.inference import NO_JOURNAL
 from dustmap.inference.lognormal import _mgvi_draws
-from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.linalg import OutOfMemory, pcg
 from tests.inference.journals import often_interrupted
 from tests.inference.test_journals_mgvi import SETTINGS, Case

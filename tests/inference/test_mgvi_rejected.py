@@ -13,10 +13,9 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, MGVIStatus, fit_mgvi
 from dustmap.inference.lognormal import _mgvi_draws, _mgvi_hyper, _mgvi_phases
 from dustmap.inference.lognormal._lognormal import typical_log_density
-from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import Accuracy, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import curved_draw
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep
-from dustmap.inference.lognormal._mgvi_newton import Accuracy
 from dustmap.inference.lognormal._mgvi_state import posterior_at
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 

@@ -36,8 +36,7 @@ from dustmap.inference import (
     full_elbo,
     natural_step,
 )
-from dustmap.inference.variational._natural_step import NaturalStep, StepLengths
-from dustmap.inference.variational._non_concave import step_weights
+from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, step_weights
 
 NODES = 7
 

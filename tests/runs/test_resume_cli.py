@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, DONE, PREEMPTED, main
-from dustmap.cli._terminated import Preempted, preempting
+from dustmap.cli._exit import Preempted, preempting
 from dustmap.runs import status_of
 from dustmap.runs.kept._lock import holder, holding
 from dustmap.runs.kept._written import lines_of

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dustmap.cli._terminated import Terminated, terminating
+from dustmap.cli._exit import Terminated, terminating
 from dustmap.sky import _outputs
 from dustmap.sky._outputs import (
     check_output,

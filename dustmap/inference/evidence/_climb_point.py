@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import AbstractJournal, Kept, Plain
-from dustmap.inference._kept import Reading, state
+from dustmap.inference._journal import AbstractJournal, Kept, Plain, Reading, state
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dustmap.gp import Batch
 from dustmap.gp.features import LocalFeatures, chunks
-from dustmap.inference.evidence._centred import Recolouring
 from dustmap.inference.evidence._information import (
     Moments,
+    Recolouring,
     differentiate,
     split_like,
     total_variance,

@@ -2,7 +2,8 @@
 
 A backward pass gives one derivative in all parameters. What is asked for here is many derivatives
 (of every datum, of every deviation) in few parameters: forward differences, one set of products per
-parameter and no graph.
+parameter and no graph. A `Recolouring` holds the field fixed instead of its whitened form, which
+takes the derivatives of λ out of the products.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,17 +13,70 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, GridPrior
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.inference._precision import PrecisionOperator
-from dustmap.inference.evidence._centred import Recolouring
-from dustmap.inference.solve._grid_model import GridModel
-from dustmap.linalg import AbstractOperator, pcg
+from dustmap.inference.solve._grid_model import GridModel, prior_of
+from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
 #: Accuracy of the solves behind the information, whose error enters it squared.
 _RTOL = 1e-4
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Recolouring:
+    """C_θ^{-1/2} C^{1/2}: white variables at θ of the field that has white variables ε here.
+
+    spectrum: λ of C at the present parameters, without graph; torus_shape: its torus.
+    """
+
+    spectrum: Tensor
+    torus_shape: tuple[int, ...]
+
+    @staticmethod
+    def at(features: AbstractFeatureMap) -> "Recolouring":
+        """At the features' present value."""
+        prior = _prior_of(features)
+        return Recolouring(prior.spectrum.detach(), prior.torus_shape)
+
+    def applied(self, features: AbstractFeatureMap, eps: Tensor) -> Tensor:
+        """ε_θ = C_θ^{-1/2} C^{1/2} ε for eps (k, M_w) and features at θ; carries no graph."""
+        ratio = (self.spectrum / _prior_of(features).spectrum.detach()).sqrt()
+        return CirculantOperator(ratio.to(eps.dtype), self.torus_shape).matmul(eps)
+
+    def log_spectrum(self, features: AbstractFeatureMap, power: Tensor) -> Tensor:
+        """Σ_k p_k ln λ_θ,k, differentiable; power p in the half-spectrum layout of `power`."""
+        return (power * _prior_of(features).spectrum.log()).sum()
+
+    def log_rate(self, features: AbstractFeatureMap) -> Tensor:
+        """ln λ_θ − ln λ, in the half-spectrum layout."""
+        return _prior_of(features).spectrum.detach().log() - self.spectrum.log()
+
+    def power(self, a: Tensor, b: Tensor) -> Tensor:
+        """p_k with Σ_k p_k = aᵀb for fields a, b (M_w,), float64: where in k the product arises."""
+        axes = tuple(range(-len(self.torus_shape), 0))
+        left = torch.fft.rfftn(a.reshape(self.torus_shape), dim=axes)
+        right = left if b is a else torch.fft.rfftn(b.reshape(self.torus_shape), dim=axes)
+        product = (
+            left.real.double() * right.real.double() + left.imag.double() * right.imag.double()
+        )
+        power: Tensor = product * (self._multiplicity().to(product) / a.numel())
+        return power
+
+    def _multiplicity(self) -> Tensor:
+        length = self.torus_shape[-1]
+        count = torch.full((length // 2 + 1,), 2.0, dtype=torch.float64)
+        count[0] = 1.0
+        if length % 2 == 0:
+            count[-1] = 1.0
+        return count
+
+
+def _prior_of(features: AbstractFeatureMap) -> GridPrior:
+    return prior_of(features, "recolouring of prior_draws", "leave prior_draws out")
 
 
 @final

@@ -5,24 +5,280 @@ so the gradient is a smooth, deterministic function of the parameters, whose roo
 steps in log-parameters with the average information as metric, inside a trust radius.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Generic, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
-from dustmap.inference.evidence._climb import Climb
-from dustmap.inference.evidence._learn_values import AbstractMaker as AbstractMaker
-from dustmap.inference.evidence._learn_values import AbstractSolver as AbstractSolver
-from dustmap.inference.evidence._learn_values import LearnedModel as LearnedModel
-from dustmap.inference.evidence._learn_values import LearnSettings as LearnSettings
-from dustmap.inference.evidence._learn_values import LearnStep as LearnStep
-from dustmap.inference.evidence._learn_values import PosteriorMoments as PosteriorMoments
-from dustmap.inference.evidence._learn_values import PriorDraws as PriorDraws
-from dustmap.inference.evidence._learn_values import T
-from dustmap.inference.solve._draws import GRID_STREAM
+from dustmap.gp import Batch, FitStatus
+from dustmap.inference._journal import (
+    NO_JOURNAL,
+    AbstractJournal,
+    Kept,
+    PartOfWhole,
+    Plain,
+    Reading,
+    state,
+)
+from dustmap.inference.evidence._climb_point import Evaluator, Point, assign_mean, with_prior
+from dustmap.inference.evidence._learn_values import (
+    AbstractMaker,
+    AbstractSolver,
+    LearnedModel,
+    LearnSettings,
+    LearnStep,
+    PriorDraws,
+    T,
+)
+from dustmap.inference.solve._grid_model import GRID_STREAM
 from dustmap.linalg import KeyedNormal
+
+#: Log-parameters stay within this distance of their start, a factor of 1000 either way, and below
+#: their ceilings.
+_LOG_RANGE = math.log(1e3)
+#: Larger steps are taken whatever their Monte Carlo error.
+_SMALL = 0.2
+#: Rejected trials in a row after which the climb has stagnated.
+_PATIENCE = 4
+
+
+#: What the states of a climb are called.
+_CLIMB = "learn_evidence"
+
+
+@final
+class _Climb(Generic[T]):
+    """The state of one climb."""
+
+    def __init__(
+        self,
+        maker: AbstractMaker,
+        data: Batch,
+        settings: LearnSettings,
+        solve: AbstractSolver[T],
+        prior_draws: PriorDraws | None,
+        weights: Tensor | None,
+        ceilings: Mapping[int, float],
+        floors: Mapping[int, float],
+        journal: AbstractJournal,
+    ) -> None:
+        self._settings, self._maker, self._journal = settings, maker, journal
+        self._evaluator = Evaluator(maker, data, solve, prior_draws, weights)
+        self._origin = self._evaluator.present()
+        self._floor = self._evaluator.limits(floors, -math.inf).minimum(self._origin)
+        self._low = (self._origin - _LOG_RANGE).maximum(self._floor)
+        ceiling = self._evaluator.limits(ceilings, math.inf).maximum(self._origin)
+        self._high = (self._origin + _LOG_RANGE).minimum(ceiling)
+        self._samples = settings.samples
+        self._theta, self._radius, self._rejected = self._origin, settings.largest_step, 0
+        self._best: Point[T] | None = None
+        self._history: list[LearnStep] = []
+        self._status, self._is_over = FitStatus.MAX_STEPS, False
+
+    def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
+        """One solve after the other, until the status is known; from where the journal is."""
+        reading = Reading.latest(self._journal, _CLIMB)
+        if reading is not None:
+            if reading.finished:
+                return self._restored_result(reading)
+            self._restore(reading)
+        while not self._is_over and len(self._history) < self._settings.max_steps:
+            self._step(progress)
+            self._journal.keep(self._kept)
+        return self._result()
+
+    def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
+        """One solve, and where it leads."""
+        theta, base = self._theta, self._best
+        point, fraction = self._point(theta), 1.0
+        if base is not None and _comparable(base, point):
+            fraction = _fraction(base, point)
+        accepted = base is None or fraction >= 1.0
+        if base is None or accepted:
+            self._rejected = 0
+            if base is not None:
+                self._radius = self._new_radius(self._radius, base, point)
+            self._best = base = point
+        else:
+            self._rejected += 1
+            self._radius = fraction * float((theta - base.theta).abs().max())
+        step = self._record(point, accepted)
+        self._history.append(step)
+        if progress is not None:
+            progress(step)
+        if accepted:
+            self._is_over = self._finished(point)
+        elif self._rejected >= _PATIENCE or self._radius < self._settings.tolerance:
+            self._status, self._is_over = FitStatus.STAGNATED, True
+        if not self._is_over:
+            self._theta = self._next(base, self._radius)
+
+    def _result(self) -> LearnedModel[T]:
+        """The best point; its parameters are put back."""
+        point = self._best
+        assert point is not None
+        down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
+        room = torch.minimum(down, self._high - point.theta)
+        if bool((room < 1e-3).any()):
+            self._status = FitStatus.AT_BOUND
+        learned = LearnedModel(
+            point.model,
+            point.solution,
+            self._status,
+            tuple(self._history),
+            tuple(point.standard_deviations.tolist()),
+            tuple(point.monte_carlo_errors.tolist()),
+            point.grid_error,
+        )
+        self._evaluator.load(point.theta)
+        assign_mean(point.model, point.solution)
+        self._journal.finish(self._kept_result(point, learned))
+        return learned
+
+    def _kept(self) -> Kept:
+        assert self._best is not None
+        values = {
+            "radius": self._radius,
+            "rejected": self._rejected,
+            "samples": self._samples,
+            "status": self._status.value,
+            "is_over": self._is_over,
+            "history": self._plain_history(),
+        }
+        parts = {
+            "evaluator": self._evaluator.kept(),
+            "best": self._evaluator.kept_point(self._best),
+        }
+        return state(_CLIMB, values, {"theta": self._theta}, parts)
+
+    def _restore(self, reading: Reading) -> None:
+        self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
+        self._samples = reading.integer("samples")
+        self._status = FitStatus(reading.text("status"))
+        self._is_over = reading.flag("is_over")
+        self._theta = reading.array("theta", self._origin, len(self._origin))
+        self._history = list(reading.each("history", LearnStep.read))
+        self._evaluator.restore(reading.part("evaluator", "evaluator"))
+        self._best = self._evaluator.restored_point(reading, "best")
+
+    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> Kept:
+        values = {
+            "status": learned.status.value,
+            "history": self._plain_history(),
+            "standard_deviations": list(learned.standard_deviations),
+            "monte_carlo_errors": list(learned.monte_carlo_errors),
+            "grid_error": learned.grid_error,
+            "choices": self._maker.choices(),
+        }
+        parts = {"solution": self._evaluator.kept_solved(point.solved)}
+        return state(_CLIMB, values, {}, parts, finished=True)
+
+    def _restored_result(self, reading: Reading) -> LearnedModel[T]:
+        """What `_result` gave, with the parameters and the maker as it left them."""
+        best = self._evaluator.restored_solved(reading)
+        assign_mean(best.model, best.solution)
+        self._maker.choose(reading.value("choices"))
+        return LearnedModel(
+            best.model,
+            best.solution,
+            FitStatus(reading.text("status")),
+            reading.each("history", LearnStep.read),
+            reading.numbers("standard_deviations"),
+            reading.numbers("monte_carlo_errors"),
+            reading.number("grid_error"),
+        )
+
+    def _plain_history(self) -> list[Plain]:
+        return [step.plain for step in self._history]
+
+    def _point(self, theta: Tensor) -> Point[T]:
+        journal = PartOfWhole(self._journal.within("solve"), len(self._history))
+        point = self._evaluator.at(theta, self._samples, journal)
+        std = self._settings.prior_std
+        return point if std is None else with_prior(point, self._origin, std)
+
+    def _next(self, base: Point[T], radius: float) -> Tensor:
+        theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
+        return theta.clamp(self._low, self._high)
+
+    def _held(self, point: Point[T]) -> Tensor:
+        """Which parameters (P,) are at a limit that the gradient leads across."""
+        above = (point.theta >= self._high) & (point.gradient > 0)
+        return above | ((point.theta <= self._low) & (point.gradient < 0))
+
+    def _new_radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
+        step = point.theta - base.theta
+        gain = 0.5 * float(step @ (base.gradient + point.gradient))
+        promised = float(step @ base.gradient - 0.5 * step @ base.information @ step)
+        if gain > 0.5 * promised:
+            return min(2.0 * radius, self._settings.largest_step)
+        return radius if gain > 0.25 * promised else 0.5 * radius
+
+    def _finished(self, point: Point[T]) -> bool:
+        held = self._held(point)
+        largest = self._settings.largest_step
+        step = bounded_step(point.gradient, point.information, largest, held)
+        errors = point.monte_carlo_errors
+        allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(self._settings.tolerance)
+        if bool((step.abs() > allowed).any()):
+            return False
+        coarse = ~held & (errors > self._settings.accuracy * point.standard_deviations)
+        if bool(coarse.any()) and 2 * self._samples <= self._settings.max_samples:
+            self._samples *= 2
+            return False
+        self._status = FitStatus.CONVERGED
+        return True
+
+    def _record(self, point: Point[T], accepted: bool) -> LearnStep:
+        return LearnStep(
+            tuple(point.theta.tolist()),
+            tuple(point.gradient.tolist()),
+            tuple(point.error.diagonal().sqrt().tolist()),
+            len(point.solution.deviations),
+            point.solution.block_steps,
+            point.model.features.n_features,
+            accepted,
+        )
+
+
+def bounded_step(
+    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
+) -> Tensor:
+    """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
+
+    The others are solved for anew each time: one badly determined parameter then does not hold back
+    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
+    """
+    step = torch.zeros_like(gradient)
+    free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
+    while bool(free.any()):
+        rest = gradient[free] - information[free][:, ~free] @ step[~free]
+        step[free] = torch.linalg.solve(information[free][:, free], rest)
+        if float(step.abs().max()) <= radius:
+            break
+        worst = int(torch.where(free, step.abs(), -1.0).argmax())
+        step[worst] = math.copysign(radius, float(step[worst]))
+        free[worst] = False
+    return step
+
+
+def _comparable(base: Point[T], point: Point[T]) -> bool:
+    """Whether both gradients are of one function: equal random numbers on equal tori."""
+    return base.solution.deviations.shape == point.solution.deviations.shape
+
+
+def _fraction(base: Point[T], point: Point[T]) -> float:
+    """1 for a step that climbed, else which fraction of it reaches the top along its line.
+
+    By the trapezoid rule the gain is ½ sᵀ(g₀ + g₁); the slope vanishes at the secant's root.
+    """
+    step = point.theta - base.theta
+    before, after = float(step @ base.gradient), float(step @ point.gradient)
+    if before + after >= 0.0:
+        return 1.0
+    return min(max(before / (before - after), 0.1), 0.5)
 
 
 def learn_evidence(
@@ -50,7 +306,7 @@ def learn_evidence(
         says so. floors: the least ones; what ends there is next to nothing, and that is no fault.
     journal: kept after every step, and inside the solves; progress hears of new steps only.
     """
-    climb = Climb(
+    climb = _Climb(
         maker, data, settings, solve, prior_draws, weights, ceilings or {}, floors or {}, journal
     )
     return climb.learned(progress)

@@ -9,13 +9,14 @@ from typing import Generic, Protocol, TypeVar, final
 from torch import Tensor
 
 from dustmap.gp import FitStatus
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain, Reading
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
 #: A residual variance above this fraction of the noise makes the result depend on the grid.
 _FINE_ENOUGH = 0.3
+#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
+PriorDraws = Callable[[Tensor], Tensor]
 
 
 class PosteriorMoments(Protocol):
@@ -38,8 +39,6 @@ class PosteriorMoments(Protocol):
 
 
 T = TypeVar("T", bound=PosteriorMoments)
-#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
-PriorDraws = Callable[[Tensor], Tensor]
 
 
 class AbstractSolver(ABC, Generic[T]):

@@ -5,37 +5,47 @@ the map cannot explain have sites of next to no precision instead of bending it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Generic, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain
-from dustmap.inference._kept import PartOfWhole, Reading, state
+from dustmap.inference._journal import (
+    NO_JOURNAL,
+    AbstractJournal,
+    Kept,
+    PartOfWhole,
+    Plain,
+    Reading,
+    state,
+)
 from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
-from dustmap.inference.evidence._learn_values import AbstractSolver, T
-from dustmap.inference.evidence._noise_fit import NoiseParameters, fitted_around
-from dustmap.inference.evidence._sites import Sites, student_t_moments
+from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
+    OUTLIER_WEIGHT,
+    NoiseParameters,
     RobustSettings,
+    Sites,
     StudentTNoise,
+    fitted_around,
     measured_share,
+    student_t_moments,
 )
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
-#: Data of smaller weight count as outliers in reports.
-_OUTLIER = 0.1
 #: Length of a step of the sites: full steps may overshoot, for ln t is not concave.
 _STEP = 0.7
 #: The evidence that further rounds are expected to gain, in nats, below which none follows.
-NATS_LEFT = 0.1
+_NATS_LEFT = 0.1
 
 #: The solver of a posterior given normal data.
 SolverOf = Callable[[Batch], AbstractSolver[T]]
+#: Evidence that further turns are expected to gain, in nats, below which none follows.
+_NATS_OF_TURNS = 0.25
 
 
 def nats_left(nats: Sequence[float]) -> float:
@@ -101,7 +111,7 @@ class RobustFit(Generic[T]):
     @property
     def outliers(self) -> int:
         """Data of weight below 0.1."""
-        return int((self.weights < _OUTLIER).sum())
+        return int((self.weights < OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
         """One sentence on how it ended."""
@@ -109,7 +119,7 @@ class RobustFit(Generic[T]):
         text = (
             f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
             f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
-            f"weight below {_OUTLIER:g}"
+            f"weight below {OUTLIER_WEIGHT:g}"
         )
         return text if self.converged else f"{text}; increase max_rounds"
 
@@ -204,7 +214,7 @@ class _Rounds(Generic[T]):
     def _converged(self) -> bool:
         if not self._steps or self._steps[-1].change > self._settings.tolerance:
             return False
-        return nats_left([step.nats for step in self._steps]) <= NATS_LEFT
+        return nats_left([step.nats for step in self._steps]) <= _NATS_LEFT
 
     @property
     def _given(self) -> Tensor:
@@ -233,7 +243,7 @@ class _Rounds(Generic[T]):
         step = 1.0 if self._is_new and not self._steps else _STEP
         self._sites = self._sites.updated(moments, mean, width2, step)
         self._weights, self._solution = moments.weight, solution
-        outliers = int((self._weights < _OUTLIER).sum())
+        outliers = int((self._weights < OUTLIER_WEIGHT).sum())
         self._steps.append(RobustStep(self._noise, change, nats, outliers, solution.block_steps))
 
     @property
@@ -289,3 +299,38 @@ def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
     if start is None or start.solution.eps_mean.shape[0] != model.features.n_features:
         return None
     return start.solution
+
+
+@final
+@dataclass
+class Turns:
+    """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each."""
+
+    learned: NoiseParameters
+    n: int
+    nats: list[float] = field(default_factory=list)
+    _noise: tuple[float, ...] | None = None
+
+    def add(self, weighed: RobustFit[T], climbed: LearnedModel[T]) -> None:
+        """One more: noise at a fixed kernel, then the kernel at fixed sites."""
+        step = zip(
+            climbed.history[0].parameters,
+            climbed.parameters,
+            climbed.standard_deviations,
+            strict=True,
+        )
+        nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
+        if self._noise is not None:
+            nats += self.learned.nats(self._noise, weighed.logs, self.n)
+        self._noise = weighed.logs
+        self.nats.append(nats)
+
+    @property
+    def left(self) -> float:
+        """Nats that are expected to remain."""
+        return nats_left(self.nats)
+
+    @property
+    def settled(self) -> bool:
+        """Whether kernel and noise rest together."""
+        return self.left <= _NATS_OF_TURNS

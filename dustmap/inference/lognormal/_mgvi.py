@@ -1,15 +1,105 @@
 """Variational inference for a positive field: mode, hyperparameters, metric samples, mean."""
 
+import enum
+from dataclasses import dataclass
+from typing import final
+
+import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
-from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_state import LogNormalProblem
+from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
+from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
+from dustmap.inference.lognormal._mgvi_draws import explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_report import MGVISettings, MGVISolution
-from dustmap.inference.lognormal._mgvi_solution import solution_of
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
+from dustmap.inference.lognormal._mgvi_state import FitState
 from dustmap.linalg import Progress, unwatched
+
+#: A mode that misses the data by more than this, in units of the noise, is no start for samples.
+_LARGEST_MISFIT = 3.0
+#: Samples that are turned into fields at once.
+_FIELDS = 8
+
+
+@final
+class MGVIStatus(enum.Enum):
+    """How a fit ended, from best to worst."""
+
+    CONVERGED = "converged"
+    MAX_ROUNDS = "max_rounds"
+    REJECTED = "rejected"
+    STRAYED = "strayed"
+    UNSOLVED = "unsolved"
+    MISFIT = "misfit"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return _REMEDIES[self]
+
+
+_REMEDIES = {
+    MGVIStatus.CONVERGED: "nothing to do",
+    MGVIStatus.MAX_ROUNDS: (
+        "the hyperparameters, the mean or the weights of the data were still moving: raise rounds "
+        "or refinements"
+    ),
+    MGVIStatus.REJECTED: (
+        "the next step of the hyperparameters leaves the data at any length and was not taken: use "
+        "Student-t noise if some data are outliers, or start from other hyperparameters"
+    ),
+    MGVIStatus.STRAYED: (
+        "the samples leave the data at second order of their deviations: set curved=True, or raise "
+        "refinements"
+    ),
+    MGVIStatus.UNSOLVED: (
+        "CG left larger residuals than asked for, so the samples are too wide: raise rank or "
+        "cg_steps, or use float64"
+    ),
+    MGVIStatus.MISFIT: (
+        "the mode does not reach the data: use Student-t noise if some of them are outliers, "
+        "float64 if the errors are tiny, learn a noise scale or jitter, use a finer grid, or start "
+        "from a larger variance or a shorter length scale"
+    ),
+}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MGVISolution:
+    """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
+
+    Deviations and samples come in pairs +δ_0, −δ_0, +δ_1, −δ_1, ...: any even number of the first
+    ones is as good as a fit with so many.
+
+    coefficients β (P,) of the mean, posterior means where they are learned; float64. weighing: of
+    the data under Student-t noise, None for normal noise.
+    """
+
+    model: LogNormalModel
+    posterior: LogNormalPosterior
+    coefficients: Tensor
+    xi: Tensor
+    deviations: Tensor
+    history: tuple[MGVIRound, ...]
+    status: MGVIStatus
+    weighing: Weighing | None = None
+
+    @property
+    def rejected_steps(self) -> int:
+        """Evidence steps that were not taken."""
+        return sum(entry.stage == "rejected" for entry in self.history)
+
+    def message(self) -> str:
+        """One sentence for the report."""
+        last = self.history[-1]
+        noise = "" if self.weighing is None else f"{self.weighing.message()}, "
+        return (
+            f"log-normal fit {self.status.value} after {len(self.history)} rounds, {noise}"
+            f"rms residual {last.misfit:.2f} of the noise: {self.status.remedy}"
+        )
 
 
 def fit_mgvi(
@@ -62,4 +152,40 @@ def fit_mgvi(
         )
     problem = LogNormalProblem.of(model, data)
     fit = Fit(problem, settings, rounds, progress, origin, journal)
-    return solution_of(fit.state, settings.seed)
+    return _solution_of(fit.state, settings.seed)
+
+
+def _solution_of(state: FitState, seed: int) -> MGVISolution:
+    """Return the samples of a state that is done, their fields and the status; seed: the fit's."""
+    assert state.deviations is not None
+    # every +δ_s followed by its −δ_s, so that the first samples are pairs too
+    deviations = torch.stack(state.deviations.chunk(2), dim=1).flatten(0, 1)
+    problem, centre = state.centre.problem, state.centre.xi
+    with torch.no_grad():
+        parts = (centre + part for part in torch.split(deviations, _FIELDS))
+        fields = torch.cat([problem.log_mean + problem.root.matmul(xi) for xi in parts])
+    log_density = state.centre.log_density
+    share = explained_share(problem, seed, deviations, fields, log_density)
+    return MGVISolution(
+        problem.model,
+        LogNormalPosterior(problem.model.interpolation, log_density, fields, share),
+        problem.model.coefficients(centre),
+        centre,
+        deviations,
+        tuple(state.history),
+        _status(state),
+        state.weighing,
+    )
+
+
+def _status(state: FitState) -> MGVIStatus:
+    if state.centre.misfit() > _LARGEST_MISFIT:
+        return MGVIStatus.MISFIT
+    if state.unsolved:
+        return MGVIStatus.UNSOLVED
+    if state.strayed:
+        return MGVIStatus.STRAYED
+    steps = [entry.stage for entry in state.history if entry.gradient]
+    if steps and steps[-1] == "rejected":
+        return MGVIStatus.REJECTED
+    return MGVIStatus.MAX_ROUNDS if state.moved else MGVIStatus.CONVERGED

@@ -8,8 +8,15 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend, relative
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Descent,
+    Iterate,
+    LogNormalProblem,
+    Tether,
+    descend,
+    relative,
+)
 from dustmap.linalg import (
     AbstractOperator,
     Chunks,

@@ -1,5 +1,9 @@
-"""Hyperparameters of a log-normal field: Newton steps on the evidence of its linearised model."""
+"""Hyperparameters of a log-normal field: Newton steps on the evidence of its linearised model.
 
+A trust radius limits the steps and says when they rest.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -7,11 +11,15 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from dustmap.inference.evidence._climb import bounded_step
+from dustmap.inference.evidence._learn_evidence import bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference.lognormal._mgvi_newton import Accuracy, relative
-from dustmap.inference.lognormal._mgvi_trust import NEGLIGIBLE_STEP, Trust, widths_to_go
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Iterate,
+    LogNormalProblem,
+    Tether,
+    relative,
+)
 from dustmap.linalg import (
     AbstractOperator,
     CirculantOperator,
@@ -22,11 +30,76 @@ from dustmap.linalg import (
     unwatched,
 )
 
+#: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
+_LARGEST_STEP = 0.5
+#: Curvature along a step, over the information there, is kept between these (Powell 1978).
+_LEAST_CURVATURE, _MOST_CURVATURE = 0.2, 5.0
+#: |Δθ| that no user needs: solves of large data are no more accurate than that.
+_NEGLIGIBLE_STEP = 1e-3
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
 #: error is of the order of 1e-2.
 _STEP = 1e-4
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Trust:
+    """The last step Δθ (Q,) that was taken and the gradient (Q,) where it started, if there was
+    one; promised: gain in nats that it was taken for; radius: bound of |Δθ|."""
+
+    radius: float = _LARGEST_STEP
+    step: Tensor | None = None
+    gradient: Tensor | None = None
+    promised: float = 0.0
+
+    def curvature(self, gradient: Tensor, information: Tensor) -> Tensor:
+        """The information (Q, Q) here, corrected along the last step.
+
+        −∂²ln p of the model linearised anew at every θ is the average information up to what the
+        mode's own change adds. Random numbers are the same in every round, so the gradient's fall
+        y = g₀ − g along the last step s tells that part (Broyden, Fletcher, Goldfarb, Shanno):
+
+            I ← I − I s sᵀ I / sᵀ I s + y yᵀ / sᵀ y
+        """
+        if self.step is None or self.gradient is None:
+            return information
+        s, y = self.step, self.gradient - gradient
+        Is = information @ s
+        expected, found = float(s @ Is), float(s @ y)
+        if not expected > 0.0:
+            return information
+        kept = min(max(found, _LEAST_CURVATURE * expected), _MOST_CURVATURE * expected)
+        if kept != found:
+            y = Is + (y - Is) * ((kept - expected) / (found - expected))
+        return information - torch.outer(Is, Is) / expected + torch.outer(y, y) / kept
+
+    def new_radius(self, gradient: Tensor) -> float:
+        """Twice the radius after a step that gained what it promised, half of it after one that
+        did not; by the trapezoid rule the gain is ½ sᵀ(g₀ + g)."""
+        if self.step is None or self.gradient is None:
+            return self.radius
+        gain = 0.5 * float(self.step @ (self.gradient + gradient))
+        if gain > 0.5 * self.promised:
+            return min(2.0 * self.radius, _LARGEST_STEP)
+        return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
+
+    def turns_back(self, delta: Tensor) -> bool:
+        """Whether Δθ leads back where the last step came from. The linearisation and the weights of
+        the data move with θ: such a step is cut to `half_a_step`, lest θ goes round in circles."""
+        return self.step is not None and float(delta @ self.step) < 0.0
+
+    @property
+    def half_a_step(self) -> float:
+        """Half of the last step's largest component."""
+        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+
+
+def _widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
+    """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum, the most of all I."""
+    squares = [float(gradient @ torch.linalg.solve(each, gradient)) for each in informations]
+    return math.sqrt(max(0.0, *squares))
 
 
 @final
@@ -75,7 +148,7 @@ class EvidenceStep:
     def rests(self, tolerance: float) -> bool:
         """Whether θ is within so many posterior standard deviations of the optimum, or within
         what solves can tell."""
-        return self.widths < tolerance or float(self.unbounded.abs().max()) < NEGLIGIBLE_STEP
+        return self.widths < tolerance or float(self.unbounded.abs().max()) < _NEGLIGIBLE_STEP
 
 
 @torch.no_grad()
@@ -132,7 +205,7 @@ def evidence_step(
         error,
         information,
         delta,
-        widths_to_go(gradient, information, curvature),
+        _widths_to_go(gradient, information, curvature),
         torch.linalg.solve(curvature, gradient),
         radius,
         solve,

@@ -8,10 +8,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import AbstractJournal
-from dustmap.inference._kept import Reading
+from dustmap.inference._journal import AbstractJournal, Reading
 from dustmap.inference.evidence._student_t_noise import measured_share
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem
+from dustmap.inference.lognormal._lognormal_energy import (
+    Accuracy,
+    Descent,
+    Iterate,
+    LogNormalProblem,
+    descend,
+)
 from dustmap.inference.lognormal._mgvi_draws import (
     Perturbations,
     Probe,
@@ -23,17 +28,14 @@ from dustmap.inference.lognormal._mgvi_draws import (
 )
 from dustmap.inference.lognormal._mgvi_hyper import (
     EvidenceStep,
+    Trust,
     carry,
     evidence_step,
     read,
     write,
 )
-from dustmap.inference.lognormal._mgvi_newton import Accuracy, Descent, descend
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
-from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase
-from dustmap.inference.lognormal._mgvi_torus import on_its_torus
-from dustmap.inference.lognormal._mgvi_trust import Trust
-from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
+from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase, on_its_torus
 from dustmap.linalg import Progress, nystrom
 
 _log = logging.getLogger(__name__)

@@ -1,60 +1,98 @@
-"""How a log-normal fit is set, and what it reports."""
+"""How a log-normal fit is set, the weights of its data, and what its rounds report."""
 
-import enum
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import final
 
 from torch import Tensor
 
-from dustmap.inference._journal import Plain
-from dustmap.inference._kept import Reading
-from dustmap.inference.evidence._student_t_noise import RobustSettings
-from dustmap.inference.lognormal._lognormal import LogNormalModel
-from dustmap.inference.lognormal._lognormal_posterior import LogNormalPosterior
-from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.inference._journal import Plain, Reading
+from dustmap.inference.evidence._student_t_noise import (
+    OUTLIER_WEIGHT,
+    RobustSettings,
+    StudentTNoise,
+    fitted_noise,
+)
+
+#: Change of the weights below which they rest: solves of a fifth of the noise leave half of it.
+_SETTLED = 0.1
+#: Turns of scale and spread at most.
+_TURNS = 8
 
 
 @final
-class MGVIStatus(enum.Enum):
-    """How a fit ended, from best to worst."""
+@dataclass(frozen=True, eq=False)
+class Weighing:
+    """ν and scale s of the noise, and the weights τ (N,) that follow from the last residuals.
 
-    CONVERGED = "converged"
-    MAX_ROUNDS = "max_rounds"
-    REJECTED = "rejected"
-    STRAYED = "strayed"
-    UNSOLVED = "unsolved"
-    MISFIT = "misfit"
+    change: root mean square of the last change of τ/s², in units of 1/s²: that of ordinary data is
+    of order one.
+    """
+
+    settings: RobustSettings
+    noise: StudentTNoise
+    weights: Tensor
+    change: float
+
+    @staticmethod
+    def first(settings: RobustSettings, ratio: Tensor) -> "Weighing":
+        """For residuals of a field that has not seen the data, u (N,) = e_n²/σ_n².
+
+        Most of them are dust. The scale is that of half the residuals, so that outliers are what
+        stands out of these, and it shrinks as the field takes up the dust.
+        """
+        wide = max(1.0, float(ratio.median().sqrt())) if settings.learn_scale else 1.0
+        noise = StudentTNoise(settings.nu, wide)
+        return Weighing(settings, noise, _weights(noise, ratio), float("inf"))
+
+    def updated(
+        self, left: Tensor, spread: Tensor, learn_nu: bool = True, share: Tensor | None = None
+    ) -> "Weighing":
+        """At E e_n²/σ_n² = left + spread (N,), of the mean residual and of the field around it;
+        share (N,): which part of σ_n² is of the measurement.
+
+        The spread goes with s², the more the more of the data's freedom the field takes up. With
+        that in mind one turn gets where plain expectation–maximisation creeps to.
+        """
+        settings = replace(self.settings, learn_nu=learn_nu and self.settings.learn_nu)
+        noise = self.noise
+        for _ in range(_TURNS):
+            before = noise.scale
+            ratio = left + spread * (before / self.noise.scale) ** 2
+            noise = fitted_noise(ratio, self.noise, settings, share)
+            if abs(math.log(noise.scale / before)) < 1e-2:
+                break
+        found = Weighing(self.settings, noise, _weights(noise, ratio), 0.0)
+        moved = found.precision_weights - self.precision_weights
+        return replace(found, change=float(moved.square().mean().sqrt()) * noise.scale**2)
 
     @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return _REMEDIES[self]
+    def precision_weights(self) -> Tensor:
+        """τ_n / s² (N,), by which σ_n² is divided."""
+        return self.weights / self.noise.scale**2
+
+    @property
+    def settled(self) -> bool:
+        """Whether the weights rest."""
+        return self.change <= _SETTLED
+
+    @property
+    def outliers(self) -> int:
+        """Data of weight below 0.1."""
+        return int((self.weights < OUTLIER_WEIGHT).sum())
+
+    def message(self) -> str:
+        """One clause for the report."""
+        return (
+            f"Student-t noise of ν = {self.noise.nu:.3g} and scale {self.noise.scale:.3g}, "
+            f"{self.outliers} of {len(self.weights)} data have a weight below {OUTLIER_WEIGHT:g}"
+        )
 
 
-_REMEDIES = {
-    MGVIStatus.CONVERGED: "nothing to do",
-    MGVIStatus.MAX_ROUNDS: (
-        "the hyperparameters, the mean or the weights of the data were still moving: raise rounds "
-        "or refinements"
-    ),
-    MGVIStatus.REJECTED: (
-        "the next step of the hyperparameters leaves the data at any length and was not taken: use "
-        "Student-t noise if some data are outliers, or start from other hyperparameters"
-    ),
-    MGVIStatus.STRAYED: (
-        "the samples leave the data at second order of their deviations: set curved=True, or raise "
-        "refinements"
-    ),
-    MGVIStatus.UNSOLVED: (
-        "CG left larger residuals than asked for, so the samples are too wide: raise rank or "
-        "cg_steps, or use float64"
-    ),
-    MGVIStatus.MISFIT: (
-        "the mode does not reach the data: use Student-t noise if some of them are outliers, "
-        "float64 if the errors are tiny, learn a noise scale or jitter, use a finer grid, or start "
-        "from a larger variance or a shorter length scale"
-    ),
-}
+def _weights(noise: StudentTNoise, ratio: Tensor) -> Tensor:
+    """τ_n = (ν + 1) / (ν + u_n / s²) (N,)."""
+    weights: Tensor = (noise.nu + 1.0) / (noise.nu + ratio / noise.scale**2)
+    return weights
 
 
 @final
@@ -133,40 +171,4 @@ class MGVIRound:
             reading.numbers("gradient"),
             reading.numbers("gradient_error"),
             reading.integer("cg_steps"),
-        )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class MGVISolution:
-    """q(ξ) = mean xi (n,) with deviations (S, n) of its samples, and how the fit went.
-
-    Deviations and samples come in pairs +δ_0, −δ_0, +δ_1, −δ_1, ...: any even number of the first
-    ones is as good as a fit with so many.
-
-    coefficients β (P,) of the mean, posterior means where they are learned; float64. weighing: of
-    the data under Student-t noise, None for normal noise.
-    """
-
-    model: LogNormalModel
-    posterior: LogNormalPosterior
-    coefficients: Tensor
-    xi: Tensor
-    deviations: Tensor
-    history: tuple[MGVIRound, ...]
-    status: MGVIStatus
-    weighing: Weighing | None = None
-
-    @property
-    def rejected_steps(self) -> int:
-        """Evidence steps that were not taken."""
-        return sum(entry.stage == "rejected" for entry in self.history)
-
-    def message(self) -> str:
-        """One sentence for the report."""
-        last = self.history[-1]
-        noise = "" if self.weighing is None else f"{self.weighing.message()}, "
-        return (
-            f"log-normal fit {self.status.value} after {len(self.history)} rounds, {noise}"
-            f"rms residual {last.misfit:.2f} of the noise: {self.status.remedy}"
         )

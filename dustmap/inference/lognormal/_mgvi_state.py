@@ -1,32 +1,89 @@
-"""Where a fit of a log-normal field is: all that its next turn goes by."""
+"""The complete state of a fit of a log-normal field, and its torus while the length changes."""
 
 import enum
+import logging
+import math
 from dataclasses import asdict, dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import Kept, Plain
-from dustmap.inference._kept import (
+from dustmap.gp import MOST_INFLATION, GridPrior, torus_for
+from dustmap.inference._journal import (
+    Kept,
+    Plain,
     Reading,
     kept_preconditioner,
     restored_preconditioner,
     state,
 )
 from dustmap.inference.evidence._student_t_noise import StudentTNoise
-from dustmap.inference.lognormal._lognormal_state import Iterate, LogNormalProblem, Tether
-from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, read, write
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
-from dustmap.inference.lognormal._mgvi_torus import on_torus
-from dustmap.inference.lognormal._mgvi_trust import Trust
-from dustmap.inference.lognormal._mgvi_weights import Weighing
+from dustmap.inference.lognormal._lognormal_energy import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, Trust, read, write
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
 from dustmap.linalg import NystromPreconditioner
 
+_log = logging.getLogger(__name__)
+
+#: Prior correlation of opposite faces beyond which the torus is enlarged.
+_LARGEST_WRAP = 0.15
+#: A torus with this many times the points that the present length scale asks for is replaced.
+_WASTE = 1.5
 #: What the states of a fit are called.
 MGVI = "fit_mgvi"
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
+
+
+def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
+    """On another torus where ℓ has outgrown the padding, or shrunk to where it is wasted.
+
+    padding: of a new torus, in length scales.
+    """
+    prior = problem.model.prior
+    if prior.wrapping is None:
+        return problem
+    wanted = math.prod(torus_for(prior.kernel, prior.grid, padding))
+    report = prior.report
+    outgrown = report.wrap_error > _LARGEST_WRAP or report.wrap_inflation > MOST_INFLATION
+    if not (outgrown or prior.n_white > _WASTE * wanted):
+        return problem
+    other = GridPrior.padded(
+        prior.kernel,
+        prior.grid,
+        padding=padding,
+        nugget=prior.nugget,
+        dtype=prior.dtype,
+        memory=prior.memory,
+        world=prior.world,
+    )
+    now, before = (" × ".join(map(str, each.torus_shape)) for each in (other, prior))
+    _log.info("the length has changed: the padded box has %s nodes, had %s", now, before)
+    return problem.on(other)
+
+
+def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
+    """At the kernel's present parameters, on a torus of so many points per axis."""
+    prior = problem.model.prior
+    if shape == prior.torus_shape:
+        return problem.rebuilt()
+    if prior.wrapping is None or len(shape) != prior.grid.dim:
+        raise ValueError(
+            f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
+            "another computation"
+        )
+    return problem.on(
+        GridPrior.padded(
+            prior.kernel,
+            prior.grid,
+            nugget=prior.nugget,
+            dtype=prior.dtype,
+            torus_shape=shape,
+            memory=prior.memory,
+            world=prior.world,
+        )
+    )
 
 
 @final
@@ -161,7 +218,7 @@ class FitState:
         present = read(problem)
         origin = reading.array("origin", present, len(present))
         write(problem, reading.array("theta", present, len(present)))
-        problem = on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
+        problem = _on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
         weighing = _restored_weighing(reading, settings, n, y)
         if weighing is not None:
             problem = problem.weighted(weighing.precision_weights)

@@ -6,15 +6,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import AbstractJournal, Kept
-from dustmap.inference._kept import (
+from dustmap.inference._journal import (
+    AbstractJournal,
+    Kept,
     Reading,
     kept_preconditioner,
     restored_preconditioner,
     state,
 )
-from dustmap.inference.solve._draws import Draws
-from dustmap.inference.solve._profile import MeanEstimate
+from dustmap.inference.solve._grid_model import Draws, MeanEstimate
 from dustmap.linalg import (
     AbstractOperator,
     Chunks,

@@ -9,10 +9,9 @@ from torch import Tensor
 from dustmap.gp import Batch, NeighbourPrecision
 from dustmap.gp.features import LocalFeatures, ProductOperator
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._coefficients import CoefficientSpread
-from dustmap.inference.solve._draws import DATA_STREAM, GRID_STREAM
+from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._global_solve import SolveSettings, checked
-from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference.solve._grid_model import DATA_STREAM, GRID_STREAM, GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import paired
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg

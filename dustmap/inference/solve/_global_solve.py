@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._coefficients import CoefficientSpread, coefficient_spread
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
-from dustmap.inference._kept import Reading
-from dustmap.inference._precision import PrecisionOperator
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Reading
+from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
 from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
-from dustmap.inference.solve._draws import Draws
-from dustmap.inference.solve._grid_model import GridModel
-from dustmap.inference.solve._kept_solution import kept_solution, restored_solution
+from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._profile import MeanEstimate, MeanProfile
-from dustmap.inference.solve._solution import GlobalSolution, paired
+from dustmap.inference.solve._solution import (
+    GlobalSolution,
+    kept_solution,
+    paired,
+    restored_solution,
+)
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
 #: Rank of the preconditioner (of 0, 50, 100, 200, 400: 144, 67, 47, 24, 12 block steps for 3,000

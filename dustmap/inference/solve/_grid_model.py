@@ -1,15 +1,28 @@
-"""A Gaussian model of data on a grid, for engines that only take products of Φ."""
+"""A Gaussian model of data on a grid, for engines that only take products of Φ.
+
+Its posterior mean's equation, with the coefficients of the prior mean eliminated or given, and the
+right-hand sides of its pathwise draws, from keyed noise.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from functools import cached_property
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from dustmap.gp import AbstractMean, Batch
+from dustmap.gp import AbstractMean, Batch, GridPrior, orthogonal_directions
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
+
+#: Corrections from a recomputed residual: float32 gains some three digits with each.
+_REFINEMENTS = 3
+#: Streams of keyed noise: ε₀ by position in the whitened field, ξ by position in the data.
+GRID_STREAM, DATA_STREAM = 0, 1
+#: Draws whose right-hand sides set the scale of tolerances.
+_LENGTHS = 4
 
 
 @final
@@ -43,3 +56,194 @@ class GridModel:
     def residual(self, data: Batch) -> Tensor:
         """y − H β (N,), in the dtype of the features."""
         return (data.y.double() - self.mean.values(data.functional)).to(self.features.dtype)
+
+
+@runtime_checkable
+class _OnGrid(Protocol):
+    @property
+    def prior(self) -> GridPrior: ...
+
+
+def prior_of(features: AbstractFeatureMap, what: str, instead: str) -> GridPrior:
+    """The prior of features that have one; `what` needs it, and `instead` says what to do."""
+    if not isinstance(features, _OnGrid):
+        raise TypeError(
+            f"{what} needs features of a GridPrior, got {type(features).__name__}: {instead}"
+        )
+    return features.prior
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MeanProfile:
+    """min over ε and β of ‖y − Hβ − Φε‖²_{Σ⁻¹} + ‖ε‖², as an equation for ε alone.
+
+        (I + ΦᵀΠΦ) ε = ΦᵀΠ y        Π = D(I − U Uᵀ)D,  D = Σ^{-1/2},  D H = U S Vᵀ
+
+    Its solution sees β at its generalised-least-squares value. With β given, U is empty and this
+    is Λ ε = ΦᵀΣ⁻¹(y − Hβ).
+
+    phi: Φ. D (N,), U (N, K), float64, K the directions of H that the data determine.
+    target (N,): D(y − Hβ₀), float64. coefficients (P,): β₀. directions (P, K): D H directions = U.
+    """
+
+    phi: AbstractOperator
+    D: Tensor
+    U: Tensor
+    target: Tensor
+    coefficients: Tensor
+    directions: Tensor
+
+    @staticmethod
+    def of(
+        model: GridModel, data: Batch, sigma: Tensor, phi: AbstractOperator, fit: bool
+    ) -> "MeanProfile":
+        """At the model's β, or with β free to fit."""
+        H = model.mean.basis(data.functional)
+        beta = model.mean.coefficients().detach()
+        D = sigma.double().rsqrt()
+        columns = slice(None) if fit else slice(0, 0)
+        U, directions = orthogonal_directions(D[:, None] * H[:, columns])
+        rows = torch.zeros(len(beta), U.shape[1], dtype=D.dtype, device=D.device)
+        rows[columns] = directions
+        return MeanProfile(phi, D, U, D * (data.y.double() - H @ beta), beta, rows)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the data determine any coefficient that was left free."""
+        return self.U.shape[1] > 0
+
+    def misfit(self, x: Tensor) -> Tensor:
+        """D(y − Hβ̂ − Φx) (N,) at the best β̂ for x (M_w,), float64."""
+        z = self._misfit(x)
+        return z - self.U @ (self.U.mT @ z)
+
+    def residual(self, x: Tensor) -> Tensor:
+        """What x (M_w,) leaves of the equation: the misfit, not Φᵀy, is rounded to phi's dtype."""
+        return self.phi.rmatmul((self.D * self.misfit(x)).to(self.phi.dtype)) - x
+
+    def fitted_coefficients(self, x: Tensor) -> Tensor:
+        """β̂ (P,) at x (M_w,): weighted least squares of y − Φx."""
+        return self.coefficients + self.directions @ (self.U.mT @ self._misfit(x))
+
+    def quadratic_form(self, x: Tensor) -> float:
+        """The minimum, (y − Hβ̂)ᵀ(ΦΦᵀ + Σ)⁻¹(y − Hβ̂), exact to second order in the error of x."""
+        return float(self.misfit(x).square().sum() + x.double().square().sum())
+
+    def refined(
+        self,
+        x: Tensor,
+        tolerance: float,
+        preconditioner: AbstractOperator | None,
+        max_steps: int,
+        progress: Progress = unwatched,
+    ) -> "MeanEstimate":
+        """x corrected by PCG until the residual's norm is within `tolerance`.
+
+        Every correction solves for a freshly computed residual, which takes float32 below the
+        rounding errors of Φᵀy.
+        """
+        operator, steps, status = _ProfiledPrecision(self), 0, SolveStatus.MAX_STEPS
+        r = self.residual(x)
+        norm = float(r.norm())
+        for _ in range(_REFINEMENTS):
+            if norm <= tolerance or steps >= max_steps:
+                break
+            rtol = 0.9 * tolerance / norm
+            result = pcg(
+                operator,
+                r,
+                preconditioner=preconditioner,
+                rtol=rtol,
+                max_steps=max_steps - steps,
+                progress=progress,
+            )
+            steps, status = steps + int(result.steps), result.worst
+            r = self.residual(x + result.x)
+            if not float(r.norm()) < norm:
+                break
+            x, norm = x + result.x, float(r.norm())
+        if norm <= tolerance:
+            status = SolveStatus.CONVERGED
+        elif status is SolveStatus.CONVERGED:
+            status = SolveStatus.STAGNATED
+        return MeanEstimate(x, status, steps, norm)
+
+    def _misfit(self, x: Tensor) -> Tensor:
+        return self.target - self.D * self.phi.matmul(x).double()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MeanEstimate:
+    """ε̂ (M_w,), how its refinement ended and after how many steps, and its residual's norm."""
+
+    x: Tensor
+    status: SolveStatus
+    steps: int
+    residual: float
+
+
+@final
+class _ProfiledPrecision(AbstractOperator):
+    """I + ΦᵀΠΦ (M_w, M_w)."""
+
+    def __init__(self, profile: MeanProfile) -> None:
+        self._phi = profile.phi
+        self._D, self._U = profile.D.to(self.dtype), profile.U.to(self.dtype)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._phi.shape[1], self._phi.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._phi.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._phi.device
+
+    def matmul(self, x: Tensor) -> Tensor:
+        seen = self._D * self._phi.matmul(x)
+        seen = seen - (seen @ self._U) @ self._U.mT
+        return x + self._phi.rmatmul(self._D * seen)
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """b_s = ε₀ + ΦᵀΣ^{-1/2}ξ with ε₀, ξ ~ N(0, I), so that Λ⁻¹b_s ~ N(0, Λ⁻¹).
+
+    The number at position i of draw s depends on (seed, s, i) only.
+
+    phi: Φ (N, M_w). sigma (N,): Σ. count: number of draws.
+    """
+
+    phi: AbstractOperator
+    sigma: Tensor
+    seed: int
+    count: int
+
+    def right_hand_sides(self, first: int, last: int) -> Tensor:
+        """b_s for s from first to last − 1, (k, M_w)."""
+        root = self.sigma.rsqrt().to(self.phi.dtype)
+        seen = [self._noise(s, DATA_STREAM) * root for s in range(first, last)]
+        b = self.phi.rmatmul(torch.stack(seen))
+        for row, s in enumerate(range(first, last)):
+            b[row] += self._noise(s, GRID_STREAM)
+        return b
+
+    @cached_property
+    def length(self) -> float:
+        """√tr Λ = (E‖b_s‖²)^½, by a few of them."""
+        few = self.right_hand_sides(0, min(_LENGTHS, self.count))
+        return float(few.double().square().sum(-1).mean().sqrt())
+
+    def _noise(self, sample: int, stream: int) -> Tensor:
+        size = self.phi.shape[0] if stream == DATA_STREAM else self.phi.shape[1]
+        normal = KeyedNormal(self.seed, stream)
+        return normal.draw(sample, size, self.phi.dtype, self.phi.device)

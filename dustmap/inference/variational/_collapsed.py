@@ -46,8 +46,7 @@ from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussi
 from dustmap.gp.features import Features, chunks
 from dustmap.gp.functionals import world_of
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference.variational._model import VariationalModel
-from dustmap.inference.variational._source import RowSource
+from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.linalg import AbstractWorld
 
 Rows = Callable[[], Iterator[tuple[slice, Features]]]

@@ -1,9 +1,13 @@
-"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood."""
+"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood.
+
+Its weights and lengths are bounded where ln p(y|f) is not quadratic in f, or not even concave.
+"""
 
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.gp.families import (
@@ -14,11 +18,99 @@ from dustmap.gp.families import (
 )
 from dustmap.gp.features import Features
 from dustmap.inference._precision import batch_stability
-from dustmap.inference.variational._model import VariationalModel
-from dustmap.inference.variational._non_concave import rising_step, step_weights
+from dustmap.inference.variational._model import Moments, VariationalModel
 
+#: Halvings of a step before it is taken as it is: by then it moves nothing.
+_MOST_HALVINGS = 40
+#: What rounding may take from the objective, in units of the last place of its terms.
+_ROUNDING = 100.0
 #: Families that hold every S.
 _UNCUT = (FullRankFamily, KrylovFullRankFamily)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _StepWeights:
+    """Weights (n,) of φ_n φ_nᵀ in a step of S⁻¹; how many are negative, and what share of those
+    is in them."""
+
+    weights: Tensor
+    negative: int
+    share: float
+
+
+def step_weights(
+    posterior: AbstractGaussian, phi: Tensor, weights: Tensor, length: float
+) -> _StepWeights:
+    """As much of the negative weights as a step of this length can take.
+
+    Where ln p(y|f) bends upwards, as a Student-t's beyond |y − f| = a, the weight −2 g2 of a datum
+    may be negative: it widens q, rightly so at the optimum of the ELBO, whose precision
+    I + Σ w φφᵀ is positive. On the way, and on a minibatch that stands for all the data,
+    S'⁻¹ = (1 − l) S⁻¹ + l (I + P − N), with P and N the sums of the positive and of the negative
+    weights, may be indefinite. So N enters by the share
+
+        t = min(1, (1 − l) / (2 l λ)),     λ = λ_max(S^{½} N S^{½}), from one Gram matrix,
+
+    for which S'⁻¹ ≥ ½ (1 − l) S⁻¹ + l (I + P) > 0 in every family whose structure is a cut of the
+    matrix: cutting does not raise λ. As l falls, t goes to 1, and the fixed point is the optimum
+    of the ELBO itself. Weights cut at 0 would have another one, with S too small about outliers.
+    Khan & Rue (2023), "The Bayesian learning rule", on the constraint.
+
+    phi (n, M_w), weights (n,) scaled by N/n.
+    """
+    below = weights < 0
+    negative = int(below.sum())
+    if negative == 0 or length == 0.0:
+        return _StepWeights(weights, negative, 1.0)
+    rows = (-weights[below]).sqrt().to(phi.dtype).unsqueeze(-1) * phi[below]
+    whitened = posterior.covariance_of(rows, rows).double()
+    largest = float(torch.linalg.eigvalsh(whitened)[-1])
+    room = 0.5 * (1.0 - length) / length
+    share = 1.0 if largest <= room else room / largest
+    return _StepWeights(torch.where(below, share * weights, weights), negative, share)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RisingStep:
+    """A step of the mean that does not lower the ELBO, and how often it was halved for it."""
+
+    posterior: AbstractGaussian
+    halvings: int
+
+
+def _rising_step(
+    model: VariationalModel,
+    posterior: AbstractGaussian,
+    direction: Tensor,
+    moments: Moments,
+    fit: Tensor,
+    phi: Tensor,
+    batch: Batch,
+    scale: float,
+) -> _RisingStep:
+    """m + d/2^k with the least k for which scale Σ_n E_n − ½ mᵀm does not fall, v_n held fixed.
+
+    The bound 2/λ_max of a length is one for the quadratic function that the ELBO in m is close
+    to, and for Gaussian noise is. The rate of a Poisson likelihood grows exponentially: a step
+    from a rate far too low overshoots it by orders of magnitude. direction (M_w,) = d, along
+    which the derivative is positive, so that some k will do; moments: of q before the step; fit:
+    Σ_n E_n of these.
+    """
+    along, start = phi @ direction, posterior.mean.double()
+
+    def objective(length: float) -> Tensor:
+        mean = (posterior.mean + length * direction).double()
+        moved = Moments(moments.mean + length * along, moments.variance)
+        return scale * model.summed_log_prob(moved, batch) - 0.5 * (mean @ mean)
+
+    before = scale * fit - 0.5 * (start @ start)
+    rounding = _ROUNDING * torch.finfo(phi.dtype).eps * (before.abs() + scale * len(batch))
+    halvings = 0
+    while halvings < _MOST_HALVINGS and not bool(objective(0.5**halvings) >= before - rounding):
+        halvings += 1
+    return _RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
 
 
 @final
@@ -70,7 +162,7 @@ def natural_step(
     Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
     derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
     is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
-    is not concave see `step_weights`, for what is not quadratic `rising_step`.
+    is not concave see `step_weights`, for what is not quadratic `_rising_step`.
     """
     moments = model.moments(posterior, rows, batch.functional)
     g1, g2 = model.moment_gradients(moments, batch)
@@ -89,7 +181,7 @@ def natural_step(
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
     fit = model.summed_log_prob(moments, batch)
     direction = length * ahead.apply_covariance(gradient)
-    moved = rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    moved = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
     return NaturalStep(
         moved.posterior,
         float(scale * fit),

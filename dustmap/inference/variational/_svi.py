@@ -11,14 +11,43 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept
-from dustmap.inference._kept import Reading, state
-from dustmap.inference.variational._decay import NO_DECAY, StepDecay
-from dustmap.inference.variational._direct import one_pass_covariance
-from dustmap.inference.variational._learning import HyperparameterLearner, restored
-from dustmap.inference.variational._model import VariationalModel
+from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading, state
+from dustmap.inference.variational._all_data import one_pass_covariance
+from dustmap.inference.variational._hyperparameters import HyperparameterLearner, restored
+from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
-from dustmap.inference.variational._source import RowSource
+
+#: Data whose quadrature is done at a time before the first step.
+_CHUNK = 2**16
+
+
+@final
+@dataclass(frozen=True)
+class StepDecay:
+    """A rate is multiplied by `factor` at each of the fractions `at` of the fit, in [0, 1).
+
+    Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
+    StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+    """
+
+    factor: float = 0.1
+    at: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1:
+            raise ValueError(f"factor must be in (0, 1], got {self.factor}")
+        if not all(0 <= fraction < 1 for fraction in self.at):
+            raise ValueError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+
+    def __call__(self, fraction: float) -> float:
+        """The factor after this fraction of the fit."""
+        # Epochs are counted exactly, but 3 / 20 is not 0.15 to the last bit.
+        passed = sum(fraction >= start - 1e-9 for start in self.at)
+        return float(self.factor**passed)
+
+
+#: Rates stay as they are.
+_NO_DECAY = StepDecay()
 
 
 @final
@@ -62,8 +91,8 @@ class SVISettings:
     one_pass: bool = True
     learning_rate: float = 0.0
     patience: int = 3
-    decay: StepDecay = NO_DECAY
-    natural_decay: StepDecay = NO_DECAY
+    decay: StepDecay = _NO_DECAY
+    natural_decay: StepDecay = _NO_DECAY
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
@@ -266,8 +295,6 @@ def fit_svi(
     return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
 
 
-#: Data whose quadrature is done at a time before the first step.
-_CHUNK = 2**16
 #: What the states of a fit are called.
 _SVI, _STATE = "fit_svi", "svi_state"
 

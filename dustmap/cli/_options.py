@@ -1,10 +1,13 @@
-"""What the parsers of the commands share."""
+"""Options that commands share: their parsers, their meaning, and the inputs that outputs spare."""
 
 import argparse
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
+from dustmap import config as configuration
 from dustmap.cli._exit import BadInput
 
 # argparse's own class of what add_subparsers returns has no public name.
@@ -19,6 +22,8 @@ COMPUTE = {
 }
 #: The title of these options where they change what a finished run says.
 OF_A_RUN = "where it is computed now, instead of the [compute] section of the run"
+#: More threads a core than this are a slip, and by the thousand they end the process.
+_PER_CORE = 4
 
 
 def new(
@@ -107,3 +112,64 @@ def command_line(options: argparse.Namespace) -> str:
 
 def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def computing(options: argparse.Namespace, path: Path) -> list[str]:
+    """Sets the threads; the overrides of [compute] with which to open the run at `path`."""
+    overrides, own = compute_overrides(options), path / "config.toml"
+    if own.is_file():
+        threads = configuration.load(own, overrides).compute.threads
+        # The run's own number may be that of a larger machine.
+        use_threads(threads if options.threads is not None else min(threads, _most_threads()))
+    return overrides
+
+
+def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.ComputeConfig:
+    """The same for a map in a file, which has float32 numbers on no device."""
+    for name in ("device", "dtype"):
+        if getattr(options, name, None) is not None:
+            raise ValueError(f"--{name} is for runs, and {path} is a map: leave it out")
+    compute = compute_alone(options)
+    use_threads(compute.threads)
+    return compute
+
+
+def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:
+    """What the options say where no configuration is at hand."""
+    anything = {"data": {"catalog": "stars.fits"}}
+    return configuration.from_mapping(anything, compute_overrides(options)).compute
+
+
+def use_threads(threads: int) -> None:
+    """0: as many as torch takes."""
+    most = _most_threads()
+    if threads > most:
+        raise ValueError(
+            f"compute.threads = {threads} (--threads): expected at most {most}, {_PER_CORE} for "
+            "each core of this machine, or 0 for as many as torch takes"
+        )
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _most_threads() -> int:
+    return _PER_CORE * (os.cpu_count() or 1)
+
+
+def inputs_of(
+    *paths: str | Path | None, map_or_run: str | Path | None = None, schema: str = ""
+) -> Iterator[Path]:
+    """Those that are named; of a run, what later commands need; a card, where `schema` is one.
+
+    Other files may lie in the directory of a run.
+    """
+    yield from (Path(path) for path in paths if path)
+    if schema.endswith(".toml"):
+        yield Path(schema)
+    if map_or_run is not None:
+        at = Path(map_or_run)
+        is_map = at.is_file() or (at / "zarr.json").is_file()
+        own = ("config.toml", "report.json", "stars.zarr", "checkpoint")
+        yield from [at] if is_map else (at / name for name in own)
