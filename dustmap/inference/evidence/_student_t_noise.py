@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dustmap.gp import Batch
-from dustmap.gp._ascent import Coordinates, ascend
+from dustmap.gp._hyperparameters import Coordinates, ascend
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
