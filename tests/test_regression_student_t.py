@@ -114,7 +114,7 @@ def test_automatic_engines_have_it() -> None:
 
 
 def test_fits_are_saved_with_their_degrees_of_freedom(tmp_path: Path) -> None:
-    X, _, dirty = rows(120)
+    X, _, dirty = rows(60)
     model = clone(HIPGPRegressor(noise="student-t", max_steps=5)).fit(X, dirty)
     model.save(tmp_path / "model")
     again = HIPGPRegressor.load(tmp_path / "model")

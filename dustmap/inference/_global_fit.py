@@ -52,7 +52,7 @@ Steps = Callable[[LearnStep], None]
 class GlobalSettings:
     """How to fit.
 
-    samples: draws S; standard deviations have a relative error of 1/√(2S). antithetic, rtol,
+    samples: draws S; standard deviations have a relative error of 1/√(2S). rtol,
     max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory,
     rows_memory: see `GridSettings`. solve_memory: bytes of a solve's vectors, None for half.
     learn_rows: at most so many random data take part in learning. start_rows: where they are more,
@@ -62,7 +62,6 @@ class GlobalSettings:
     """
 
     samples: int = 32
-    antithetic: bool = False
     rtol: float = 1e-3
     max_steps: int = 500
     seed: int = 0
@@ -83,13 +82,12 @@ class GlobalSettings:
         """How the grid carries the field."""
         return GridSettings(self.padding, self.order, self.dtype, self.memory, self.rows_memory)
 
-    def solve(self, samples: int, fit_mean: bool, antithetic: bool = False) -> SolveSettings:
+    def solve(self, samples: int, fit_mean: bool) -> SolveSettings:
         """The settings of a solve for so many draws."""
         return SolveSettings(
             rtol=self.rtol,
             max_steps=self.max_steps,
             samples=samples,
-            antithetic=antithetic,
             seed=self.seed,
             rank=self.rank,
             memory=self.memory // 2 if self.solve_memory is None else self.solve_memory,
@@ -245,9 +243,7 @@ class _Fit:
     def result(self) -> GlobalFit:
         """The final solve of all data."""
         model = self.maker.build()
-        settings = self.settings.solve(
-            self.settings.samples, self.fit_mean, self.settings.antithetic
-        )
+        settings = self.settings.solve(self.settings.samples, self.fit_mean)
         data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
         solution = solve_global(
             model,

@@ -124,20 +124,17 @@ class CoefficientSpread:
     error: float = 0.0
 
     @staticmethod
-    def of_gram(
-        gram: Tensor, T: Tensor, W: Tensor, seed: int, count: int, antithetic: bool
-    ) -> "CoefficientSpread":
+    def of_gram(gram: Tensor, T: Tensor, W: Tensor, seed: int, count: int) -> "CoefficientSpread":
         """From S (K, K) = Tᵀ Hᵀ A⁻¹ H T of any T (P, K), and W (K, M_w) with Wᵀ = Λ⁻¹ΦᵀΣ⁻¹ H T.
 
-        count: draws that the posterior keeps, keyed by seed; antithetic: as pairs z, −z.
+        count: draws that the posterior keeps, keyed by seed.
         """
         root = inverse_root(gram)
         K = len(gram)
         normal = KeyedNormal(seed, _STREAM)
         z = torch.zeros(count, K, dtype=T.dtype)
         for s in range(count):
-            key, sign = (s // 2, (-1.0) ** s) if antithetic else (s, 1.0)
-            z[s] = sign * normal.draw(key, K)
+            z[s] = normal.draw(s, K)
         fields = -(root.mT.to(W) @ W)
         return CoefficientSpread(T @ root, fields, z.to(T.device))
 
@@ -172,7 +169,6 @@ def coefficient_spread(
     *,
     seed: int,
     count: int,
-    antithetic: bool = False,
     preconditioner: AbstractOperator | None = None,
     max_steps: int = 500,
     progress: Progress = unwatched,
@@ -202,7 +198,7 @@ def coefficient_spread(
         W = W + _corrections(
             precision, r, 0.5 * _ERROR * least, preconditioner, max_steps, progress
         )
-    spread = CoefficientSpread.of_gram(gram, directions, best, seed, count, antithetic)
+    spread = CoefficientSpread.of_gram(gram, directions, best, seed, count)
     return replace(spread, error=error)
 
 

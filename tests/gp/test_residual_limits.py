@@ -10,12 +10,9 @@ from dustmap.gp import GridPrior
 from dustmap.gp.covariances import MonteCarlo
 from dustmap.gp.features import _residual_table as residual_table
 from dustmap.gp.features import _residuals as residuals
+from dustmap.gp.features import stencil_order
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
-from dustmap.gp.features._residual_check import (
-    exact_residual_variance,
-    stencil_order,
-)
 from dustmap.gp.features._residuals import LocalResiduals, ResidualVariance
 from dustmap.gp.functionals import (
     Derivatives,
@@ -36,6 +33,7 @@ from tests.gp.residual_cases import (
     rays,
     variance,
 )
+from tests.gp.residual_definition import exact_residual_variance
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,10 +10,6 @@ from torch import Tensor
 from dustmap.gp import GridPrior
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of
-from dustmap.gp.features._residual_check import (
-    ResidualCheck,
-    residual_check,
-)
 from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
 from dustmap.gp.features._residuals import NodeSource, PairWalk, banded_sum
 from dustmap.gp.features._stencil import Stencil
@@ -33,6 +29,7 @@ from tests.gp.residual_cases import (
     rays,
     variance,
 )
+from tests.gp.residual_definition import ResidualCheck, residual_check
 
 
 @pytest.mark.parametrize("order", [2, 4])

@@ -77,13 +77,6 @@ def test_a_warm_start_is_shorter_and_keeps_the_preconditioner() -> None:
     assert len(more.deviations) == len(more.prior_draws) == 5
 
 
-def test_antithetic_draws_come_in_pairs() -> None:
-    model, data = problem()
-    found = solve_in_data_space(model, data, SolveSettings(1e-4, samples=4, antithetic=True))
-    assert torch.equal(found.deviations[0], -found.deviations[1])
-    assert len(found.deviations) == 4
-
-
 def test_line_integrals_are_refused() -> None:
     model, data = problem()
     rays = LineIntegrals.from_observer(torch.ones(3, 2, dtype=torch.float64))

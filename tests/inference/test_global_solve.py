@@ -127,17 +127,6 @@ def test_draws_do_not_depend_on_how_many_there_are() -> None:
     assert float((other.deviations[:3] - few.deviations).abs().max()) > 0.1
 
 
-def test_antithetic_draws_are_pairs_of_the_same_draws() -> None:
-    model = some_model((5, 4))
-    data = some_data(some_functionals(2, 10, 1))
-    plain = solve_global(model, data, replace(TIGHT, samples=3))
-    pairs = solve_global(model, data, replace(TIGHT, samples=6, antithetic=True))
-    assert pairs.deviations.shape == (6, model.features.n_features)
-    assert bool((pairs.deviations[::2] == -pairs.deviations[1::2]).all())
-    torch.testing.assert_close(pairs.deviations[::2], plain.deviations, atol=1e-8, rtol=0)
-    assert len(pairs.solve.steps) == 1 + 3
-
-
 @pytest.mark.parametrize(("shape", "name"), CASES)
 def test_fitted_mean_is_generalised_least_squares(shape: tuple[int, ...], name: str) -> None:
     model = some_model(shape, name)
@@ -263,8 +252,6 @@ def test_a_preconditioner_changes_the_steps_only() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="even when antithetic"):
-        SolveSettings(samples=3, antithetic=True)
     with pytest.raises(ValueError, match="samples must be at least 1"):
         SolveSettings(samples=0)
     with pytest.raises(ValueError, match="rtol and memory"):

@@ -155,7 +155,6 @@ class Case:
         mean = LinearMean([0.1] * self.dim, 0.5) if self.linear else ConstantMean(0.5)
         settings = GlobalSettings(
             samples=6,
-            antithetic=not self.robust,
             start_rows=0 if self.robust else 20,
             rank=5,
             dtype=self.dtype,

@@ -154,18 +154,6 @@ def test_percentiles_are_those_of_a_normal_distribution() -> None:
         posterior.percentiles(at, torch.tensor([16.0, 84.0]))
 
 
-def test_antithetic_pairs_count_once() -> None:
-    model = some_model((5, 4))
-    data, plain = solved(model, TIGHT)
-    pairs = solve_global(model, data, replace(TIGHT, samples=8, antithetic=True)).posterior
-    at = some_functionals(2, 6, 5)
-    torch.testing.assert_close(pairs.predict(at).variance, plain.predict(at).variance)
-    torch.testing.assert_close(pairs.covariance(at), plain.covariance(at))
-    assert pairs.monte_carlo_error == plain.monte_carlo_error
-    draws = pairs.sample(at, 8, torch.Generator().manual_seed(0))
-    assert draws.shape == (8, len(at))
-
-
 def test_the_fitted_mean_is_part_of_the_posterior() -> None:
     model = some_model((5, 4))
     data = some_data(some_functionals(2, 10, 1))

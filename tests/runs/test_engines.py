@@ -147,6 +147,7 @@ def test_no_scatter_is_found_where_there_is_none(engine: str) -> None:
     assert fit.hyperparameters.noise == pytest.approx(1.0, abs=0.25)
 
 
+@pytest.mark.slow
 def test_student_t_noise_of_a_positive_density() -> None:
     """Twenty gross outliers of 400 stars: found, and the density is that of clean data."""
     plain = (*ENGINES["lognormal"], "fit.samples=32")

@@ -1,19 +1,39 @@
-"""Which numbers of a run are float32 and which float64: `precision`, held to by each engine."""
+"""Which numbers of a run are float32 and which float64, and why: each engine keeps to it.
+
+stars (coordinates, rays, extinctions, errors)   float64
+    few, and positions are differences of large numbers
+spectra, lags and tables of the kernel           float64
+    eigenvalues span more than float32 holds, and they are made once
+fields and draws                                 compute.dtype
+    most of the memory and of the time; rounding is far below the tolerance of a solve
+rows of the data                                 compute.dtype
+    like the fields that they meet
+sums over data and nodes, energies, evidence     float64
+    millions of terms, and small differences of them
+the exact engine (covariance, factor, answers)   float64
+    a dense factorisation loses digits that float32 does not have
+maps in files                                    float32
+    the Monte Carlo error of a map is per cents
+"""
 
 import dataclasses
+import enum
+from collections.abc import Mapping
 from pathlib import Path
+from typing import final
 
 import pytest
 import torch
 
 from dustmap import config as configuration
+from dustmap.config import Config
 from dustmap.gp import ExactPosterior, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, VariationalPosterior
 from dustmap.runs import prepare
 from dustmap.runs.engines._engines import engine_of
 from dustmap.runs.engines._hip_posterior import PlacesAndRays
+from dustmap.runs.models import dtype_of
 from dustmap.runs.models._fit import StarFit
-from dustmap.runs.models._precision import Numbers, precision
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.maps._field import empty_arrays
@@ -25,6 +45,31 @@ ENGINES = {
     "hip": ["fit.engine=hip"],
     "exact": ["fit.engine=exact"],
 }
+
+
+@final
+class Numbers(enum.Enum):
+    """The lines of the table that a run can be held to."""
+
+    STARS = "stars"
+    SPECTRA = "spectra"
+    FIELDS = "fields"
+    ROWS = "rows"
+    DENSE = "dense"
+    MAPS = "maps"
+
+
+def precision(config: Config) -> Mapping[Numbers, torch.dtype]:
+    """The table for a configuration."""
+    chosen = torch.float64 if config.fit.engine == "exact" else dtype_of(config.compute)
+    return {
+        Numbers.STARS: torch.float64,
+        Numbers.SPECTRA: torch.float64,
+        Numbers.FIELDS: chosen,
+        Numbers.ROWS: chosen,
+        Numbers.DENSE: torch.float64,
+        Numbers.MAPS: torch.float32,
+    }
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,8 @@ from dustmap.gp.features._operators import CrossCovarianceOperator as CrossCovar
 from dustmap.gp.features._operators import InverseOperator as InverseOperator
 from dustmap.gp.features._operators import ProductOperator as ProductOperator
 from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
-from dustmap.gp.features._residual_check import ResidualCheck as ResidualCheck
-from dustmap.gp.features._residual_check import StencilOrder as StencilOrder
-from dustmap.gp.features._residual_check import exact_residual_variance as exact_residual_variance
-from dustmap.gp.features._residual_check import residual_check as residual_check
-from dustmap.gp.features._residual_check import stencil_order as stencil_order
 from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
 from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
 from dustmap.gp.features._stencil import Stencil as Stencil
+from dustmap.gp.features._stencil_order import StencilOrder as StencilOrder
+from dustmap.gp.features._stencil_order import stencil_order as stencil_order

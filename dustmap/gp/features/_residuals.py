@@ -299,7 +299,7 @@ class LocalResiduals:
     are within 6 % for Matérn-1/2 and -3/2, 1–6 % and 5–24 % for Matérn-5/2. In a plane of nodes
     the median is up to 7 % (12 % for Matérn-5/2), along a line of nodes mostly 8–30 %, at worst
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
-    `residual_check` measures it on the data at hand.
+    `tests/gp/residual_definition.py` measures it.
 
     prior, estimator, per_cell: as in `LocalFeatures`.
     """

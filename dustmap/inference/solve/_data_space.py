@@ -13,7 +13,6 @@ from dustmap.inference._precision import CoefficientSpread
 from dustmap.inference.solve._global_solve import SolveSettings, checked
 from dustmap.inference.solve._grid_model import DATA_STREAM, GRID_STREAM, GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import paired
 from dustmap.linalg import AbstractOperator, KeyedNormal, SolveResult, pcg
 
 #: The residual is brought below that many times `rtol` standard deviations of the noise.
@@ -126,11 +125,9 @@ def solve_in_data_space(
         beta, alpha, target = beta + change, alpha - change @ X, target - change @ H
         spread = _spread(system, X, H, settings) if settings.spread else None
     eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
-    deviations = paired(eps - system.phi.rmatmul(draws), settings.antithetic)
+    deviations = eps - system.phi.rmatmul(draws)
     return DataSpaceSolution(
-        PathwisePosterior(
-            model, beta.detach(), eps_mean, deviations, settings.antithetic, spread=spread
-        ),
+        PathwisePosterior(model, beta.detach(), eps_mean, deviations, spread=spread),
         system.sigma,
         solve,
         precision,
@@ -145,7 +142,7 @@ def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) ->
     T = gram.diagonal().rsqrt().diag()
     fields = system.phi.rmatmul((T @ X).to(system.phi.dtype))
     seed, count = settings.seed, settings.samples
-    return CoefficientSpread.of_gram(T @ gram @ T, T, fields, seed, count, settings.antithetic)
+    return CoefficientSpread.of_gram(T @ gram @ T, T, fields, seed, count)
 
 
 @final
@@ -210,7 +207,7 @@ def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPreci
 
 def _draws(system: _System, settings: SolveSettings) -> tuple[Tensor, Tensor]:
     """ε₀ (S, M_w) and Φ ε₀ − Σ^{1/2} ξ (S, N) of the draws that are solved for."""
-    phi, count = system.phi, settings.solved_samples
+    phi, count = system.phi, settings.samples
     n, width = phi.shape
     grid = KeyedNormal(settings.seed, GRID_STREAM)
     noise = KeyedNormal(settings.seed, DATA_STREAM)

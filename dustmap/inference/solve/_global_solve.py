@@ -16,7 +16,6 @@ from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
     GlobalSolution,
     kept_solution,
-    paired,
     restored_solution,
 )
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
@@ -35,9 +34,7 @@ class SolveSettings:
     """How to solve.
 
     rtol: residual of every column relative to the right-hand side of a draw. max_steps: of CG.
-    samples: pathwise draws S. antithetic: draws as pairs δ, −δ, for S/2 solves; sample means are
-        then exact, but only S/2 draws are independent.
-    seed: of the draws; the same whatever the blocks.
+    samples: pathwise draws S. seed: theirs; the same whatever the blocks.
     rank: of the Nyström preconditioner; 0 for none, None to choose.
     memory: bytes of the vectors solved for at once; what exceeds it is solved in several blocks.
     fit_mean: also fit the coefficients of the prior mean by generalised least squares.
@@ -48,7 +45,6 @@ class SolveSettings:
     rtol: float = 1e-3
     max_steps: int = 500
     samples: int = 32
-    antithetic: bool = False
     seed: int = 0
     rank: int | None = None
     memory: int = 2**33
@@ -56,11 +52,8 @@ class SolveSettings:
     spread: bool = True
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or (self.antithetic and self.samples % 2):
-            raise ValueError(
-                "samples must be at least 1, and even when antithetic, got "
-                f"samples={self.samples}, antithetic={self.antithetic}"
-            )
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
         if not (self.rtol > 0 and self.max_steps >= 0 and self.memory > 0):
             raise ValueError(
                 "rtol and memory must be positive and max_steps not negative, got "
@@ -68,11 +61,6 @@ class SolveSettings:
             )
         if self.rank is not None and self.rank < 0:
             raise ValueError(f"rank must be None or at least 0, got {self.rank}")
-
-    @property
-    def solved_samples(self) -> int:
-        """Draws that are solved for: all, or one of each antithetic pair."""
-        return self.samples // 2 if self.antithetic else self.samples
 
 
 @torch.no_grad()
@@ -113,7 +101,7 @@ def solve_global(
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
     A = PrecisionOperator(phi, sigma.reciprocal())
-    draws = Draws(phi, sigma, settings.seed, settings.solved_samples)
+    draws = Draws(phi, sigma, settings.seed, settings.samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     if reading is None:
         partial = _approached(A, draws, profile, settings, start, progress)
@@ -203,10 +191,9 @@ def _solution(
     spread: CoefficientSpread | None,
 ) -> GlobalSolution:
     eps_mean = solve.x[0]
-    deviations = paired(solve.x[1:], settings.antithetic)
     beta = profile.fitted_coefficients(eps_mean)
     return GlobalSolution(
-        PathwisePosterior(model, beta, eps_mean, deviations, settings.antithetic, spread=spread),
+        PathwisePosterior(model, beta, eps_mean, solve.x[1:], spread=spread),
         draws.sigma,
         solve,
         preconditioner,
@@ -234,7 +221,6 @@ def _spread(
         profile.directions,
         seed=settings.seed,
         count=settings.samples,
-        antithetic=settings.antithetic,
         preconditioner=preconditioner,
         max_steps=settings.max_steps,
         progress=progress,
@@ -303,4 +289,4 @@ def _of_start(
             f"start has {start.eps_mean.shape[0]} variables in {start.eps_mean.dtype}, the model "
             f"{phi.shape[1]} in {phi.dtype}: warm starts need the same grid, torus and dtype"
         )
-    return start.preconditioner, start.posterior.independent
+    return start.preconditioner, start.posterior.deviations

@@ -41,7 +41,6 @@ class PathwisePosterior(AbstractPosterior):
         use. coefficients (P,): β. eps_mean (M_w,): ε̂. deviations (S, M_w): δ_s.
     explained (M,), where it is known: share of the prior's variance at the nodes that the data have
         taken away, by `explained_share`.
-    antithetic: whether the draws are pairs δ, −δ, of which only one counts as independent.
     memory: bytes that the fields seen by one chunk of functionals may take.
     spread: of fitted coefficients; None where they are given.
     """
@@ -50,20 +49,14 @@ class PathwisePosterior(AbstractPosterior):
     coefficients: Tensor
     eps_mean: Tensor
     deviations: Tensor
-    antithetic: bool = False
     memory: int = 2**28
     spread: CoefficientSpread | None = None
     explained: Tensor | None = None
 
     @property
     def monte_carlo_error(self) -> float:
-        """Relative standard error 1/√(2S) of a standard deviation, S the independent draws."""
-        return 1.0 / math.sqrt(2.0 * len(self.independent))
-
-    @property
-    def independent(self) -> Tensor:
-        """The draws δ_s that count: all, or one of each antithetic pair."""
-        return self.deviations[::2] if self.antithetic else self.deviations
+        """Relative standard error 1/√(2S) of a standard deviation, S the draws."""
+        return 1.0 / math.sqrt(2.0 * len(self.deviations))
 
     def with_draws(self, index: Tensor | slice) -> "PathwisePosterior":
         """The posterior with some of its draws."""
@@ -73,8 +66,8 @@ class PathwisePosterior(AbstractPosterior):
     @torch.no_grad()
     def predict(self, functional: AbstractFunctional) -> Prediction:
         """Mean (N,) and variance (N,) of f."""
-        last = 1 + len(self.independent)
-        fields = torch.cat([self.eps_mean[None], self.independent, self._trend_fields])
+        last = 1 + len(self.deviations)
+        fields = torch.cat([self.eps_mean[None], self.deviations, self._trend_fields])
         means, variances = [], []
         for part, seen in self._products(functional, fields):
             means.append(self._mean(part) + seen[0])
@@ -85,9 +78,9 @@ class PathwisePosterior(AbstractPosterior):
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Cov f (N, N) = mean_s (Φδ_s)(Φδ_s)ᵀ + uᵀu + diag(Var r), of rank S + K but for Var r."""
-        fields = torch.cat([self.independent, self._trend_fields])
+        fields = torch.cat([self.deviations, self._trend_fields])
         seen = torch.cat([seen for _, seen in self._products(functional, fields)], dim=-1)
-        count = len(self.independent)
+        count = len(self.deviations)
         seen, u = seen[:count], self._trend(functional, seen[count:])
         covariance: Tensor = seen.mT @ seen / count + u.mT @ u
         covariance.diagonal().add_(self._residual_variance(functional))
@@ -140,11 +133,11 @@ class PathwisePosterior(AbstractPosterior):
         size = max(1, self.memory // (4 * prior.n_white * prior.dtype.itemsize))
         nodes = PointValues(prior.grid.points(device=prior.lags.device))
         total = prior.lags.new_zeros(prior.grid.size, dtype=prior.dtype)
-        for part in chunks(len(self.independent), size):
-            total += field_at_nodes(prior, self.independent[part]).square().sum(0)
+        for part in chunks(len(self.deviations), size):
+            total += field_at_nodes(prior, self.deviations[part]).square().sum(0)
         mean = self._mean(nodes) + field_at_nodes(prior, self.eps_mean[None])[0]
         u = self._trend(nodes, field_at_nodes(prior, self._trend_fields))
-        return Prediction(mean, total / len(self.independent) + u.square().sum(0))
+        return Prediction(mean, total / len(self.deviations) + u.square().sum(0))
 
     def _products(
         self, functional: AbstractFunctional, eps: Tensor
@@ -202,7 +195,7 @@ def explained_share(posterior: PathwisePosterior, seed: int) -> Tensor:
     prior = prior_of(posterior.model.features, "explained_share", "use predict instead")
     taken, left = torch.zeros(2, prior.grid.size, dtype=prior.dtype, device=prior.lags.device)
     normal = KeyedNormal(seed, GRID_STREAM)
-    for s, delta in enumerate(posterior.independent):
+    for s, delta in enumerate(posterior.deviations):
         white = normal.draw(s, len(delta), delta.dtype, delta.device)
         start, rest = field_at_nodes(prior, torch.stack([white, delta]))
         taken += (start - rest).square()

@@ -95,13 +95,6 @@ class GlobalSolution:
         )
 
 
-def paired(draws: Tensor, antithetic: bool) -> Tensor:
-    """The draws, each followed by its negative if antithetic."""
-    if not antithetic:
-        return draws
-    return torch.stack([draws, -draws], dim=1).flatten(0, 1)
-
-
 def kept_solution(solution: GlobalSolution) -> Kept:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
@@ -109,7 +102,6 @@ def kept_solution(solution: GlobalSolution) -> Kept:
     return state(
         SOLVE,
         {
-            "antithetic": posterior.antithetic,
             "rtol": solve.rtol,
             "quadratic_form": solution.quadratic_form,
             "scale": solution.scale,
@@ -140,11 +132,10 @@ def restored_solution(model: GridModel, data: Batch, reading: Reading) -> Global
     solve = restored_result(reading, width, like, reading.number("rtol"))
     beta = model.mean.coefficients().detach()
     coefficients = reading.array("coefficients", beta, len(beta))
-    antithetic = reading.flag("antithetic")
-    deviations = paired(solve.x[1:], antithetic)
+    deviations = solve.x[1:]
     spread = _spread(reading, beta, solve.x, len(deviations))
     return GlobalSolution(
-        PathwisePosterior(model, coefficients, solve.x[0], deviations, antithetic, spread=spread),
+        PathwisePosterior(model, coefficients, solve.x[0], deviations, spread=spread),
         reading.real("sigma", y, len(y)),
         solve,
         restored_preconditioner(reading, "preconditioner", width, like),

@@ -66,7 +66,7 @@ def shares(density: str, dim: int, stars: int, samples: int, seed: int) -> tuple
         model = GridModel(features, ConstantMean(1.0), GaussianLikelihood())
         settings = SolveSettings(rtol=1e-6, samples=samples, seed=seed)
         drawn = solve_global(model, data, settings).posterior
-        found = sure_coverage(explained_share(drawn, seed), len(drawn.independent))
+        found = sure_coverage(explained_share(drawn, seed), len(drawn.deviations))
         phi = features.operator(functional).rmatmul(torch.eye(stars, dtype=torch.float64))
         noise = NOISE**2 + features.residual_variance(functional)
         return found, exact(features.prior.root().matmul(phi), phi @ phi.mT, noise)
