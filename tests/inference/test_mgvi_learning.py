@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean
 from dustmap.inference import MGVISettings, MGVIStatus, fit_mgvi, typical_log_density
-from dustmap.inference.lognormal import _mgvi_hyper
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 NODES, RAYS, NOISE, LENGTH = 24, 30, 0.1, 0.3
@@ -115,22 +114,3 @@ def test_learning_ends_at_the_optimum_of_the_evidence() -> None:
 @pytest.mark.parametrize("start", [0.08, 0.3, 0.9, 2.0])
 def test_learning_ends_at_the_optimum_from_anywhere(start: float) -> None:
     check([fitted(seed, start) for seed in range(12)])
-
-
-def test_the_curvature_along_a_step_is_that_of_the_gradients() -> None:
-    """I' s = −Δg exactly, I' stays symmetric and positive, and what is absurd is bounded."""
-    generator = torch.Generator().manual_seed(0)
-    root = torch.randn(3, 3, generator=generator, dtype=torch.float64)
-    information = root @ root.mT + torch.eye(3, dtype=torch.float64)
-    step = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    before = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
-    fall = 1.7 * information @ step + torch.tensor([0.02, 0.0, 0.01], dtype=torch.float64)
-    trust = _mgvi_hyper.Trust(0.5, step, before)
-    found = trust.curvature(before - fall, information)
-    torch.testing.assert_close(found @ step, fall)
-    torch.testing.assert_close(found, found.mT)
-    for factor in (-3.0, 100.0):
-        found = trust.curvature(before - factor * information @ step, information)
-        assert float(torch.linalg.eigvalsh(found)[0]) > 0
-        ratio = float(step @ found @ step) / float(step @ information @ step)
-        assert ratio == pytest.approx(0.2 if factor < 0 else 5.0)

@@ -32,8 +32,6 @@ from dustmap.linalg import (
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
 _LARGEST_STEP = 0.5
-#: Curvature along a step, over the information there, is kept between these (Powell 1978).
-_LEAST_CURVATURE, _MOST_CURVATURE = 0.2, 5.0
 #: |Δθ| that no user needs: solves of large data are no more accurate than that.
 _NEGLIGIBLE_STEP = 1e-3
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
@@ -53,27 +51,6 @@ class Trust:
     step: Tensor | None = None
     gradient: Tensor | None = None
     promised: float = 0.0
-
-    def curvature(self, gradient: Tensor, information: Tensor) -> Tensor:
-        """The information (Q, Q) here, corrected along the last step.
-
-        −∂²ln p of the model linearised anew at every θ is the average information up to what the
-        mode's own change adds. Random numbers are the same in every round, so the gradient's fall
-        y = g₀ − g along the last step s tells that part (Broyden, Fletcher, Goldfarb, Shanno):
-
-            I ← I − I s sᵀ I / sᵀ I s + y yᵀ / sᵀ y
-        """
-        if self.step is None or self.gradient is None:
-            return information
-        s, y = self.step, self.gradient - gradient
-        Is = information @ s
-        expected, found = float(s @ Is), float(s @ y)
-        if not expected > 0.0:
-            return information
-        kept = min(max(found, _LEAST_CURVATURE * expected), _MOST_CURVATURE * expected)
-        if kept != found:
-            y = Is + (y - Is) * ((kept - expected) / (found - expected))
-        return information - torch.outer(Is, Is) / expected + torch.outer(y, y) / kept
 
     def new_radius(self, gradient: Tensor) -> float:
         """Twice the radius after a step that gained what it promised, half of it after one that
@@ -96,10 +73,9 @@ class Trust:
         return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
 
 
-def _widths_to_go(gradient: Tensor, *informations: Tensor) -> float:
-    """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum, the most of all I."""
-    squares = [float(gradient @ torch.linalg.solve(each, gradient)) for each in informations]
-    return math.sqrt(max(0.0, *squares))
+def _widths_to_go(gradient: Tensor, information: Tensor) -> float:
+    """√(gᵀ I⁻¹ g): posterior standard deviations between θ and the optimum."""
+    return math.sqrt(max(0.0, float(gradient @ torch.linalg.solve(information, gradient))))
 
 
 @final
@@ -172,8 +148,7 @@ def evidence_step(
 
     The draws are those of the metric samples, so the gradient costs one transform of each. No
     whitened sample is held fixed: at fixed ξ accurate data leave θ next to no freedom, and such
-    gradients take many small steps. `trust` bounds |Δθ| and corrects the information along the
-    last step.
+    gradients take many small steps. `trust` bounds |Δθ|.
 
     Reference: Gilmour, Thompson & Cullis (1995) on average information.
     """
@@ -195,18 +170,18 @@ def evidence_step(
     )
     products = v.double() @ solve.x.double().mT
     information = 0.25 * (products + products.mT) + torch.eye(len(theta)).to(own) / prior.std**2
-    curvature, radius = trust.curvature(gradient, information), trust.new_radius(gradient)
-    delta = bounded_step(gradient, curvature, radius)
+    radius = trust.new_radius(gradient)
+    delta = bounded_step(gradient, information, radius)
     if trust.turns_back(delta):
         radius = min(radius, trust.half_a_step)
-        delta = bounded_step(gradient, curvature, radius)
+        delta = bounded_step(gradient, information, radius)
     return EvidenceStep(
         gradient,
         error,
         information,
         delta,
-        _widths_to_go(gradient, information, curvature),
-        torch.linalg.solve(curvature, gradient),
+        _widths_to_go(gradient, information),
+        torch.linalg.solve(information, gradient),
         radius,
         solve,
     )

@@ -220,7 +220,7 @@ class Fit:
         if taken > 0.0:
             delta = taken * step.delta
             promised = float(delta @ step.gradient - 0.5 * delta @ step.information @ delta)
-            # After a short step the gradient falls by its own uncertainty, not by the curvature.
+            # After a short step the gradient changes by its own uncertainty, not by the step.
             if promised > _ONE_WIDTH:
                 state.trust = Trust(step.radius, delta, step.gradient, promised)
         self._record(
