@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dustmap.gp.kernels import StationaryKernel
-from dustmap.regression import HIPGPRegressor
+from dustmap import HIPGPRegressor
 from pipelines.reproduce import _estimators_gpytorch as peer
 from pipelines.reproduce._estimators import (
     Array,

@@ -1,12 +1,28 @@
-"""Sizes of a gridded fit, known before anything large is allocated, and what fits the memory."""
+"""Sizes of a fit with inducing points, known before anything large is allocated.
 
+And the grid of inducing points that fits the memory.
+"""
+
+import functools
 import math
-from dataclasses import dataclass, replace
-from typing import final
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, final
 
 import torch
 
+from dustmap.engines._engine import Problem
+from dustmap.engines._grids import (
+    GridChoice,
+    automatic_grid,
+    coarsened,
+    given_grid,
+    inputs,
+    typical_noise,
+)
+from dustmap.engines._learning import EvidenceSettings
 from dustmap.gp import RegularGrid, torus_for
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.kernels import AbstractKernel
 
 FAMILIES = ("auto", "full", "block", "low-rank", "mean-field")
@@ -24,25 +40,38 @@ _TILE_SIDES = {1: 256, 2: 16, 3: 6, 4: 4}
 
 @final
 @dataclass(frozen=True)
-class HipSettings:
-    """Choices of the gridded engine, checked; "auto" is still open.
+class InducingSettings:
+    """Choices of the engine, checked; "auto" is still open.
 
-    block: nodes of a tile per axis, or None for tiles of some 256 nodes. rank: of the low-rank
-    family at most.
+    learning: of hyperparameters. block: nodes of a tile per axis, or None for tiles of some 256
+    nodes. rank: of the low-rank family at most. padding: length scales around the grid.
+    grid: of inducing points, or points per axis; None for an automatic one. points_per_length: of
+    inducing points on the problem's box instead.
+    estimator, pcg_steps, nugget: of the features; nugget None for what the precision asks for.
+    epochs, batch: of natural-gradient steps on minibatches; 0 for the closed form.
     """
 
-    family: str
-    block: tuple[int, ...] | None
-    rank: int
-    whitening: str
-    padding: float
-    dtype: torch.dtype
-    max_memory: int
+    learning: EvidenceSettings
+    family: str = "auto"
+    block: tuple[int, ...] | None = None
+    rank: int = 50
+    whitening: str = "auto"
+    padding: float = 4.0
+    dtype: torch.dtype = torch.float64
+    max_memory: int = 2**32
+    grid: RegularGrid | tuple[int, ...] | None = None
+    points_per_length: float | None = None
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+    pcg_steps: int = 3000
+    nugget: float | None = None
+    epochs: int = 0
+    batch: int = 256
+    seed: int = 0
 
 
 @final
 @dataclass(frozen=True)
-class HipPlan:
+class InducingPlan:
     """A grid with everything decided.
 
     torus_shape: of the whitened variables, the padded torus, or the grid itself for "cholesky"
@@ -104,7 +133,7 @@ class HipPlan:
         return self.bytes_needed <= self.max_memory
 
     def check(self) -> None:
-        """Refuses what does not fit."""
+        """Refuse what does not fit."""
         if not self.fits:
             raise MemoryError(
                 f"grid {_times(self.grid.shape)} needs {self.bytes_needed:,} bytes: "
@@ -114,8 +143,30 @@ class HipPlan:
                 f'less padding, family="block" or "mean-field", or raise max_memory'
             )
 
+    def as_plain(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
 
-def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSettings) -> HipPlan:
+    @staticmethod
+    def of_plain(content: Mapping[str, Any]) -> "InducingPlan":
+        """The plan of `as_plain`; those of earlier versions know no rank."""
+        block = content["block"]
+        return InducingPlan(
+            grid=RegularGrid(**content["grid"]),
+            torus_shape=tuple(content["torus_shape"]),
+            whitening=content["whitening"],
+            family=content["family"],
+            block=None if block is None else tuple(block),
+            rank=content.get("rank", 0),
+            n=content["n"],
+            dtype=getattr(torch, content["dtype"]),
+            max_memory=content["max_memory"],
+        )
+
+
+def plan_fit(
+    kernel: AbstractKernel, grid: RegularGrid, n: int, settings: InducingSettings
+) -> InducingPlan:
     """Decides what is still "auto" for a fit of n data on this grid.
 
     A grid of few nodes is whitened by the Cholesky factor of K_uu: M_w is then the number of nodes,
@@ -137,7 +188,7 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
             f"block = {block} gives the nodes of {len(block)} axes but X has {grid.dim} columns: "
             f"give one number per column"
         )
-    return HipPlan(
+    return InducingPlan(
         grid=grid,
         torus_shape=tuple(torus),
         whitening=whitening,
@@ -150,7 +201,7 @@ def plan_fit(kernel: AbstractKernel, grid: RegularGrid, n: int, settings: HipSet
     )
 
 
-def candidates(n: int, settings: HipSettings) -> list[tuple[HipSettings, int]]:
+def candidates(n: int, settings: InducingSettings) -> list[tuple[InducingSettings, int]]:
     """Settings an automatic grid may use, with the largest M_w of each; the better ones first.
 
     Their plans have to fit the memory besides. The full family has the right standard deviations,
@@ -179,10 +230,47 @@ def candidates(n: int, settings: HipSettings) -> list[tuple[HipSettings, int]]:
     return [(full, max_full(settings)), (structured, most)]
 
 
-def max_full(settings: HipSettings) -> int:
+def max_full(settings: InducingSettings) -> int:
     """The most variables of a full covariance that "auto" takes: few, and within the memory."""
     return min(MAX_FULL, math.isqrt(settings.max_memory // 64))
 
 
 def _times(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape))
+
+
+@final
+@dataclass(frozen=True)
+class InducingPlanned:
+    """The plan of a fit, and what is expected of its grid where that is an automatic one."""
+
+    plan: InducingPlan
+    choice: GridChoice | None = None
+
+
+def planned(problem: Problem, settings: InducingSettings) -> InducingPlanned:
+    """On the box at so many points per length scale, on the grid that the settings give, else on
+    the automatic one of the better family, within the memory."""
+    kernel, n = problem.model.kernel, len(problem.data)
+    if settings.points_per_length is not None:
+        length = float(kernel.terms()[0].lengthscale[0].detach())
+        grid = coarsened(problem.nodes, length / settings.points_per_length)
+        return InducingPlanned(plan_fit(kernel, grid, n, settings))
+    if settings.grid is not None:
+        return InducingPlanned(plan_fit(kernel, given_grid(problem, settings.grid), n, settings))
+    choices = []
+    for candidate, most in candidates(n, settings):
+        fits = functools.partial(_fits, kernel, n, candidate, most)
+        choice = automatic_grid(kernel, inputs(problem), typical_noise(problem), fits)
+        choices.append((choice, candidate))
+        if choice.fits and choice.fine_enough:
+            break
+    choice, candidate = min(choices, key=lambda c: (not c[0].fits, c[0].posterior_share))
+    return InducingPlanned(plan_fit(kernel, choice.grid, n, candidate), choice)
+
+
+def _fits(
+    kernel: AbstractKernel, n: int, settings: InducingSettings, most: int, grid: RegularGrid
+) -> bool:
+    plan = plan_fit(kernel, grid, n, settings)
+    return plan.fits and plan.n_features <= most

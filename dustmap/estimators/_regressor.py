@@ -10,14 +10,12 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from dustmap.engines import EvidenceSettings, GPModel, plain_rows
+from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._engines import EngineArguments, FittedRegression, fit_regression
+from dustmap.estimators._standardisation import Array, Standardisation, spread
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.regression import _arguments, _checkpoint, _learning
-from dustmap.regression._fit import FitSettings, Regression, fit
-from dustmap.regression._scaling import Array, Standardisation, spread
-from dustmap.regression._sgpr import SGPRState
-from dustmap.regression._student_t import plain_rows
-from dustmap.regression._svgp import SVGPState
 
 Prediction = Array | tuple[Array, Array]
 
@@ -171,9 +169,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         named = not isinstance(self.kernel, AbstractKernel)
         plain = plain_rows(targets) if self._is_student_t else slice(None)
         scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
-        settings = self._settings(inputs, scaling, named)
-        prior = self._prior(targets[plain], std is not None, scaling)
-        self._keep(fit(prior, scaling.batch(inputs, targets, std), scaling, settings))
+        arguments = self._engine_arguments(inputs, scaling, named)
+        model = self._model(targets[plain], std is not None, scaling)
+        data = scaling.batch(inputs, targets, std)
+        self._keep(fit_regression(model, data, scaling, arguments))
         return self
 
     def predict(
@@ -214,85 +213,92 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Writes the fitted regression to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
-        _checkpoint.write(Path(path), self._regression, self.get_params(deep=False))
+        _saving.write_regression(Path(path), self._regression, self.get_params(deep=False))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """What `save` wrote, ready to predict."""
-        regression, parameters = _checkpoint.read(Path(path))
+        regression, parameters = _saving.read_regression(Path(path))
         estimator = cls(**parameters)
         estimator.n_features_in_ = len(regression.scaling.x_scale)
         estimator._keep(regression)
         return estimator
 
-    def _settings(self, inputs: Array, scaling: Standardisation, named: bool) -> FitSettings:
+    def _engine_arguments(
+        self, inputs: Array, scaling: Standardisation, named: bool
+    ) -> EngineArguments:
         grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
-        hip = _arguments.hip_settings(
-            self.family,
-            self.block,
-            self.rank,
-            self.whitening,
-            self.padding,
-            self.dtype,
-            self.max_memory,
-        )
         seed = _arguments.seed_of(self.random_state)
+        learning = EvidenceSettings(
+            rows=_arguments.at_least(2, "n_learn", self.n_learn),
+            max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
+            seed=seed,
+            search_start=named,
+        )
+        inducing = _arguments.inducing_settings(
+            learning,
+            scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
+            family=self.family,
+            block=self.block,
+            rank=self.rank,
+            whitening=self.whitening,
+            padding=self.padding,
+            dtype=self.dtype,
+            max_memory=self.max_memory,
+        )
         engine_of = _arguments.engine_of
         if self._is_student_t:
             engine_of = _arguments.student_t_engine_of
         n, dim = inputs.shape
-        return FitSettings(
-            engine=engine_of(self.engine, self.grid, n, dim, hip.max_memory),
-            grid=scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
-            hip=hip,
-            whole=_arguments.global_settings(hip, self.samples),
-            n_learn=_arguments.at_least(2, "n_learn", self.n_learn),
-            max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
-            svgp=_arguments.svgp_settings(
+        return EngineArguments(
+            engine_of(self.engine, self.grid, n, dim, inducing.max_memory),
+            dim,
+            inducing,
+            _arguments.point_settings(inducing, self.samples, seed),
+            _arguments.free_point_settings(
                 self.inducing,
                 self.batch_size,
                 self.epochs,
                 self.learning_rate,
                 self.patience,
-                _learning.learned_names(self.learn),
+                _arguments.learned_names(self.learn),
                 self.dtype,
                 self.max_memory,
                 seed,
+                learning.max_steps,
             ),
-            seed=seed,
-            search_start=named,
-            student_t=self._is_student_t,
+            self._is_student_t,
         )
 
     @property
     def _is_student_t(self) -> bool:
-        return isinstance(self.noise, str) and self.noise == _learning.STUDENT_T
+        return isinstance(self.noise, str) and self.noise == _arguments.STUDENT_T
 
-    def _prior(self, targets: Array, given: bool, scaling: Standardisation) -> _learning.Prior:
-        learned, dim = _learning.learned_names(self.learn), len(scaling.x_scale)
+    def _model(self, targets: Array, given: bool, scaling: Standardisation) -> GPModel:
+        learned, dim = _arguments.learned_names(self.learn), len(scaling.x_scale)
         width = float(spread(targets)) / scaling.y_scale
-        return _learning.Prior(
-            _learning.make_kernel(self.kernel, dim, learned),
-            _learning.make_mean(self.mean, dim, learned),
-            _learning.make_likelihood(self.noise, given, scaling.y_scale, width, learned),
+        return GPModel(
+            _arguments.make_kernel(self.kernel, dim, learned),
+            _arguments.make_mean(self.mean, dim, learned),
+            _arguments.make_likelihood(self.noise, given, scaling.y_scale, width, learned),
         )
 
-    def _keep(self, fitted: Regression) -> None:
+    def _keep(self, fitted: FittedRegression) -> None:
         """Sets the attributes of a fitted estimator."""
         self._regression = fitted
         scaling = fitted.scaling
         self.engine_ = fitted.engine
-        self.kernel_ = scaling.user_kernel(fitted.prior.kernel)
+        self.kernel_ = scaling.user_kernel(fitted.model.kernel)
         self.grid_ = fitted.grid
-        coefficients = fitted.prior.mean.coefficients().detach().numpy()
+        coefficients = fitted.model.mean.coefficients().detach().numpy()
         self.mean_ = scaling.user_mean(coefficients)
         self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
         self.noise_dof_ = fitted.dof
         self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
-        if isinstance(fitted.state, SVGPState | SGPRState):
-            self.inducing_points_ = scaling.user_points(fitted.state.inducing.numpy())
+        if fitted.inducing_points is not None:
+            self.inducing_points_ = fitted.inducing_points
         if fitted.evidence is not None:
             name = "log_evidence_" if fitted.engine == "exact" else "elbo_"
             setattr(self, name, fitted.evidence)
@@ -309,10 +315,10 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         noise = self._regression.noise()
         return {"kernel": terms, **noise, "mean": self.mean_.tolist()}
 
-    def _query(self, X: ArrayLike) -> tuple[Regression, Array]:
+    def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
         check_is_fitted(self)
         inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
-        fitted: Regression = self._regression
+        fitted: FittedRegression = self._regression
         return fitted, inputs
 
     def _mean(self, mean: Tensor) -> Array:

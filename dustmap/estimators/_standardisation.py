@@ -1,4 +1,4 @@
-"""Standardised units: what the engines see of a data set."""
+"""Standardised units: a data set as the engines see it."""
 
 from dataclasses import dataclass
 from typing import Self, final

@@ -1,4 +1,4 @@
-"""The grid of inducing points: from the learned length scale, within a budget of points."""
+"""Grids over the data or over the box of a map: as fine as the kernel and the noise ask for."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dustmap.engines._engine import Problem
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import CholeskyFeatures
 from dustmap.gp.functionals import PointValues
@@ -43,6 +44,35 @@ class GridChoice:
     @property
     def fine_enough(self) -> bool:
         return self.noise_share <= NOISE_SHARE and self.posterior_share <= POSTERIOR_SHARE
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """Plain values for a report."""
+        return {
+            "residual_over_noise": self.noise_share,
+            "residual_over_posterior": self.posterior_share,
+        }
+
+
+def inputs(problem: Problem) -> Tensor:
+    """Places (N, D) of data that are point values."""
+    functional = problem.data.functional
+    if not isinstance(functional, PointValues):
+        raise TypeError(
+            f"an automatic grid is for point values, got {type(functional).__name__}: give a box"
+        )
+    return functional.x
+
+
+@torch.no_grad()
+def typical_noise(problem: Problem) -> float:
+    """Variance of the noise of the median datum."""
+    return float(problem.model.noise.noise_variance(problem.data).median())
+
+
+def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> RegularGrid:
+    """The grid itself, or one of so many points per axis over the data."""
+    return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
 
 
 def automatic_grid(
@@ -83,6 +113,24 @@ def automatic_grid(
         ]
         chosen = judged(_coarser(lower, upper, lengths, widest, fits))
     return chosen
+
+
+def coarse_advice(residual_ratio: float) -> list[str]:
+    """What to do where the grid leaves more than the noise unexplained."""
+    if residual_ratio <= 1.0:
+        return []
+    return [
+        f"the grid is too coarse: it leaves {residual_ratio:.2g} times the noise variance of a "
+        f"typical datum unexplained; give grid more points per axis, or raise max_memory"
+    ]
+
+
+def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
+    """From face to face of the box, no finer than its own nodes or than about `spacing`."""
+    sides = [b - a for a, b in zip(box.lower, box.upper, strict=True)]
+    step = max(box.spacing[0], spacing)
+    shape = tuple(max(2, round(side / step) + 1) for side in sides)
+    return RegularGrid.from_bounds(box.lower, box.upper, shape)
 
 
 def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:

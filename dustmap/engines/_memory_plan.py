@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 GIB, MIB = 2**30, 2**20
+#: Bytes of chunks of transforms, of rows and of products, whatever the sizes.
+WORKING = 50 * MIB
 
 
 @final

@@ -6,10 +6,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, Prediction
-from dustmap.gp.features import HIPFeatures, LocalFeatures, TorusFeatures
+from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
+from dustmap.gp.features import (
+    CholeskyFeatures,
+    CIQFeatures,
+    HIPFeatures,
+    LocalFeatures,
+    TorusFeatures,
+)
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import GriddedDraws, VariationalPosterior
+
+#: Draws of the field, from which the variance that distances add is computed.
+DRAWS = 8
 
 
 @final
@@ -61,3 +70,10 @@ def draws_at_inducing_points(
     grid, eps = features.prior.grid, posterior.state.sample(count, generator)
     mean = posterior.model.mean.values(PointValues(grid.points(device=eps.device)))
     return GriddedDraws(grid, mean.to(eps.dtype) + features.prior.root().matmul(eps))
+
+
+def draws_on_grid(posterior: VariationalPosterior, grid: RegularGrid, seed: int) -> GriddedDraws:
+    """Draws at the inducing points, whatever their whitening."""
+    if isinstance(posterior.model.features, CholeskyFeatures | CIQFeatures):
+        return GriddedDraws.of(posterior, grid, DRAWS, seed)
+    return draws_at_inducing_points(posterior, DRAWS, seed)

@@ -1,16 +1,29 @@
-"""The global engine: local kriging weights on a padded torus, one solve for mean and draws."""
+"""Point values in the global engine: local kriging weights on a grid of their own, one solve.
 
+The grid is as fine as the learned kernel and the noise ask for; places beyond it see the plain
+kernel. Mean and draws come in one solve, for the field or for as many unknowns as there are data.
+"""
+
+import functools
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from dustmap.engines._engine import Arrays, GPModel, Problem
+from dustmap.engines._extrapolation import ExtrapolatingFeatures
+from dustmap.engines._grids import (
+    GridChoice,
+    automatic_grid,
+    coarse_advice,
+    given_grid,
+    inputs,
+    typical_noise,
+)
 from dustmap.gp import Batch, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import HIPFeatures, LocalFeatures
 from dustmap.gp.kernels import AbstractKernel
@@ -26,8 +39,6 @@ from dustmap.inference import (
     solve_global,
     solve_in_data_space,
 )
-from dustmap.regression._features import ExtrapolatingFeatures
-from dustmap.regression._learning import Prior
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +57,26 @@ _WIDE = 1e-5
 # In 3-D with 10,001 rows, ℓ a third of the box and little noise, 16 per datum left an error of
 # 0.049, 50 one of 0.041, where the exact process left 0.040.
 _MOST_PER_DATUM, _FEW = 48, 2**15
+#: Arrays of a posterior beside the spread of its coefficients.
+_FIELDS = ("coefficients", "eps_mean", "deviations")
+_IN_FLOAT64 = 'fitted in float64: float32 lost it; pass dtype="float64"'
 
 
 @final
 @dataclass(frozen=True)
-class WholeSettings:
-    """Choices of the global engine, checked."""
+class PointSettings:
+    """Choices of a fit of point values, checked.
+
+    samples: draws; padding: length scales around the grid; seed: of the draws; grid: or points per
+    axis, None for an automatic one.
+    """
 
     samples: int
     padding: float
     dtype: torch.dtype
     max_memory: int
+    seed: int = 0
+    grid: RegularGrid | tuple[int, ...] | None = None
 
     def max_features(self, n: int) -> int:
         """The most points of the torus of an automatic grid for n data.
@@ -70,7 +90,7 @@ class WholeSettings:
 
 @final
 @dataclass(frozen=True)
-class GlobalPlan:
+class PointPlan:
     """A grid with everything decided. seed: of the draws."""
 
     grid: RegularGrid
@@ -109,7 +129,7 @@ class GlobalPlan:
         return self.bytes_needed <= self.max_memory
 
     def check(self) -> None:
-        """Refuses what does not fit."""
+        """Refuse what does not fit."""
         if not self.fits:
             raise MemoryError(
                 f"grid {' × '.join(map(str, self.grid.shape))} needs {self.bytes_needed:,} bytes "
@@ -118,16 +138,59 @@ class GlobalPlan:
                 "max_memory"
             )
 
+    def as_plain(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+
+    @staticmethod
+    def of_plain(content: Mapping[str, Any]) -> "PointPlan":
+        """The plan of `as_plain`."""
+        return PointPlan(
+            grid=RegularGrid(**content["grid"]),
+            torus_shape=tuple(content["torus_shape"]),
+            n=content["n"],
+            samples=content["samples"],
+            seed=content["seed"],
+            dtype=getattr(torch, content["dtype"]),
+            max_memory=content["max_memory"],
+        )
+
+
+def plan_points(
+    kernel: AbstractKernel, grid: RegularGrid, n: int, settings: PointSettings
+) -> PointPlan:
+    """The plan of a fit of n data on this grid."""
+    s, torus = settings, torus_for(kernel, grid, settings.padding)
+    return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory)
+
+
+def planned_points(
+    problem: Problem, settings: PointSettings
+) -> tuple[PointPlan, GridChoice | None]:
+    """On the grid asked for, else on the coarsest that is fine enough, if that fits the memory."""
+    n = len(problem.data)
+    plan = functools.partial(plan_points, problem.model.kernel, n=n, settings=settings)
+    if settings.grid is not None:
+        return plan(given_grid(problem, settings.grid)), None
+    most = settings.max_features(n)
+
+    def fits(grid: RegularGrid) -> bool:
+        tried = plan(grid)
+        return tried.fits and tried.n_features <= most
+
+    choice = automatic_grid(problem.model.kernel, inputs(problem), typical_noise(problem), fits)
+    return plan(choice.grid), choice
+
 
 @final
 @dataclass(frozen=True, eq=False)
-class WholeFit:
+class PointFit:
     """The posterior, and the solution it is from. residual_ratio: median Var r / σ².
 
     plan: as it was carried out, in float64 where float32 would not do.
     """
 
-    plan: GlobalPlan
+    plan: PointPlan
     posterior: PathwisePosterior
     solution: GlobalSolution | DataSpaceSolution
     residual_ratio: float
@@ -137,16 +200,15 @@ class WholeFit:
         """Where it was solved: for the field, or for as many unknowns as there are data."""
         return "data" if isinstance(self.solution, DataSpaceSolution) else "field"
 
+    def arrays(self) -> Arrays:
+        """What `restored` needs beside plan and hyperparameters."""
+        posterior = self.posterior
+        tensors = {name: getattr(posterior, name) for name in _FIELDS}
+        tensors |= {} if posterior.spread is None else posterior.spread.tensors()
+        return {name: np.asarray(value.numpy()) for name, value in tensors.items()}
 
-def plan_global(
-    kernel: AbstractKernel, grid: RegularGrid, n: int, seed: int, settings: WholeSettings
-) -> GlobalPlan:
-    """The plan of a fit of n data on this grid."""
-    torus = torus_for(kernel, grid, settings.padding)
-    return GlobalPlan(grid, torus, n, settings.samples, seed, settings.dtype, settings.max_memory)
 
-
-def fit_whole(prior: Prior, batch: Batch, plan: GlobalPlan) -> WholeFit:
+def fit_points(model: GPModel, data: Batch, plan: PointPlan) -> PointFit:
     """Posterior mean, draws and, where it is learned, the prior mean, in one solve.
 
     In data space where the plan says so. Rounding errors of float32 can stop that: then in
@@ -156,61 +218,72 @@ def fit_whole(prior: Prior, batch: Batch, plan: GlobalPlan) -> WholeFit:
     for tried in dict.fromkeys([plan, replace(plan, dtype=torch.float64)]):
         if not tried.in_data_space:
             continue
-        model = build_global(prior, tried)
-        found = _in_data_space(model, batch, _settings(prior, tried, _DATA_RTOL))
-        if found is not None and found.converged:
-            return _finished(model, batch, tried, found)
+        gridded = gridded_points(model, tried)
+        solution = _in_data_space(gridded, data, _settings(model, tried, _DATA_RTOL))
+        if solution is not None and solution.converged:
+            return _finished(gridded, data, tried, solution)
         log.warning("%s loses the solve in data space in rounding errors", tried.dtype)
-    model = build_global(prior, plan)
-    return _finished(model, batch, plan, solve_global(model, batch, _settings(prior, plan, _RTOL)))
+    gridded = gridded_points(model, plan)
+    settings = _settings(model, plan, _RTOL)
+    return _finished(gridded, data, plan, solve_global(gridded, data, settings))
 
 
-def _settings(prior: Prior, plan: GlobalPlan, rtol: Mapping[torch.dtype, float]) -> SolveSettings:
+def _settings(model: GPModel, plan: PointPlan, rtol: Mapping[torch.dtype, float]) -> SolveSettings:
     return SolveSettings(
         rtol=rtol[plan.dtype],
         max_steps=_MAX_STEPS,
         samples=plan.samples,
         seed=plan.seed,
         memory=plan.max_memory // 2,
-        fit_mean=any(p.requires_grad for p in prior.mean.parameters()),
+        fit_mean=model.learns_mean,
     )
 
 
 def _finished(
     model: GridModel,
-    batch: Batch,
-    plan: GlobalPlan,
+    data: Batch,
+    plan: PointPlan,
     solution: GlobalSolution | DataSpaceSolution,
-) -> WholeFit:
+) -> PointFit:
     if any(p.requires_grad for p in model.mean.parameters()):
         model.mean.assign(solution.mean_coefficients)
     posterior = replace(solution.posterior, model=model)
-    return WholeFit(plan, posterior, solution, residual_ratio(model, batch))
+    return PointFit(plan, posterior, solution, residual_ratio(model, data))
 
 
 def _in_data_space(
-    model: GridModel, batch: Batch, settings: SolveSettings
+    model: GridModel, data: Batch, settings: SolveSettings
 ) -> DataSpaceSolution | None:
     """The solution, from data within the grid; None where its small systems are singular."""
     assert isinstance(model.features, ExtrapolatingFeatures)
     inner = replace(model, features=model.features.inner)
     try:
-        return solve_in_data_space(inner, batch, settings)
+        return solve_in_data_space(inner, data, settings)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         return None
 
 
-def build_global(prior: Prior, plan: GlobalPlan) -> GridModel:
+def gridded_points(model: GPModel, plan: PointPlan) -> GridModel:
     """Features of points within the grid and beyond it, at the present hyperparameters."""
-    nugget = nugget_for(prior.kernel, plan.dtype)
+    nugget = nugget_for(model.kernel, plan.dtype)
     on_torus = GridPrior.padded(
-        prior.kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
+        model.kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
     )
     # Beyond the box the images of the wrapped kernel would repeat the opposite face.
     plain = HIPFeatures(replace(on_torus, wrapping=None), rtol=_WIDE, max_steps=_MAX_STEPS)
     local = LocalFeatures(on_torus, memory=plan.max_memory // 2)
     features = ExtrapolatingFeatures(local, plain, plan.grid)
-    return GridModel(features, prior.mean, prior.likelihood)
+    return GridModel(features, model.mean, model.noise)
+
+
+def restored_points(model: GPModel, plan: PointPlan, arrays: Arrays) -> PathwisePosterior:
+    """The posterior of `PointFit.arrays`."""
+    tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
+    spread = CoefficientSpread.of_tensors(tensors)
+    return PathwisePosterior(
+        gridded_points(model, plan), coefficients, mean, deviations, spread=spread
+    )
 
 
 def some_draws(
@@ -227,23 +300,30 @@ def some_draws(
     return posterior.with_draws(chosen)
 
 
-def arrays_of(posterior: PathwisePosterior) -> dict[str, NDArray[Any]]:
-    """What `restored` needs beside plan and hyperparameters."""
-    kept = {
-        "coefficients": posterior.coefficients,
-        "eps_mean": posterior.eps_mean,
-        "deviations": posterior.deviations,
-        **({} if posterior.spread is None else posterior.spread.tensors()),
+def points_report(fit: PointFit, asked: PointPlan) -> dict[str, Any]:
+    """Plain values: sizes, how the solve ended, advice."""
+    plan, solution = fit.plan, fit.solution
+    advice = [] if fit.plan == asked else [_IN_FLOAT64]
+    advice += coarse_advice(fit.residual_ratio)
+    if not solution.converged:
+        message = solution.message()
+        if plan.dtype != torch.float64:
+            message += '; rounding errors of float32 may be why: pass dtype="float64"'
+        advice.append(message)
+    return {
+        "grid_shape": list(plan.grid.shape),
+        "torus_shape": list(plan.torus_shape),
+        "n_features": plan.n_features,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "bytes_needed": plan.bytes_needed,
+        "samples": plan.samples,
+        "monte_carlo_error_of_std": solution.posterior.monte_carlo_error,
+        "solve": {
+            "space": fit.space,
+            "status": solution.solve.worst.name.lower(),
+            "steps": solution.block_steps,
+            "residual": solution.worst_residual,
+        },
+        "residual_ratio": fit.residual_ratio,
+        "advice": advice,
     }
-    return {name: np.asarray(value.numpy()) for name, value in kept.items()}
-
-
-def restored(prior: Prior, plan: GlobalPlan, arrays: Mapping[str, Tensor]) -> PathwisePosterior:
-    """The posterior that `arrays_of` was taken from."""
-    return PathwisePosterior(
-        build_global(prior, plan),
-        arrays["coefficients"],
-        arrays["eps_mean"],
-        arrays["deviations"],
-        spread=CoefficientSpread.of_tensors(arrays),
-    )

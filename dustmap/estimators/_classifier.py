@@ -10,11 +10,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dustmap.engines import GPModel
+from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._latent import LINKS, Classification, fit_latent
+from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.regression import _arguments, _classification, _classifier_checkpoint, _learning
-from dustmap.regression._choices import one_of
-from dustmap.regression._classification import LINKS, Classification
-from dustmap.regression._scaling import Array, Standardisation
+from dustmap.gp.likelihoods import BernoulliLikelihood
 
 
 @final
@@ -95,10 +96,10 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"y has one class only, {classes.tolist()[0]!r}: a classifier needs rows of two or "
                 f"more"
             )
-        learned = _learning.learned_names(self.learn)
+        learned = _arguments.learned_names(self.learn)
         named = not isinstance(self.kernel, AbstractKernel)
         scaling = Standardisation.of(inputs, np.zeros(len(inputs)), unit_scales=not named)
-        settings = _arguments.svgp_settings(
+        settings = _arguments.free_point_settings(
             self.inducing,
             self.batch_size,
             self.epochs,
@@ -109,19 +110,19 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.max_memory,
             _arguments.seed_of(self.random_state),
         )
-        link = LINKS[one_of("link", self.link, tuple(LINKS))]
+        link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
         ones = [1] if len(classes) == 2 else range(len(classes))
         points = scaling.points(inputs)
-        found = []
+        latents = []
         for one in ones:
-            prior = _classification.LatentPrior(
-                _learning.make_kernel(self.kernel, inputs.shape[1], learned),
-                _learning.make_mean(self.mean, inputs.shape[1], learned),
-                link,
+            model = GPModel(
+                _arguments.make_kernel(self.kernel, inputs.shape[1], learned),
+                _arguments.make_mean(self.mean, inputs.shape[1], learned),
+                BernoulliLikelihood(link),
             )
             targets = torch.from_numpy((codes == one).astype(np.float64))
-            found.append(_classification.fit_latent(prior, points, targets, settings, named))
-        self._keep(Classification(scaling, tuple(found)), classes)
+            latents.append(fit_latent(model, points, targets, settings, named))
+        self._keep(Classification(scaling, tuple(latents)), classes)
         return self
 
     def decision_function(self, X: ArrayLike) -> Array:
@@ -153,14 +154,14 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Writes the fitted classifier to a new directory of JSON and npy files (no pickle)."""
         check_is_fitted(self)
-        _classifier_checkpoint.write(
+        _saving.write_classification(
             Path(path), self._classification, self.classes_, self.get_params(deep=False)
         )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """What `save` wrote, ready to predict."""
-        classification, classes, parameters = _classifier_checkpoint.read(Path(path))
+        classification, classes, parameters = _saving.read_classification(Path(path))
         estimator = cls(**parameters)
         estimator.n_features_in_ = len(classification.scaling.x_scale)
         estimator._keep(classification, classes)

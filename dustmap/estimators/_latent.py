@@ -1,6 +1,5 @@
 """Latent functions behind labels: one for two classes, one against the rest for each of more."""
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -8,14 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch
+from dustmap.engines import (
+    EngineFit,
+    FreePointsEngine,
+    FreePointSettings,
+    GPModel,
+    Problem,
+    Watch,
+    choose_start,
+    evidence,
+    random_part,
+)
+from dustmap.estimators._standardisation import Array, Standardisation
+from dustmap.gp import Batch
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
-from dustmap.regression import _learning
-from dustmap.regression._learning import Prior
-from dustmap.regression._scaling import Array, Standardisation
-from dustmap.regression._svgp import AUTO_INDUCING, SVGPSettings, SVGPState, fit_svgp
 
 LINKS = {"logit": BernoulliLink.LOGIT, "probit": BernoulliLink.PROBIT}
 #: Variance of f at the start: what makes most probabilities neither ½ nor 0 or 1.
@@ -28,33 +35,28 @@ _LEAST_POINTS, _ROWS_PER_POINT = 100, 5
 
 @final
 @dataclass(frozen=True, eq=False)
-class LatentPrior:
-    """Kernel, mean and link of one latent function, in standardised units."""
-
-    kernel: AbstractKernel
-    mean: AbstractMean
-    link: BernoulliLink
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class Latent:
     """A fitted latent function. report: plain values."""
 
-    state: SVGPState
-    elbo: float
+    fit: EngineFit
     report: dict[str, Any]
+
+    @property
+    def elbo(self) -> float:
+        """A lower bound of ln P(y)."""
+        assert self.fit.evidence is not None
+        return self.fit.evidence
 
     @property
     def kernel(self) -> AbstractKernel:
         """In standardised units."""
-        return self.state.kernel
+        return self.fit.model.kernel
 
     def log_odds(self, points: PointValues) -> Tensor:
         """ln P(y = 1) − ln P(y = 0) (N,), each averaged over f."""
-        prediction = self.state.posterior.predict(points)
+        prediction = self.fit.posterior.predict(points)
         mean, variance = prediction.mean.double(), prediction.variance.double()
-        likelihood, zero = self.state.posterior.model.likelihood, torch.zeros_like(mean)
+        likelihood, zero = self.fit.model.likelihood, torch.zeros_like(mean)
         with torch.no_grad():
             one = likelihood.log_predictive_density(zero + 1.0, mean, variance, zero)
             return one - likelihood.log_predictive_density(zero, mean, variance, zero)
@@ -76,39 +78,39 @@ class Classification:
 
 
 def fit_latent(
-    prior: LatentPrior,
+    model: GPModel,
     points: PointValues,
     targets: Tensor,
-    settings: SVGPSettings,
+    settings: FreePointSettings,
     search_start: bool,
 ) -> Latent:
-    """Fits f to targets (N,) of 0 and 1.
+    """Fit f to targets (N,) of 0 and 1.
 
     search_start: of a named kernel, which starts at the length scale that is best for the labels
     ±1 taken as numbers with Gaussian noise.
     """
     if search_start:
-        _choose_start(prior, Batch(points, 2.0 * targets - 1.0), settings.seed)
-    likelihood = BernoulliLikelihood(prior.link)
-    batch = Batch(points, targets)
-    settings = replace(settings, most_points=_auto_points(len(batch)))
-    fitted = fit_svgp(prior.kernel, prior.mean, likelihood, batch, settings)
-    return Latent(fitted.state, fitted.elbo, {"n": len(batch)} | fitted.report)
+        _choose_start(model, Batch(points, 2.0 * targets - 1.0), settings.seed)
+    settings = replace(settings, most_points=auto_points(len(targets), settings.most_points))
+    engine = FreePointsEngine(settings, collapsed=False)
+    fit = engine.fit(Problem(model, Batch(points, targets)), Watch())
+    return Latent(fit, {"n": len(targets), **fit.report})
 
 
-def _auto_points(n: int) -> int:
-    """Return the inducing points for n labels, each of which says at most one bit.
+def auto_points(n: int, most: int) -> int:
+    """Inducing points for n labels, each of which says at most one bit.
 
     500 labels in 2, 5 and 10 columns: 100 points predict as well as 500, in a sixth of the time.
     """
-    return min(AUTO_INDUCING, max(_LEAST_POINTS, n // _ROWS_PER_POINT))
+    return min(most, max(_LEAST_POINTS, n // _ROWS_PER_POINT))
 
 
-def _choose_start(prior: LatentPrior, labels: Batch, seed: int) -> None:
-    noise = GaussianLikelihood(jitter=0.5)
-    probe = _learning.random_part(labels, _PROBE, seed)
-    gaussian = Prior(prior.kernel, prior.mean, noise)
-    _learning.choose_start(gaussian, functools.partial(_learning.evidence, gaussian, probe))
-    if isinstance(prior.kernel, StationaryKernel) and prior.kernel.log_variance.requires_grad:
+def _choose_start(model: GPModel, labels: Batch, seed: int) -> None:
+    gaussian = replace(model, likelihood=GaussianLikelihood(jitter=0.5))
+    probe = random_part(labels, _PROBE, seed)
+    choose_start(gaussian, lambda: evidence(gaussian, probe))
+    kernel, likelihood = model.kernel, model.likelihood
+    assert isinstance(likelihood, BernoulliLikelihood)
+    if isinstance(kernel, StationaryKernel) and kernel.log_variance.requires_grad:
         with torch.no_grad():
-            prior.kernel.log_variance.fill_(float(np.log(_START_VARIANCES[prior.link])))
+            kernel.log_variance.fill_(float(np.log(_START_VARIANCES[likelihood.link])))
