@@ -1,4 +1,4 @@
-"""Imports point down only: linalg < gp < inference < (regression, sky) < runs < cli.
+"""Imports point down only: linalg < gp < inference < engines < (estimators, sky) < runs < cli.
 
 `config` holds plain values, imports nothing of the package, and only `runs` and `cli` read it.
 """
@@ -18,12 +18,26 @@ BELOW: dict[str, frozenset[str]] = {
     "gp": frozenset({"linalg"}),
     "inference": frozenset({"linalg", "gp"}),
     "distributed": frozenset({"linalg"}),
-    "regression": frozenset({"linalg", "gp", "inference", "distributed"}),
+    "engines": frozenset({"linalg", "gp", "inference", "distributed"}),
+    "estimators": frozenset({"linalg", "gp", "inference", "distributed", "engines"}),
+    "regression": frozenset({"estimators"}),
     "config": frozenset(),
     "sky": frozenset({"linalg", "gp", "inference", "distributed"}),
-    "runs": frozenset({"linalg", "gp", "inference", "distributed", "config", "regression", "sky"}),
+    "runs": frozenset(
+        {"linalg", "gp", "inference", "distributed", "config", "engines", "estimators", "sky"}
+    ),
     "cli": frozenset(
-        {"linalg", "gp", "inference", "distributed", "config", "regression", "sky", "runs"}
+        {
+            "linalg",
+            "gp",
+            "inference",
+            "distributed",
+            "config",
+            "engines",
+            "estimators",
+            "sky",
+            "runs",
+        }
     ),
     "__main__": frozenset({"cli"}),
     "_on_use": frozenset(),

@@ -31,6 +31,7 @@ from dustmap.engines._free_points import FreePointPlan as FreePointPlan
 from dustmap.engines._free_points import FreePointsEngine as FreePointsEngine
 from dustmap.engines._free_points import FreePointSettings as FreePointSettings
 from dustmap.engines._gridded_memory import SPECTRA as SPECTRA
+from dustmap.engines._gridded_memory import GriddedSizes as GriddedSizes
 from dustmap.engines._grids import coarsened as coarsened
 from dustmap.engines._grids import refuse_outside as refuse_outside
 from dustmap.engines._inducing import InducingEngine as InducingEngine
@@ -38,6 +39,7 @@ from dustmap.engines._inducing_plan import FAMILIES as FAMILIES
 from dustmap.engines._inducing_plan import WHITENINGS as WHITENINGS
 from dustmap.engines._inducing_plan import InducingPlan as InducingPlan
 from dustmap.engines._inducing_plan import InducingSettings as InducingSettings
+from dustmap.engines._inducing_plan import plan_fit as plan_fit
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
 from dustmap.engines._learning import choose_start as choose_start
@@ -46,6 +48,7 @@ from dustmap.engines._learning import most_exact as most_exact
 from dustmap.engines._learning import random_part as random_part
 from dustmap.engines._lognormal import LogNormalEngine as LogNormalEngine
 from dustmap.engines._lognormal import LogNormalSettings as LogNormalSettings
+from dustmap.engines._lognormal import drawing_bytes as drawing_bytes
 from dustmap.engines._memory_plan import MIB as MIB
 from dustmap.engines._memory_plan import Component as Component
 from dustmap.engines._memory_plan import During as During
@@ -56,6 +59,7 @@ from dustmap.engines._pathwise import PathwiseEngine as PathwiseEngine
 from dustmap.engines._pathwise import PathwiseSettings as PathwiseSettings
 from dustmap.engines._pathwise_points import PointPlan as PointPlan
 from dustmap.engines._pathwise_points import PointSettings as PointSettings
+from dustmap.engines._pathwise_points import plan_points as plan_points
 from dustmap.engines._pathwise_points import some_draws as some_draws
 from dustmap.engines._student_t import StudentTEngine as StudentTEngine
 from dustmap.engines._student_t import plain_rows as plain_rows

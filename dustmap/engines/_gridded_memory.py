@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from dustmap.engines._engine import Problem
 from dustmap.engines._memory_plan import MIB, WORKING, Component, During
-from dustmap.gp import torus_for
+from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
+from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import GridSettings
 
 #: Bytes for each point of the torus while a prior is made beside the last one: tables, spectra and
@@ -42,10 +42,11 @@ class GriddedSizes:
     itemsize: int
 
     @staticmethod
-    def of(problem: Problem, n: int, samples: int, itemsize: int) -> "GriddedSizes":
-        """Of n data, at the length scale of the problem's model."""
-        grid = problem.nodes
-        torus = math.prod(torus_for(problem.model.kernel, grid, GridSettings().padding))
+    def of(
+        kernel: AbstractKernel, grid: RegularGrid, n: int, samples: int, itemsize: int
+    ) -> "GriddedSizes":
+        """Of n data, at the kernel's length scale."""
+        torus = math.prod(torus_for(kernel, grid, GridSettings().padding))
         return GriddedSizes(n, grid.size, torus, samples, itemsize)
 
     @property

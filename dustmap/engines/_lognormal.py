@@ -110,10 +110,10 @@ class LogNormalEngine(AbstractEngine):
 
     def plan(self, problem: Problem) -> MemoryPlan:
         """Of samples, draws and the solver."""
-        rays, s, itemsize = problem.data.functional, self._sizes(problem), self.itemsize
+        rays, s, itemsize = problem.data.functional, self.sizes(problem), self.itemsize
         assert isinstance(rays, LineIntegrals)
         rank = min(_RANK, s.data // 8)
-        needed, allotted = self._row_bytes(problem)(rays), self._allotment(problem).rows
+        needed, allotted = self.row_bytes(problem)(rays), self.allotment(problem).rows
         rows, how = row_component(needed, allotted, len(rays))
         sketched = _SKETCHED_FIELDS * _SKETCHED * s.nodes * itemsize
         parts = (
@@ -126,7 +126,7 @@ class LogNormalEngine(AbstractEngine):
             spectra_component(s),
             Component(
                 "draws",
-                _drawing(s),
+                drawing_bytes(s),
                 During.DRAWING,
                 f"{s.samples} samples of {s.torus:,} variables, {DRAW_VECTORS} vectors each",
             ),
@@ -227,23 +227,23 @@ class LogNormalEngine(AbstractEngine):
 
     def _rows_of_fit(self, problem: Problem) -> Interpolation:
         """Through shared beams where there are any."""
-        rows = functools.partial(self._rows(problem), memory=self._allotment(problem).rows)
+        rows = functools.partial(self._rows(problem), memory=self.allotment(problem).rows)
         if self.settings.beams is None:
             return rows
         return functools.partial(beamed_interpolation, beams=self.settings.beams, **rows.keywords)
 
-    def _sizes(self, problem: Problem) -> GriddedSizes:
+    def sizes(self, problem: Problem) -> GriddedSizes:
         """At the length scale where a first fit started, so that later ones share its bytes."""
-        start = problem if problem.origin is None else replace(problem, model=problem.origin)
-        n, drawn = len(problem.data), self.settings.drawn
-        return GriddedSizes.of(start, n, drawn, self.itemsize)
+        kernel, n = (problem.origin or problem.model).kernel, len(problem.data)
+        return GriddedSizes.of(kernel, problem.nodes, n, self.settings.drawn, self.itemsize)
 
-    def _allotment(self, problem: Problem) -> Allotment:
-        sizes, rays = self._sizes(problem), problem.data.functional
-        held, memory = _drawing(sizes), self.settings.memory
-        return Allotment.of(memory, sizes, held, rays, self._row_bytes(problem))
+    def allotment(self, problem: Problem) -> Allotment:
+        """Bytes for stored rows, and for vectors that are solved for together."""
+        sizes, rays = self.sizes(problem), problem.data.functional
+        held, memory = drawing_bytes(sizes), self.settings.memory
+        return Allotment.of(memory, sizes, held, rays, self.row_bytes(problem))
 
-    def _row_bytes(self, problem: Problem) -> RowBytes:
+    def row_bytes(self, problem: Problem) -> RowBytes:
         """Of rows with their transpose, those of shared beams included."""
         grid, settings = problem.nodes, self.settings
         beams = settings.beams
@@ -257,7 +257,7 @@ class LogNormalEngine(AbstractEngine):
         return shared
 
 
-def _drawing(sizes: GriddedSizes) -> int:
+def drawing_bytes(sizes: GriddedSizes) -> int:
     """Bytes of all vectors of the samples."""
     return (DRAW_VECTORS * sizes.samples + STEP_VECTORS) * sizes.vector
 

@@ -118,10 +118,10 @@ class PathwiseEngine(AbstractEngine):
             return self._plan_points(problem)
         rays = problem.data.functional
         assert isinstance(rays, LineIntegrals)
-        s, allotment = self._sizes(problem), self._allotment(problem)
+        s, allotment = self.sizes(problem), self.allotment(problem)
         columns = max(1, min(_WIDEST, 1 + s.samples, allotment.vectors // s.column))
         rank = min(_RANK, allotment.vectors // (RANK_VECTORS * s.vector))
-        rows, how = row_component(self._row_bytes(problem)(rays), allotment.rows, len(rays))
+        rows, how = row_component(self.row_bytes(problem)(rays), allotment.rows, len(rays))
         parts = [
             Component(
                 "draws",
@@ -244,7 +244,7 @@ class PathwiseEngine(AbstractEngine):
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """What an earlier fit has learned needs no start from few data."""
         settings, points = self.settings, self.settings.points
-        allotment, robust = self._allotment(problem), settings.robust
+        allotment, robust = self.allotment(problem), settings.robust
         if robust is not None and problem.nu is not None:
             robust = replace(robust, nu=problem.nu)
         return GlobalSettings(
@@ -262,19 +262,20 @@ class PathwiseEngine(AbstractEngine):
             robust=robust,
         )
 
-    def _sizes(self, problem: Problem) -> GriddedSizes:
+    def sizes(self, problem: Problem) -> GriddedSizes:
         """At the length scale where a first fit started, so that later ones share its bytes."""
-        start = problem if problem.origin is None else replace(problem, model=problem.origin)
+        kernel, n = (problem.origin or problem.model).kernel, len(problem.data)
         samples, itemsize = self.settings.points.samples, self.settings.itemsize
-        return GriddedSizes.of(start, len(problem.data), samples, itemsize)
+        return GriddedSizes.of(kernel, problem.nodes, n, samples, itemsize)
 
-    def _allotment(self, problem: Problem) -> Allotment:
-        s = self._sizes(problem)
+    def allotment(self, problem: Problem) -> Allotment:
+        """Bytes for stored rows, and for vectors that are solved for together."""
+        s = self.sizes(problem)
         held = 2 * (1 + s.samples) * s.vector
         budget, rays = self.settings.points.max_memory, problem.data.functional
-        return Allotment.of(budget, s, held, rays, self._row_bytes(problem))
+        return Allotment.of(budget, s, held, rays, self.row_bytes(problem))
 
-    def _row_bytes(self, problem: Problem) -> RowBytes:
+    def row_bytes(self, problem: Problem) -> RowBytes:
         grid, dtype = problem.nodes, self.settings.points.dtype
         return partial(row_bytes, grid=grid, order=KRIGING, dtype=dtype)
 

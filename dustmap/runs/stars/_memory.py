@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from dustmap.config import Config
+from dustmap.engines import MIB, Component, During
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs._ranks import own_rays
-from dustmap.runs.memory._plan import MIB, Component, During
 from dustmap.sky.catalogs import ROWS
 from dustmap.sky.maps import MapRequest, bytes_per_plane, slab_memory
 from dustmap.sky.observations import Observations

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.runs.kept import CONFIG, RunDirectory
+from dustmap.runs.kept._directory import RunDirectory
+from dustmap.runs.kept._written import CONFIG
 
 
 def reopened_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:

@@ -8,7 +8,7 @@ the dust beyond the box, and a fit from these hyperparameters takes both; and so
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -16,22 +16,16 @@ import torch
 from torch import Tensor
 
 from dustmap.config import Config
+from dustmap.engines import Arrays, Learning, OnStep, no_step
 from dustmap.gp import Batch
 from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import predicted
-from dustmap.runs.engines._beyond import first_dust, with_level
-from dustmap.runs.engines._engines import engine_of
-from dustmap.runs.kept import arrays_of, hyperparameters_of, kept_of, learning_of, summary_of
-from dustmap.runs.models import (
-    Arrays,
-    Hyperparameters,
-    StarFit,
-    Tell,
-    dust_of,
-    silent,
-)
-from dustmap.sky.observations import Moments, Observations
+from dustmap.runs.stars._beyond import first_dust, with_level
+from dustmap.runs.stars._engines import fit_stars, load_stars
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
+from dustmap.runs.stars._model import density_of
+from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +34,8 @@ log = logging.getLogger(__name__)
 SETTLED, SHIFTED = 0.05, 0.1
 #: Hyperparameters of the dust beyond the box, which no engine knows of.
 _LEVEL = ("beyond", "beyond_std")
+#: Prefix of the arrays of a posterior in a state.
+_ARRAY = "fit/"
 
 
 @final
@@ -62,7 +58,7 @@ def fit_distances(
     observed: Observations,
     train: Tensor,
     journal: AbstractJournal = NO_JOURNAL,
-    tell: Tell = silent,
+    on_step: OnStep = no_step,
     progress: Progress = unwatched,
 ) -> DistanceFit:
     """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise.
@@ -72,7 +68,7 @@ def fit_distances(
     kept = journal.latest()
     if kept is not None:
         return _found_before(config, observed, train, kept)
-    found = _Rounds(config, observed, train, journal, tell, progress).found()
+    found = _Rounds(config, observed, train, journal, on_step, progress).found()
     whole = kept_of(found.fit)
     added = {} if found.added is None else arrays_of_added(found.added)
     journal.finish(Kept({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added}))
@@ -116,7 +112,7 @@ class _Rounds:
     observed: Observations
     train: Tensor
     journal: AbstractJournal
-    tell: Tell
+    on_step: OnStep
     progress: Progress
 
     def found(self) -> DistanceFit:
@@ -124,7 +120,7 @@ class _Rounds:
         if observed.exact:
             return DistanceFit(self._fit(0, observed, None), observed, None)
         density, dust = first_dust(self.config, observed)
-        added = observed.uniform(density, dust_of(self.config, dust))
+        added = observed.uniform(density, self._dust(dust))
         noisy = observed.with_added(added)
         fit = self._fit(0, noisy, None, dust)
         rounds: list[Mapping[str, Any]] = []
@@ -138,6 +134,9 @@ class _Rounds:
             fit = self._fit(len(rounds), noisy, fit.hyperparameters, level)
         return DistanceFit(fit, noisy, added, tuple(rounds))
 
+    def _dust(self, at: Hyperparameters) -> PriorDust:
+        return density_of(self.config).prior(self.config.model, at)
+
     def _fit(
         self,
         number: int,
@@ -150,8 +149,8 @@ class _Rounds:
         kept = part.latest()
         if kept is not None:
             return reopened_fit(self.config, data, kept)
-        engine = engine_of(self.config)
-        fit = engine.fit(self.config, data, start, part.within("engine"), self.tell, self.progress)
+        watched = part.within("engine"), self.on_step, self.progress
+        fit = fit_stars(self.config, data, start, *watched)
         if dust is not None:
             level = {name: getattr(dust, name) for name in _LEVEL}
             fit = replace(fit, hyperparameters=replace(fit.hyperparameters, **level))
@@ -169,7 +168,7 @@ class _Rounds:
             assert fresh is not None
             return kept.values, fresh
         at = with_level(self.config, fit, self.observed, added, self.train)
-        dust = dust_of(self.config, at)
+        dust = self._dust(at)
         fresh = self.observed.added(fit.for_many_rays(), dust, self.progress)
         line = _line(number, at, fit, self.observed, added, fresh, self.train)
         log.info(
@@ -181,11 +180,30 @@ class _Rounds:
         return line, fresh
 
 
+def kept_of(fit: StarFit) -> Kept:
+    """Hyperparameters, report and arrays: all that `load_stars` needs beside the data."""
+    values = {
+        "hyperparameters": fit.hyperparameters.as_dict(),
+        "summary": dict(fit.summary),
+        "learning": None if fit.learning is None else asdict(fit.learning),
+    }
+    arrays = {f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in fit.arrays.items()}
+    return Kept(values, arrays)
+
+
 def reopened_fit(config: Config, data: Batch, kept: Kept) -> StarFit:
-    """The fit that has been kept, with all that it had to say."""
-    at, arrays = hyperparameters_of(kept), arrays_of(kept)
-    fit = engine_of(config).reopen(config, data, at, arrays)
-    return replace(fit, summary=summary_of(kept), learning=learning_of(kept), arrays=arrays)
+    """The fit of `kept_of`: the same bits."""
+    values: Mapping[str, Any] = kept.values
+    arrays = {
+        name.removeprefix(_ARRAY): tensor.numpy()
+        for name, tensor in kept.arrays.items()
+        if name.startswith(_ARRAY)
+    }
+    fit = load_stars(config, data, Hyperparameters(**values["hyperparameters"]), arrays)
+    learning = values["learning"]
+    if learning is not None:
+        learning = Learning(**{**learning, "trace": tuple(learning["trace"])})
+    return replace(fit, summary=dict(values["summary"]), learning=learning, arrays=arrays)
 
 
 def _line(

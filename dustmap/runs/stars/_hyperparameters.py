@@ -1,15 +1,14 @@
-"""What every engine gives for stars: a posterior of the density, and how it was found."""
+"""The fit of a star map: its hyperparameters by name, and the posterior of the density."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
-import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm, t
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, FitStatus, HyperparameterFit, Prediction
+from dustmap.engines import Arrays, Learning
+from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.inference import (
     DatumScores,
     StudentTNoise,
@@ -26,14 +25,6 @@ _ABSENT: tuple[Mapping[str, float], ...] = (
     {"relative_scatter": 0.0},
     {"beyond": 1.0, "beyond_std": 0.0},
 )
-
-Arrays = Mapping[str, NDArray[np.generic]]
-#: Hears of one step of learning: its numbers by name.
-Tell: TypeAlias = Callable[[Mapping[str, Any]], None]
-
-
-def silent(step: Mapping[str, Any]) -> None:
-    """Nobody listens."""
 
 
 @final
@@ -112,37 +103,6 @@ class Hyperparameters:
             if part.items() <= values.items():
                 values = {name: value for name, value in values.items() if name not in part}
         return values
-
-
-@final
-@dataclass(frozen=True)
-class Learning:
-    """How hyperparameters were found.
-
-    remedy: what to do where it has not converged; n_data: stars that took part; trace: what was
-    seen at every step; summary: more about the end, for the report.
-    """
-
-    status: str
-    converged: bool
-    remedy: str
-    n_data: int
-    trace: tuple[Mapping[str, float], ...]
-    summary: Mapping[str, float] = field(default_factory=dict)
-
-    @staticmethod
-    def of_evidence(fit: HyperparameterFit | None) -> "Learning | None":
-        """Of the dense evidence's maximisation."""
-        if fit is None:
-            return None
-        return Learning(
-            status=fit.status.value,
-            converged=fit.status is FitStatus.CONVERGED,
-            remedy=fit.status.remedy,
-            n_data=fit.n_data,
-            trace=tuple({"objective_per_star": value} for value in fit.objective),
-            summary={"learning_largest_gradient": fit.largest_gradient},
-        )
 
 
 @final

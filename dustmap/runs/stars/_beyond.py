@@ -6,7 +6,6 @@ they would push what is wrong into the box. So the prior has the shape of the du
 covariance, and a first guess of its mean; the factor on the mean comes from the stars.
 """
 
-import math
 from dataclasses import replace
 
 import torch
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.runs._ranks import predicted
-from dustmap.runs.engines._lognormal import STD
-from dustmap.runs.models import Hyperparameters, StarFit, dust_of, kernel_of, profile_of, start_of
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
+from dustmap.runs.stars._model import GaussianDensity, density_of, kernel_of
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
 #: Standard deviation of the factor before the stars are asked: dust differs from place to place.
@@ -28,12 +27,10 @@ _FAR, _TURNS = 3.0, 10
 
 def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperparameters]:
     """The typical density, and the hyperparameters that dust beyond the box has before a fit."""
-    density, at = typical_density(config, observed), start_of(config.model)
-    if config.density == "lognormal":
-        at = replace(at, std=config.model.std or STD)
+    density, prior = typical_density(config, observed), density_of(config)
+    at = prior.start(config.model)
     if "mean" in config.model.learn:
-        mean = density * math.exp(-0.5 * at.std**2) if config.density == "lognormal" else density
-        at = replace(at, mean=mean)
+        at = replace(at, mean=prior.mean_of(density, at.std))
         if observed.beyond is not None:
             at = replace(at, beyond_std=LEVEL_STD)
     return density, at
@@ -46,10 +43,12 @@ def typical_density(config: Config, observed: Observations) -> float:
     p: the profile of the mean. Of the rays as they are clipped where no dust is expected beyond the
     box, else of the whole rays.
     """
-    profile = profile_of(config.model, 1.0)
-    inside = profile_of(config.model, 1.0).to(observed.measured.device)
+    gaussian = GaussianDensity()
+    profile, inside = (gaussian.profile(config.model, 1.0) for _ in range(2))
+    inside = inside.to(observed.measured.device)
     paths = float(inside.values(observed.batch.functional).sum())
-    unit = PriorDust(kernel_of(config.model, start_of(config.model)), profile, lognormal=False)
+    kernel = kernel_of(config.model, gaussian.start(config.model))
+    unit = PriorDust(kernel, profile, lognormal=False)
     paths += float(observed.expected(unit).sum())
     density = float(observed.measured.sum()) / paths
     return density if density > 0 else abs(config.model.mean_density)
@@ -67,7 +66,7 @@ def with_level(
     at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0)
     if observed.beyond is None or "mean" not in config.model.learn:
         return at
-    expected = observed.expected(dust_of(config, at))[train]
+    expected = observed.expected(density_of(config).prior(config.model, at))[train]
     inside = predicted(fit.posterior, observed.batch.functional[train])
     noise = added.variance[train] + added.shared[train]
     variance = at.noise_variance(observed.error_variance[train], inside, noise) + inside.variance
