@@ -12,33 +12,21 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dustmap"
 
+_CORE = frozenset({"linalg", "gp", "inference", "distributed"})
+_BELOW_RUNS = _CORE | {"config", "engines", "estimators", "sky"}
 # What each layer may import of the package itself. A layer always sees itself.
 BELOW: dict[str, frozenset[str]] = {
     "linalg": frozenset(),
     "gp": frozenset({"linalg"}),
     "inference": frozenset({"linalg", "gp"}),
     "distributed": frozenset({"linalg"}),
-    "engines": frozenset({"linalg", "gp", "inference", "distributed"}),
-    "estimators": frozenset({"linalg", "gp", "inference", "distributed", "engines"}),
+    "engines": _CORE,
+    "estimators": _CORE | {"engines"},
     "regression": frozenset({"estimators"}),
     "config": frozenset(),
-    "sky": frozenset({"linalg", "gp", "inference", "distributed"}),
-    "runs": frozenset(
-        {"linalg", "gp", "inference", "distributed", "config", "engines", "estimators", "sky"}
-    ),
-    "cli": frozenset(
-        {
-            "linalg",
-            "gp",
-            "inference",
-            "distributed",
-            "config",
-            "engines",
-            "estimators",
-            "sky",
-            "runs",
-        }
-    ),
+    "sky": _CORE,
+    "runs": _BELOW_RUNS,
+    "cli": _BELOW_RUNS | {"runs"},
     "__main__": frozenset({"cli"}),
     "_on_use": frozenset(),
 }

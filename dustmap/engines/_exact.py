@@ -106,13 +106,12 @@ class ExactEngine(AbstractEngine):
         return replace(self.condition(problem, watch), learning=learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
-        """On all data at the present hyperparameters; coefficients of a mean that is learned are
-        those of generalised least squares."""
-        self.check_memory(len(problem.data))
-        model = problem.model
+        """On all data at the present hyperparameters; with point values coefficients of a mean that
+        is learned are those of generalised least squares, with rays those of the evidence."""
+        data, model = problem.data, problem.model
+        self.check_memory(len(data))
         with watch.stage("posterior"):
-            if model.learns_mean:
-                data, _ = _conditioned_rays(whole_batch(problem.data))
+            if model.learns_mean and isinstance(data.functional, PointValues):
                 noise_variance = model.noise.noise_variance(data)
                 self._gp(model).fit_mean(data.functional, data.y, noise_variance)
             return self._conditioned(problem)

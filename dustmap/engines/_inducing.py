@@ -201,8 +201,9 @@ class InducingEngine(AbstractEngine):
     ) -> EngineFit:
         """S by one pass and the mean by CG; rows are kept where half of the memory holds them.
 
-        A learned mean gets the coefficients that fit all data best, in place, and their spread
-        enters the posterior.
+        On a grid over the data a learned mean gets the coefficients that fit these best, in place,
+        and their spread enters the posterior. On the map's box it stays as the evidence had it: the
+        inducing points leave more of a ray unexplained than a fit of the mean could overlook.
         """
         data = problem.data
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
@@ -215,7 +216,9 @@ class InducingEngine(AbstractEngine):
             progress=watch.progress,
         )
         state, elbo = solution.state, solution.elbo
-        spread = mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
+        spread = None
+        if self.settings.points_per_length is None:
+            spread = mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
         if spread is not None:
             state = fit_mean(model, state, data, source, spread)
             elbo = full_elbo(model, state, data, source)
