@@ -25,13 +25,13 @@ from dustmap.gp import (
     RegularGrid,
 )
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, KernelTerm
+from dustmap.gp.kernels import AbstractKernel, KernelTerm, kernel_named
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import CoefficientSpread, VariationalPosterior
 from dustmap.regression import _global, _hip
 from dustmap.regression._fit import ExactState, GlobalState, HipState, Regression, State
 from dustmap.regression._global import GlobalPlan
-from dustmap.regression._learning import KERNELS, Prior
+from dustmap.regression._learning import Prior
 from dustmap.regression._plan import HipPlan
 from dustmap.regression._scaling import Standardisation, kernel_of_terms
 from dustmap.regression._sgpr import SGPRState
@@ -213,7 +213,7 @@ def _kernel(terms: list[_Json]) -> AbstractKernel:
             KernelTerm(
                 torch.tensor(term["variance"], dtype=torch.float64),
                 torch.tensor(term["lengthscale"], dtype=torch.float64),
-                KERNELS[term["profile"]](term["lengthscale"]).profile,
+                kernel_named(term["profile"], term["lengthscale"]).profile,
             )
             for term in terms
         ]

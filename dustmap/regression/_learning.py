@@ -18,23 +18,10 @@ from dustmap.gp import (
     LinearMean,
     fit_hyperparameters,
 )
-from dustmap.gp.kernels import (
-    AbstractKernel,
-    Matern12,
-    Matern32,
-    Matern52,
-    SquaredExponential,
-    StationaryKernel,
-)
+from dustmap.gp.kernels import KERNELS, AbstractKernel, StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.regression._choices import one_of
 
-KERNELS: dict[str, Callable[[Sequence[float]], StationaryKernel]] = {
-    "matern12": Matern12,
-    "matern32": Matern32,
-    "matern52": Matern52,
-    "squared-exponential": SquaredExponential,
-}
 MEANS = ("constant", "linear")
 LEARNABLE = ("length", "variance", "noise", "mean", "inducing")
 NOISES = ("auto", "learn", "given", "scale", "jitter", "student-t")
@@ -94,7 +81,7 @@ def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKe
         made: AbstractKernel = copy.deepcopy(kernel)
     else:
         name = one_of("kernel", "matern32" if kernel is None else kernel, tuple(KERNELS))
-        made = KERNELS[name]([1.0] * dim)
+        made = kernel_named(name, [1.0] * dim)
     for path, parameter in made.named_parameters():
         kind = "length" if path.endswith("log_lengthscale") else "variance"
         parameter.requires_grad_(parameter.requires_grad and kind in learned)

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import final
 
 import torch
@@ -257,6 +258,29 @@ def SquaredExponential(
 ) -> StationaryKernel:
     """Squared exponential: exp(-r²/2)."""
     return StationaryKernel(SquaredExponentialProfile(), lengthscale, variance, dim)
+
+
+#: Kernels by the names of configurations.
+KERNELS = MappingProxyType(
+    {
+        "matern12": Matern12,
+        "matern32": Matern32,
+        "matern52": Matern52,
+        "squared-exponential": SquaredExponential,
+    }
+)
+
+
+def kernel_named(
+    name: str,
+    lengthscale: float | Sequence[float],
+    variance: float = 1.0,
+    dim: int | None = None,
+) -> StationaryKernel:
+    """The kernel of a name in `KERNELS`; other arguments as for `Matern32`."""
+    if name not in KERNELS:
+        raise ValueError(f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}')
+    return KERNELS[name](lengthscale, variance, dim)
 
 
 def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:

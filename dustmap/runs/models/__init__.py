@@ -9,7 +9,6 @@ from dustmap.runs.models._fit import silent as silent
 from dustmap.runs.models._grid import coarse_grid as coarse_grid
 from dustmap.runs.models._grid import dtype_of as dtype_of
 from dustmap.runs.models._grid import grid_of as grid_of
-from dustmap.runs.models._parts import KERNELS as KERNELS
 from dustmap.runs.models._parts import Parts as Parts
 from dustmap.runs.models._parts import dust_of as dust_of
 from dustmap.runs.models._parts import kernel_of as kernel_of

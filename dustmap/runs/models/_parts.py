@@ -8,23 +8,11 @@ import torch
 
 from dustmap.config import Config, ModelConfig
 from dustmap.gp import AbstractMean, Batch, ConstantMean, DiscMean, LogDiscMean
-from dustmap.gp.kernels import (
-    Matern12,
-    Matern32,
-    Matern52,
-    SquaredExponential,
-    StationaryKernel,
-)
+from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.runs.models._fit import Hyperparameters
 from dustmap.sky.observations import PriorDust
 
-KERNELS = {
-    "matern12": Matern12,
-    "matern32": Matern32,
-    "matern52": Matern52,
-    "squared-exponential": SquaredExponential,
-}
 #: What the parameters of kernel and likelihood are in reports.
 _NAMES = {
     "log_lengthscale": "length",
@@ -121,7 +109,7 @@ def dust_of(config: Config, at: Hyperparameters) -> PriorDust:
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
     """The kernel that model.kernel names, in three dimensions."""
-    return KERNELS[model.kernel](at.length, at.std**2, dim=3)
+    return kernel_named(model.kernel, at.length, at.std**2, dim=3)
 
 
 def learned_kernel(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:

@@ -4,9 +4,10 @@ import torch
 
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import kernel_named
 from dustmap.regression import HipSettings, WholeSettings, plan_fit, plan_global
 from dustmap.runs.memory import MIB, Component, During, MemoryPlan
-from dustmap.runs.models import KERNELS, dtype_of
+from dustmap.runs.models import dtype_of
 from dustmap.runs.regression._data import Rows
 
 #: Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
@@ -34,7 +35,7 @@ def regression_memory(config: Config, rows: Rows, grid: RegularGrid | None) -> M
 def _on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
     """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
     fit = config.fit
-    shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
+    shortest = kernel_named(config.model.kernel, list(grid.spacing))
     if fit.engine == "global":
         dtype = dtype_of(config.compute)
         whole = WholeSettings(fit.samples, 1.0, dtype, config.compute.memory_bytes)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Kept, Scores, scores
 from dustmap.linalg import AbstractWorld
 from dustmap.regression import HIPGPRegressor
@@ -20,7 +21,6 @@ from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.engines import MOST_ROWS
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import dense_seconds, rounded
-from dustmap.runs.models import KERNELS
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
 from dustmap.runs.regression._field import WRITERS, GriddedField
 from dustmap.runs.regression._memory import regression_memory
@@ -257,7 +257,7 @@ def _kernel(config: Config, rows: Rows) -> Any:
     if "length" in model.learn:
         lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
     std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
-    return KERNELS[model.kernel](lengths, std**2)
+    return kernel_named(model.kernel, lengths, std**2)
 
 
 def _noise(config: Config) -> str:
