@@ -88,7 +88,7 @@ def fit_latent(
     ±1 taken as numbers with Gaussian noise.
     """
     if search_start:
-        _choose_start(prior, Batch(points, 2.0 * targets - 1.0), settings.seed)
+        prior = _best_start(prior, Batch(points, 2.0 * targets - 1.0), settings.seed)
     likelihood = BernoulliLikelihood(prior.link)
     batch = Batch(points, targets)
     settings = replace(settings, most_points=_auto_points(len(batch)))
@@ -104,11 +104,13 @@ def _auto_points(n: int) -> int:
     return min(AUTO_INDUCING, max(_LEAST_POINTS, n // _ROWS_PER_POINT))
 
 
-def _choose_start(prior: LatentPrior, labels: Batch, seed: int) -> None:
+def _best_start(prior: LatentPrior, labels: Batch, seed: int) -> LatentPrior:
     noise = GaussianLikelihood(jitter=0.5)
     probe = _learning.random_part(labels, _PROBE, seed)
     gaussian = Prior(prior.kernel, prior.mean, noise)
     _learning.choose_start(gaussian, functools.partial(_learning.evidence, gaussian, probe))
-    if isinstance(prior.kernel, StationaryKernel) and prior.kernel.log_variance.requires_grad:
-        with torch.no_grad():
-            prior.kernel.log_variance.fill_(float(np.log(_START_VARIANCES[prior.link])))
+    kernel = gaussian.kernel
+    if isinstance(kernel, StationaryKernel) and kernel.amplitude.is_learned:
+        log_variance = torch.tensor(_START_VARIANCES[prior.link]).log()
+        kernel = kernel.with_value("variance", log_variance)
+    return replace(prior, kernel=kernel)

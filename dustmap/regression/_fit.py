@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import t
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior, Batch, ExactGP, ExactPosterior, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, ExactGP, ExactPosterior, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import PathwisePosterior, VariationalPosterior
@@ -257,6 +257,7 @@ def _fit_student_t(
             sites = _student_t.fit_dense(prior, batch, noise)
         normal = replace(prior, likelihood=GaussianLikelihood())
         state, _, details = _ENGINES[settings.engine](normal, sites.data, settings)
+        prior.mean = normal.mean
     report = {
         "engine": settings.engine,
         "n": len(batch),
@@ -273,8 +274,9 @@ def _fit_student_t(
 def _score_of_starts(prior: Prior, batch: Batch, settings: FitSettings) -> Callable[[], float]:
     """The evidence of a few rows; of free inducing points what these can reach of it."""
     if settings.engine in _FREE:
-        parts = (prior.kernel, prior.mean, prior.likelihood)
-        return functools.partial(elbo_at_start, *parts, batch, settings.svgp)
+        return lambda: elbo_at_start(
+            prior.kernel, prior.mean, prior.likelihood, batch, settings.svgp
+        )
     probe = _learning.random_part(batch, min(settings.n_learn, 300), settings.seed)
     return functools.partial(_learning.evidence, prior, probe)
 
@@ -287,9 +289,10 @@ def _fit_exact(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     check_exact(len(batch), settings.hip.max_memory)
     gp = ExactGP(prior.kernel, prior.mean)
     noise = prior.likelihood.noise_variance(batch)
-    fitted = any(p.requires_grad for p in prior.mean.parameters())
+    fitted = prior.mean.is_learned
     if fitted:
-        gp.fit_mean(batch.functional, batch.y, noise)
+        beta = gp.fitted_coefficients(batch.functional, batch.y, noise)
+        prior.mean = prior.mean.with_coefficients(beta)
     state = ExactState.of(prior, Batch(batch.functional, batch.y, noise), fitted)
     evidence = float(state.posterior.log_evidence(batch.y))
     return state, evidence, {"bytes_needed": bytes_of_exact(len(batch)), "advice": []}
@@ -304,7 +307,8 @@ def _fit_hip(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     fitted = _hip.fit_posterior(model, batch, plan.max_memory)
     report = hip_report(plan, fitted) | {"expected": planned.expected}
     report["advice"] = told + report["advice"]
-    posterior = VariationalPosterior(model, fitted.solution.state, fitted.spread)
+    prior.mean = fitted.model.mean
+    posterior = VariationalPosterior(fitted.model, fitted.solution.state, fitted.spread)
     return HipState(posterior, plan), fitted.solution.elbo, report
 
 
@@ -321,6 +325,7 @@ def _fit_global(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
 def _fit_svgp(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     _refuse_negligible_noise(prior, batch)
     fitted = fit_svgp(prior.kernel, prior.mean, prior.likelihood, batch, settings.svgp)
+    _take(prior, fitted.state)
     return fitted.state, fitted.elbo, fitted.report
 
 
@@ -328,7 +333,14 @@ def _fit_sgpr(prior: Prior, batch: Batch, settings: FitSettings) -> _Outcome:
     _refuse_negligible_noise(prior, batch)
     parts = (prior.kernel, prior.mean, prior.likelihood)
     fitted = fit_sgpr(*parts, batch, settings.svgp, settings.max_steps)
+    _take(prior, fitted.state.fitted)
     return fitted.state, fitted.elbo, fitted.report
+
+
+def _take(prior: Prior, state: SVGPState) -> None:
+    model = state.posterior.model
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    prior.take(GPModel(state.kernel, model.mean, model.likelihood))
 
 
 _ENGINES = {

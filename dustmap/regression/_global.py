@@ -159,10 +159,11 @@ def fit_whole(prior: Prior, batch: Batch, plan: GlobalPlan) -> WholeFit:
         model = build_global(prior, tried)
         found = _in_data_space(model, batch, _settings(prior, tried, _DATA_RTOL))
         if found is not None and found.converged:
-            return _finished(model, batch, tried, found)
+            return _finished(prior, model, batch, tried, found)
         log.warning("%s loses the solve in data space in rounding errors", tried.dtype)
     model = build_global(prior, plan)
-    return _finished(model, batch, plan, solve_global(model, batch, _settings(prior, plan, _RTOL)))
+    solution = solve_global(model, batch, _settings(prior, plan, _RTOL))
+    return _finished(prior, model, batch, plan, solution)
 
 
 def _settings(prior: Prior, plan: GlobalPlan, rtol: Mapping[torch.dtype, float]) -> SolveSettings:
@@ -172,18 +173,19 @@ def _settings(prior: Prior, plan: GlobalPlan, rtol: Mapping[torch.dtype, float])
         samples=plan.samples,
         seed=plan.seed,
         memory=plan.max_memory // 2,
-        fit_mean=any(p.requires_grad for p in prior.mean.parameters()),
+        fit_mean=prior.mean.is_learned,
     )
 
 
 def _finished(
+    prior: Prior,
     model: GridModel,
     batch: Batch,
     plan: GlobalPlan,
     solution: GlobalSolution | DataSpaceSolution,
 ) -> WholeFit:
-    if any(p.requires_grad for p in model.mean.parameters()):
-        model.mean.assign(solution.mean_coefficients)
+    model = model.with_fitted_mean(solution.mean_coefficients)
+    prior.mean = model.mean
     posterior = replace(solution.posterior, model=model)
     return WholeFit(plan, posterior, solution, residual_ratio(model, batch))
 

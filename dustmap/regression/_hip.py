@@ -87,7 +87,7 @@ def fit_posterior(
 ) -> HipFit:
     """The direct solution; rows are kept where half of the memory holds them.
 
-    A learned mean gets the coefficients that fit all data best, in place.
+    A learned mean gets the coefficients that fit all data best.
     """
     source = RowSource(model.features, batch.functional, max_memory // 2)
     rtol = 1e-6 if model.features.dtype == torch.float64 else 1e-4
@@ -96,7 +96,8 @@ def fit_posterior(
     )
     spread = mean_spread(model, solution.state, batch, source, max_steps=_MAX_STEPS)
     if spread is not None:
-        state = fit_mean(model, solution.state, batch, source, spread)
+        fitted = fit_mean(model, solution.state, batch, source, spread)
+        model, state = fitted.model, fitted.state
         solution = replace(solution, state=state, elbo=full_elbo(model, state, batch, source))
     with torch.no_grad():
         noise = model.likelihood.noise_variance(batch)

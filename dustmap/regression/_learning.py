@@ -1,21 +1,21 @@
 """Prior, noise and what of them is learned: by the exact log evidence of a random subset."""
 
-import copy
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
 
 from dustmap.gp import (
     AbstractMean,
     Batch,
     ConstantMean,
     ExactGP,
+    GPModel,
     HyperparameterFit,
     LinearMean,
+    Parameter,
     fit_hyperparameters,
 )
 from dustmap.gp.kernels import KERNELS, AbstractKernel, StationaryKernel, kernel_named
@@ -37,28 +37,22 @@ TOLERANCE = 1e-4
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Prior:
-    """Kernel, mean and noise of a regression, in standardised units."""
+    """Kernel, mean and noise of a regression, in standardised units, as they are learned."""
 
     kernel: AbstractKernel
     mean: AbstractMean
     likelihood: GaussianLikelihood
 
-    def parameters(self) -> list[nn.Parameter]:
-        """All that is learned."""
-        owners = (self.kernel, self.mean, self.likelihood)
-        return [p for owner in owners for p in owner.parameters() if p.requires_grad]
+    @property
+    def model(self) -> GPModel:
+        """As a value."""
+        return GPModel(self.kernel, self.mean, self.likelihood)
 
-    def state(self) -> list[Tensor]:
-        """Present values of what is learned."""
-        return [p.detach().clone() for p in self.parameters()]
-
-    @torch.no_grad()
-    def load(self, state: Sequence[Tensor]) -> None:
-        """Sets what is learned to an earlier `state`."""
-        for parameter, value in zip(self.parameters(), state, strict=True):
-            parameter.copy_(value)
+    def take(self, model: GPModel) -> None:
+        """Goes on from this model."""
+        self.kernel, self.mean, self.likelihood = model.kernel, model.mean, model.likelihood
 
 
 def learned_names(learn: object) -> frozenset[str]:
@@ -71,21 +65,24 @@ def learned_names(learn: object) -> frozenset[str]:
 
 
 def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
-    """A copy of the user's kernel, or the named one with a length scale per axis."""
+    """The user's kernel, or the named one with a length scale per axis."""
     if isinstance(kernel, AbstractKernel):
         if kernel.dim != dim:
             raise ValueError(
                 f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
                 f"kernel with dim={dim}"
             )
-        made: AbstractKernel = copy.deepcopy(kernel)
+        made: AbstractKernel = kernel
     else:
         name = one_of("kernel", "matern32" if kernel is None else kernel, tuple(KERNELS))
         made = kernel_named(name, [1.0] * dim)
-    for path, parameter in made.named_parameters():
-        kind = "length" if path.endswith("log_lengthscale") else "variance"
-        parameter.requires_grad_(parameter.requires_grad and kind in learned)
-    return made
+    return made.with_parameters(
+        [replace(p, is_learned=p.is_learned and _kind(p) in learned) for p in made.parameters()]
+    )
+
+
+def _kind(parameter: Parameter) -> str:
+    return "length" if parameter.is_one_of(("length",)) else "variance"
 
 
 def make_mean(mean: object, dim: int, learned: frozenset[str]) -> AbstractMean:
@@ -125,16 +122,15 @@ def make_likelihood(
 
 
 def learn(prior: Prior, batch: Batch, max_steps: int) -> HyperparameterFit | None:
-    """Maximises the log evidence of a random part of the data, in place.
+    """Maximises the log evidence of a random part of the data; the prior takes the result.
 
     A random part leaves noise and length scales unbiased; clusters of neighbours would not.
     """
-    if not prior.parameters():
+    if not prior.model.is_learned:
         return None
-    gp = ExactGP(prior.kernel, prior.mean)
-    return fit_hyperparameters(
-        gp, prior.likelihood, batch, max_steps=max_steps, tolerance=TOLERANCE
-    )
+    fit = fit_hyperparameters(prior.model, batch, max_steps=max_steps, tolerance=TOLERANCE)
+    prior.take(fit.model)
+    return fit
 
 
 def random_part(batch: Batch, n: int, seed: int) -> Batch:
@@ -147,23 +143,26 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
 
 def choose_start(prior: Prior, score: Callable[[], float]) -> None:
     """The best of a few starts of a named kernel, by a score of the prior as it then stands."""
-    kernel, jitter = prior.kernel, prior.likelihood.log_jitter
-    if not isinstance(kernel, StationaryKernel) or not kernel.log_lengthscale.requires_grad:
+    kernel, start = prior.kernel, prior.model
+    if not isinstance(kernel, StationaryKernel) or not kernel.length.is_learned:
         return
-    noises = _START_NOISE if jitter is not None and jitter.requires_grad else (None,)
+    jitter = (p for p in prior.likelihood.parameters() if p.name == "scatter")
+    noises = _START_NOISE if any(p.is_learned for p in jitter) else (None,)
     scored = []
     for length, noise in itertools.product(_START_LENGTHS, noises):
-        _set_start(prior, length * kernel.dim**0.5, noise)
-        scored.append((score(), prior.state()))
-    prior.load(max(scored, key=lambda pair: pair[0])[1])
+        prior.take(_at_start(start, length * kernel.dim**0.5, noise))
+        scored.append((score(), prior.model))
+    prior.take(max(scored, key=lambda pair: pair[0])[1])
 
 
-@torch.no_grad()
-def _set_start(prior: Prior, length: float, noise: float | None) -> None:
-    assert isinstance(prior.kernel, StationaryKernel)
-    prior.kernel.log_lengthscale.fill_(torch.tensor(length).log())
-    if noise is not None and prior.likelihood.log_jitter is not None:
-        prior.likelihood.log_jitter.fill_(torch.tensor(noise).log())
+def _at_start(model: GPModel, length: float, noise: float | None) -> GPModel:
+    logs = {"length": length} if noise is None else {"length": length, "scatter": noise}
+    return model.with_parameters(
+        [
+            p.at(torch.full_like(p.value, logs[p.name]).log()) if p.name in logs else p
+            for p in model.parameters()
+        ]
+    )
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp import AbstractMean, Batch, FitStatus
 from dustmap.gp.kernels import AbstractKernel
@@ -23,7 +23,6 @@ from dustmap.regression._svgp import (
     SVGPSettings,
     SVGPState,
     build_model,
-    frozen,
     starting_points,
 )
 
@@ -77,13 +76,11 @@ def fit_sgpr(
     points = starting_points(kernel, batch, settings, generator)
     plan = SVGPPlan(len(points), len(batch), settings.dtype, settings.max_memory)
     plan.check()
-    inducing = nn.Parameter(points, requires_grad=settings.learn_points)
-    model = build_model(kernel, mean, likelihood, plan, inducing)
+    model = build_model(kernel, mean, likelihood, plan, points, settings.learn_points)
     learned = None
-    if next(model.parameters(), None) is not None:
+    if model.is_learned:
         learned = fit_collapsed(model, batch, max_steps=max_steps, tolerance=TOLERANCE)
         model = learned.model
-    model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     solution = solve_collapsed(model, batch, source)
     spread = mean_spread(model, solution.state, batch, source)

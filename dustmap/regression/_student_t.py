@@ -23,13 +23,14 @@ from dustmap.inference import (
     GlobalSolution,
     GridModel,
     Kept,
-    NoiseParameters,
     RobustSettings,
     Sites,
+    StudentTModel,
     StudentTNoise,
     fit_student_t,
     fitted_around,
     nats_left,
+    noise_nats,
     student_t_moments,
 )
 from dustmap.regression import _global
@@ -85,19 +86,20 @@ def learn_robustly(
     """
     learn(prior, ordinary_part(batch, LEARNING_ROWS, seed), max_steps)
     batch = random_part(batch, LEARNING_ROWS, seed)
-    learned = _noise_parameters(prior)
     noise, sites, nats = StudentTNoise(_START_NU), _first(prior, batch), [float("inf")]
-    before = learned.logs(noise)
+    before = _law(prior, noise).logs()
     for _ in range(_TURNS):
         noise, sites, rested = _dense_rounds(prior, batch, noise, sites)
-        moved = learned.nats(before, learned.logs(noise), len(batch))
-        before, owners = learned.logs(noise), list(prior.kernel.parameters())
-        if not any(p.requires_grad for p in owners):
+        after = _law(prior, noise).logs()
+        moved, before = noise_nats(before, after, len(batch)), after
+        if not prior.kernel.is_learned:
             return noise, {"status": "converged" if rested else "max_steps", "n_data": len(batch)}
-        gp, data = ExactGP(prior.kernel, prior.mean), site_batch(batch, sites)
-        found = fit_hyperparameters(
-            gp, GaussianLikelihood(), data, max_steps=max_steps, tolerance=TOLERANCE
+        normal, data = (
+            replace(prior.model, likelihood=GaussianLikelihood()),
+            site_batch(batch, sites),
         )
+        found = fit_hyperparameters(normal, data, max_steps=max_steps, tolerance=TOLERANCE)
+        prior.kernel, prior.mean = found.model.kernel, found.model.mean
         gain = len(batch) * (found.objective[-1] - found.objective[0])
         nats.append(max(gain, 0.0) + moved)
         if rested and nats_left(nats[1:]) <= _NATS_LEFT:
@@ -119,16 +121,16 @@ def fit_dense(prior: Prior, batch: Batch, noise: StudentTNoise) -> SiteFit:
 
 def fit_on_grid(prior: Prior, batch: Batch, noise: StudentTNoise, plan: GlobalPlan) -> SiteFit:
     """Sites and noise of all rows at a fixed kernel, by solves on the grid."""
-    own = _noise_parameters(prior)
     settings = RobustSettings(
         max_rounds=_ROUNDS,
         samples=_SAMPLES,
         nu=noise.nu,
-        learn_nu=own.learn_nu,
+        learn_nu=prior.likelihood.is_learned,
         learn_scale=False,
     )
     model = _global.build_global(prior, plan)
     fit = fit_student_t(model, batch, settings, lambda data: _Solver(prior, data, plan))
+    prior.mean, prior.likelihood = fit.model.mean, fit.model.likelihood
     return _site_fit(batch, fit.noise, fit.sites, fit.converged)
 
 
@@ -142,10 +144,9 @@ def _site_fit(batch: Batch, noise: StudentTNoise, sites: Sites, rested: bool) ->
     return SiteFit(noise, site_batch(batch, sites), report)
 
 
-def _noise_parameters(prior: Prior) -> NoiseParameters:
+def _law(prior: Prior, noise: StudentTNoise) -> StudentTModel:
     """The likelihood has the width, so that there is no other scale."""
-    learns = any(p.requires_grad for p in prior.likelihood.parameters())
-    return NoiseParameters(prior.likelihood, learn_nu=learns, learn_scale=False)
+    return StudentTModel.of(noise, prior.likelihood, prior.likelihood.is_learned, False)
 
 
 @torch.no_grad()
@@ -160,15 +161,14 @@ def _dense_rounds(
     prior: Prior, batch: Batch, noise: StudentTNoise, sites: Sites
 ) -> tuple[StudentTNoise, Sites, bool]:
     """Rounds of posterior, noise and sites at a fixed kernel; whether they came to rest."""
-    learned, nats = _noise_parameters(prior), [float("inf")]
-    gp, whole = ExactGP(prior.kernel, prior.mean), None
-    covariance = gp.covariance(batch.functional)
+    nats, whole = [float("inf")], None
+    covariance = ExactGP(prior.kernel, prior.mean).covariance(batch.functional)
     for k in range(_ROUNDS):
-        mean, variance = _posterior(prior, gp, batch, covariance, sites)
-        before = learned.logs(noise)
-        noise = fitted_around(learned, batch, mean, variance, noise, None)
-        _widen(prior, batch, learned)
-        nats.append(learned.nats(before, learned.logs(noise), len(batch)))
+        mean, variance = _posterior(prior, batch, covariance, sites)
+        before = _law(prior, noise)
+        after = _widened(prior, batch, fitted_around(before, batch, mean, variance, None))
+        noise, prior.likelihood = after.noise, after.likelihood
+        nats.append(noise_nats(before.logs(), after.logs(), len(batch)))
         width2 = noise.scale**2 * prior.likelihood.noise_variance(batch).double()
         whole = student_t_moments(batch.y, mean, variance, width2, noise.nu)
         change = sites.change(whole, mean, width2)
@@ -178,22 +178,26 @@ def _dense_rounds(
     return noise, sites, False
 
 
-def _widen(prior: Prior, batch: Batch, learned: NoiseParameters) -> None:
-    """Widths no smaller than `_LEAST_WIDTH`, in place."""
+def _widened(prior: Prior, batch: Batch, law: StudentTModel) -> StudentTModel:
+    """With widths no smaller than `_LEAST_WIDTH`."""
     least = _LEAST_WIDTH * float(prior.kernel.variance().sqrt())
-    typical = float(prior.likelihood.noise_variance(batch).median().sqrt())
-    if typical < least:
-        for parameter in learned.own:
-            parameter.add_(math.log(least / typical))
+    typical = float(law.likelihood.noise_variance(batch).median().sqrt())
+    if typical >= least:
+        return law
+    wider = [
+        p.at(p.value + math.log(least / typical)) if p.is_learned else p
+        for p in law.likelihood.parameters()
+    ]
+    return replace(law, likelihood=law.likelihood.with_parameters(wider))
 
 
-def _posterior(
-    prior: Prior, gp: ExactGP, batch: Batch, K: Tensor, sites: Sites
-) -> tuple[Tensor, Tensor]:
+def _posterior(prior: Prior, batch: Batch, K: Tensor, sites: Sites) -> tuple[Tensor, Tensor]:
     """Mean and variance (N,) of f given the sites, with the mean's coefficients fitted."""
     noise = sites.precision.reciprocal()
-    if any(p.requires_grad for p in prior.mean.parameters()):
-        gp.fit_mean(batch.functional, sites.target, noise)
+    if prior.mean.is_learned:
+        gp = ExactGP(prior.kernel, prior.mean)
+        beta = gp.fitted_coefficients(batch.functional, sites.target, noise)
+        prior.mean = prior.mean.with_coefficients(beta)
     prior_mean = prior.mean.values(batch.functional)
     L = torch.linalg.cholesky(K + torch.diag(noise))
     white = torch.linalg.solve_triangular(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp import AbstractMean, Batch
 from dustmap.gp.families import FullRankFamily
@@ -146,14 +146,12 @@ def fit_svgp(
     points = starting_points(kernel, batch, settings, generator)
     plan = SVGPPlan(len(points), len(batch), settings.dtype, settings.max_memory)
     plan.check()
-    inducing = nn.Parameter(points, requires_grad=settings.learn_points)
-    model = build_model(kernel, mean, likelihood, plan, inducing)
+    model = build_model(kernel, mean, likelihood, plan, points, settings.learn_points)
     posterior, trained = model.family.prior(plan.dtype, points.device), {"steps": 0, "epochs": 0}
-    if settings.learning_rate > 0 and next(model.parameters(), None) is not None:
+    if settings.learning_rate > 0 and model.is_learned:
         last = _trained(model, batch, settings, generator)
         model, posterior = last.model, last.posterior
         trained = {"steps": last.step, "epochs": last.epoch}
-    model = frozen(model, plan)
     source = RowSource(model.features, batch.functional, plan.max_memory // 2)
     settled = settle(model, posterior, batch, source, max_passes=_MAX_PASSES)
     spread = mean_spread(model, settled.posterior, batch, source)
@@ -193,9 +191,12 @@ def build_model(
     likelihood: AbstractLikelihood,
     plan: SVGPPlan,
     inducing: Tensor,
+    learn_points: bool = False,
 ) -> VariationalModel:
     """Cholesky whitening at these points (M, D), with the full family."""
-    features = CholeskyFeatures(kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype)
+    features = CholeskyFeatures(
+        kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype, learn_points=learn_points
+    )
     family = FullRankFamily(plan.n_inducing, max_bytes=plan.max_memory)
     return VariationalModel(features, mean, likelihood, family)
 
@@ -264,16 +265,6 @@ def _score(state: SVIState, held: Batch) -> float:
     mean, variance = prediction.mean.to(held.y), prediction.variance.to(held.y)
     scores = model.likelihood.log_predictive_density(held.y, mean, variance, noise)
     return float(scores.mean())
-
-
-def frozen(model: VariationalModel, plan: SVGPPlan) -> VariationalModel:
-    """The model at its present parameters, without a graph."""
-    features = model.features
-    assert isinstance(features, CholeskyFeatures)
-    with torch.no_grad():
-        return build_model(
-            features.kernel, model.mean, model.likelihood, plan, features.points.detach().clone()
-        )
 
 
 def _report(plan: SVGPPlan, settled: SettledFit) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def test_the_exact_process_of_a_toy_profile_is_a_normal_density() -> None:
     r = torch.cdist(x, x) / 0.5
     K = 1.3 * (1 + r.square() / 12).pow(-6) + torch.diag(noise)
     normal = torch.distributions.MultivariateNormal(torch.full((12,), 0.2).double(), K)
-    assert float(value.detach()) == pytest.approx(float(normal.log_prob(y)), rel=1e-9)
+    assert float(value.detach()) == pytest.approx(float(normal.log_prob(y)), rel=1e-9)  # type: ignore[no-untyped-call]
 
 
 def test_kernels_by_name() -> None:

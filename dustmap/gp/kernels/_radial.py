@@ -76,7 +76,7 @@ def second_antiderivative(k: Function, t: Tensor, end: float) -> Tensor:
     x, w = _panels(math.ceil(math.asinh(end) / _PANEL), far.device)
     part = max(1, _ENTRIES // len(x))
     pieces = []
-    for T in far.flatten().split(part):
+    for T in torch.split(far.flatten(), part):
         stretch = torch.asinh(T.clamp(max=end))[:, None]
         v = stretch * x
         u = torch.sinh(v)
@@ -105,7 +105,7 @@ def fourier_transform(k: Function, s: Tensor, dim: int, end: float) -> Tensor:
     with torch.no_grad():
         weights = 2.0 * w * projection(k, b, dim, end)
     part = max(1, _ENTRIES // len(b))
-    pieces = [torch.cos(x[:, None] * b) @ weights for x in wide.flatten().split(part)]
+    pieces = [torch.cos(x[:, None] * b) @ weights for x in torch.split(wide.flatten(), part)]
     total = torch.cat(pieces) if pieces else wide.flatten()
     return total.reshape(s.shape).to(s.dtype)
 
@@ -117,7 +117,7 @@ def projection(k: Function, b: Tensor, dim: int, end: float) -> Tensor:
     widest = math.asinh(end / _NEAREST if dim == 2 else end)
     x, w = _panels(math.ceil(widest / _PANEL), b.device)
     pieces = []
-    for each in b.split(max(1, _ENTRIES // len(x))):
+    for each in torch.split(b, max(1, _ENTRIES // len(x))):
         start = each.clamp_min(_NEAREST)[:, None]
         if dim == 2:  # t = b sinh u follows the bend of k(√(b² + t²)) at t = b
             width = torch.asinh(end / start)

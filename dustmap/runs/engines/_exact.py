@@ -71,19 +71,19 @@ def learn_exact(
     if kept is not None:
         return hyperparameters_of(kept), learning_of(kept)
     parts = Parts.of(config, start or start_of(config.model), data)
-    # All estimators have the same covariances in mind, and the table is the quickest.
-    gp, likelihood = ExactGP(parts.kernel, parts.mean, ClosedForm()), parts.likelihood
     found = None
-    if any(p.requires_grad for p in (*gp.parameters(), *likelihood.parameters())):
+    if parts.model.is_learned:
         found = fit_hyperparameters(
-            gp,
-            likelihood,
+            parts.model,
             data,
+            # All estimators have the same covariances in mind, and the table is the quickest.
+            estimator=ClosedForm(),
             max_steps=config.fit.max_steps,
             tolerance=config.fit.tolerance,
             max_data=config.fit.learn_rows,
             seed=config.fit.seed,
         )
+        parts = Parts.fitted(found.model)
     at, learning = parts.hyperparameters(), Learning.of_evidence(found)
     for step in () if learning is None else learning.trace:
         tell(step)
@@ -115,7 +115,7 @@ def _conditioned(config: Config, data: Batch, at: Hyperparameters) -> StarFit:
     # Ranks do not share a dense solve: each does the same.
     seen, told = _rays(whole_batch(data))
     noise_variance = parts.likelihood.noise_variance(seen)
-    fitted = any(p.requires_grad for p in parts.mean.parameters())
+    fitted = parts.mean.is_learned
     posterior = gp.condition(seen.functional, seen.y, noise_variance, mean_is_fitted=fitted)
 
     @cache

@@ -65,9 +65,7 @@ def fit_whole(
     # The numbers of Student-t noise are learned beside the evidence, not by it.
     names = learned_names(parts.kernel, parts.likelihood if settings.robust is None else None)
     fit = fit_global(
-        parts.kernel,
-        parts.mean,
-        parts.likelihood,
+        parts.model,
         data,
         grid_of(config.grid),
         settings,
@@ -76,7 +74,7 @@ def fit_whole(
         journal=journal,
         progress=progress,
     )
-    at = parts.hyperparameters()
+    at = Parts.fitted(fit.gp).hyperparameters()
     if fit.robust is not None:
         at = at.with_student_t(fit.robust.noise)
     arrays = _arrays(fit, config.fit.seed)
@@ -92,14 +90,8 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     Runs of earlier versions know no share that is explained; their coverage goes by their std.
     """
     parts = Parts.of(config, at, data)
-    maker = ModelMaker(
-        parts.kernel,
-        parts.mean,
-        parts.likelihood,
-        grid_of(config.grid),
-        _settings(config, None, data).grid,
-        estimator_of(config),
-    )
+    settings = _settings(config, None, data).grid
+    maker = ModelMaker(grid_of(config.grid), settings, estimator_of(config))
     order, torus = int(arrays["order"]), tuple(int(m) for m in np.asarray(arrays["torus_shape"]))
     tensors = {
         name: torch.from_numpy(np.asarray(value)).to(data.y.device)
@@ -108,7 +100,7 @@ def reopen_whole(config: Config, data: Batch, at: Hyperparameters, arrays: Array
     }
     coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
     posterior = PathwisePosterior(
-        maker.on_torus(torus, order),
+        maker.on_torus(parts.model, torus, order),
         coefficients,
         mean,
         deviations,

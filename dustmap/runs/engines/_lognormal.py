@@ -40,6 +40,7 @@ from dustmap.runs.models import (
     dtype_of,
     grid_of,
     learned_kernel,
+    learned_mean,
     learned_names,
     likelihood_of,
     log_profile_of,
@@ -71,7 +72,7 @@ def fit_lognormal(
     """
     first = _first(config, data)
     model = _model(config, first, data)
-    origin = model.log_parameters()
+    origin = model.learned().theta
     if start is not None:
         model = _model(config, replace(start, mean=first.mean), data)
     settings, told = _settings(config, start), _telling(model, tell)
@@ -142,8 +143,7 @@ def _model(config: Config, at: Hyperparameters, data: Batch) -> LogNormalModel:
         memory=config.compute.memory_bytes,
         world=world_of(data.functional),
     )
-    mean = log_profile_of(config.model, math.log(at.mean)).to(device)
-    mean.requires_grad_("mean" in config.model.learn)
+    mean = learned_mean(config.model, log_profile_of(config.model, math.log(at.mean))).to(device)
     return LogNormalModel(
         prior, mean, likelihood_of(config.model, at, data), _rows_of_fit(config, data)
     )
@@ -179,15 +179,15 @@ def _found(solution: MGVISolution) -> Hyperparameters:
         disc_length=length,
         relative_scatter=relative,
     )
-    weighing = solution.weighing
-    return found if weighing is None else found.with_student_t(weighing.noise)
+    weights = solution.weights
+    return found if weights is None else found.with_student_t(weights.noise)
 
 
 def _summary(solution: MGVISolution) -> dict[str, object]:
     last = solution.history[-1]
     prior = solution.model.prior.report
-    weighing = solution.weighing
-    robust = {} if weighing is None else {"outliers": weighing.outliers}
+    weights = solution.weights
+    robust = {} if weights is None else {"outliers": weights.outliers}
     return robust | {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.wrap_error,

@@ -13,6 +13,7 @@ from dustmap.runs.models._parts import Parts as Parts
 from dustmap.runs.models._parts import dust_of as dust_of
 from dustmap.runs.models._parts import kernel_of as kernel_of
 from dustmap.runs.models._parts import learned_kernel as learned_kernel
+from dustmap.runs.models._parts import learned_mean as learned_mean
 from dustmap.runs.models._parts import learned_names as learned_names
 from dustmap.runs.models._parts import likelihood_of as likelihood_of
 from dustmap.runs.models._parts import log_profile_of as log_profile_of

@@ -7,20 +7,12 @@ from typing import final
 import torch
 
 from dustmap.config import Config, ModelConfig
-from dustmap.gp import AbstractMean, Batch, ConstantMean, DiscMean, LogDiscMean
+from dustmap.gp import AbstractMean, Batch, ConstantMean, DiscMean, GPModel, LogDiscMean
 from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.runs.models._fit import Hyperparameters
 from dustmap.sky.observations import PriorDust
 
-#: What the parameters of kernel and likelihood are in reports.
-_NAMES = {
-    "log_lengthscale": "length",
-    "log_variance": "variance",
-    "log_scale": "noise",
-    "log_jitter": "scatter",
-    "log_relative": "relative_scatter",
-}
 #: Where a scatter that is learned starts, of the median error of the data.
 _SCATTER = 0.1
 #: Where one in proportion to the extinction starts.
@@ -30,7 +22,7 @@ _RELATIVE_SCATTER = 0.1
 @final
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The model at given hyperparameters; what model.learn names requires a gradient."""
+    """The model at given hyperparameters; what model.learn names is learned."""
 
     kernel: StationaryKernel
     mean: AbstractMean
@@ -39,19 +31,26 @@ class Parts:
     @staticmethod
     def of(config: Config, at: Hyperparameters, data: Batch) -> "Parts":
         """On the device of the data."""
-        mean = profile_of(config.model, at.mean)
-        mean.requires_grad_("mean" in config.model.learn)
         return Parts(
             learned_kernel(config.model, at).to(data.y.device),
-            mean.to(data.y.device),
+            learned_mean(config.model, profile_of(config.model, at.mean)).to(data.y.device),
             likelihood_of(config.model, at, data),
         )
 
+    @staticmethod
+    def fitted(model: GPModel) -> "Parts":
+        """Those of a fitted model."""
+        assert isinstance(model.kernel, StationaryKernel)
+        return Parts(model.kernel, model.mean, model.likelihood)
+
+    @property
+    def model(self) -> GPModel:
+        """As a value that fits take."""
+        return GPModel(self.kernel, self.mean, self.likelihood)
+
     def fixed(self) -> "Parts":
         """The same parts, none of which is learned any more."""
-        for part in (self.kernel, self.mean, self.likelihood):
-            part.requires_grad_(False)
-        return self
+        return Parts.fitted(self.model.fixed())
 
     @torch.no_grad()
     def hyperparameters(self) -> Hyperparameters:
@@ -103,7 +102,8 @@ def dust_of(config: Config, at: Hyperparameters) -> PriorDust:
         if at.disc_height is not None and at.disc_length is not None:
             assert isinstance(mean, LogDiscMean)
             slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
-            mean.assign(torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64))
+            beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
+            mean = mean.with_coefficients(beta)
     return PriorDust(kernel_of(config.model, at), mean, lognormal, at.beyond, at.beyond_std)
 
 
@@ -113,11 +113,14 @@ def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
 
 
 def learned_kernel(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
-    """The same, with a gradient where model.learn says so."""
-    kernel = kernel_of(model, at)
-    kernel.log_lengthscale.requires_grad_("length" in model.learn)
-    kernel.log_variance.requires_grad_("std" in model.learn)
-    return kernel
+    """The same, learned where model.learn says so."""
+    names = {"length": "length", "std": "variance"}
+    return kernel_of(model, at).learning(*(names[n] for n in names if n in model.learn))
+
+
+def learned_mean(model: ModelConfig, mean: AbstractMean) -> AbstractMean:
+    """The mean, learned where model.learn says so."""
+    return mean if "mean" in model.learn else mean.fixed()
 
 
 def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
@@ -138,13 +141,11 @@ def likelihood_of(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gauss
         part = 1.0 if rivals else _SCATTER
         scatter = part * float(data.noise_variance.median().sqrt())
     likelihood = GaussianLikelihood(at.noise, scatter or None, relative or None)
-    assert likelihood.log_scale is not None
-    likelihood.log_scale.requires_grad_("noise" in model.learn and not scale_with_nu(model))
-    if likelihood.log_jitter is not None:
-        likelihood.log_jitter.requires_grad_("scatter" in model.learn)
-    if likelihood.log_relative is not None:
-        likelihood.log_relative.requires_grad_("relative_scatter" in model.learn)
-    return likelihood.to(data.y.device)
+    wanted = {n for n in model.learn if n in ("noise", "scatter", "relative_scatter")}
+    if scale_with_nu(model):
+        wanted.discard("noise")
+    names = {p.name for p in likelihood.parameters()}
+    return likelihood.learning(*(wanted & names)).to(data.y.device)
 
 
 def scale_with_nu(model: ModelConfig) -> bool:
@@ -157,10 +158,8 @@ def learned_names(
     kernel: StationaryKernel, likelihood: GaussianLikelihood | None
 ) -> tuple[str, ...]:
     """Of the log-parameters that are learned, in the order in which engines have them."""
-    named = [*kernel.named_parameters()]
-    if likelihood is not None:
-        named += likelihood.named_parameters()
-    return tuple(_NAMES[name.split(".")[-1]] for name, p in named if p.requires_grad)
+    parameters = kernel.parameters() + (() if likelihood is None else likelihood.parameters())
+    return tuple(p.name for p in parameters if p.is_learned)
 
 
 @torch.no_grad()
