@@ -10,7 +10,6 @@ import torch
 from dustmap import HIPGPRegressor
 from dustmap.engines import (
     EvidenceSettings,
-    GPModel,
     InducingSettings,
     PointSettings,
     Problem,
@@ -18,7 +17,7 @@ from dustmap.engines import (
 )
 from dustmap.engines._inducing_plan import planned
 from dustmap.engines._pathwise_points import planned_points
-from dustmap.gp import Batch, ConstantMean
+from dustmap.gp import Batch, ConstantMean, GPModel
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood

@@ -19,7 +19,6 @@ from dustmap.engines._automatic import AutomaticEngine as AutomaticEngine
 from dustmap.engines._engine import AbstractEngine as AbstractEngine
 from dustmap.engines._engine import Arrays as Arrays
 from dustmap.engines._engine import EngineFit as EngineFit
-from dustmap.engines._engine import GPModel as GPModel
 from dustmap.engines._engine import Learning as Learning
 from dustmap.engines._engine import OnStep as OnStep
 from dustmap.engines._engine import Problem as Problem
@@ -42,7 +41,7 @@ from dustmap.engines._inducing_plan import InducingSettings as InducingSettings
 from dustmap.engines._inducing_plan import plan_fit as plan_fit
 from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
 from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
-from dustmap.engines._learning import choose_start as choose_start
+from dustmap.engines._learning import best_start as best_start
 from dustmap.engines._learning import evidence as evidence
 from dustmap.engines._learning import most_exact as most_exact
 from dustmap.engines._learning import random_part as random_part

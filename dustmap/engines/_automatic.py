@@ -39,8 +39,9 @@ class AutomaticEngine(AbstractEngine):
         """Learn by the exact evidence of a random part, and leave the rest to the engine chosen."""
         settings = self.exact.settings
         how = settings.learning, settings.max_memory, watch.within("learn")
-        learning = learn_from_start(problem, *how)
-        return self._chosen(problem).finish(problem, learning, watch)
+        learned = learn_from_start(problem, *how)
+        engine = self._chosen(replace(problem, model=learned.model))
+        return engine.finish(problem, learned, watch)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """Nothing: a fit is loaded by the engine that was chosen."""

@@ -6,28 +6,24 @@ load(problem, arrays) -> the posterior of an earlier fit, to the bit, from what 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from dustmap.engines._memory_plan import MemoryPlan
 from dustmap.gp import (
-    AbstractMean,
     AbstractPosterior,
     Batch,
     FitStatus,
+    GPModel,
     HyperparameterFit,
     Prediction,
     RegularGrid,
 )
-from dustmap.gp.kernels import AbstractKernel
-from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import NO_JOURNAL, AbstractJournal, StudentTNoise
 from dustmap.linalg import Progress, unwatched
 
@@ -35,15 +31,6 @@ from dustmap.linalg import Progress, unwatched
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 #: Is called with the numbers of one step of learning, by name.
 OnStep: TypeAlias = Callable[[Mapping[str, Any]], None]
-
-#: What the parameters of kernel and likelihood are in reports.
-_NAMES = {
-    "log_lengthscale": "length",
-    "log_variance": "variance",
-    "log_scale": "noise",
-    "log_jitter": "scatter",
-    "log_relative": "relative_scatter",
-}
 
 
 def no_step(step: Mapping[str, Any]) -> None:
@@ -53,59 +40,6 @@ def no_step(step: Mapping[str, Any]) -> None:
 def unstaged(name: str) -> AbstractContextManager[None]:
     """Ignore the stage."""
     return nullcontext()
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GPModel:
-    """y_n ~ p(y_n | f_n), f = functionals of ρ ~ GP(mean, kernel); learned is what requires a
-    gradient."""
-
-    kernel: AbstractKernel
-    mean: AbstractMean
-    likelihood: AbstractLikelihood
-
-    @property
-    def noise(self) -> GaussianLikelihood:
-        """The likelihood of an engine of Gaussian noise; a TypeError of any other."""
-        if not isinstance(self.likelihood, GaussianLikelihood):
-            raise TypeError(
-                f"expected a GaussianLikelihood, got {type(self.likelihood).__name__}: use an "
-                "engine of variational inference"
-            )
-        return self.likelihood
-
-    @property
-    def learns_mean(self) -> bool:
-        """Whether coefficients of the mean are fitted."""
-        return any(p.requires_grad for p in self.mean.parameters())
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that is learned."""
-        owners = (self.kernel, self.mean, self.likelihood)
-        return [p for owner in owners for p in owner.parameters() if p.requires_grad]
-
-    def state(self) -> list[Tensor]:
-        """Present values of what is learned."""
-        return [p.detach().clone() for p in self.parameters()]
-
-    @torch.no_grad()
-    def load(self, state: Sequence[Tensor]) -> None:
-        """Set what is learned to an earlier `state`."""
-        for parameter, value in zip(self.parameters(), state, strict=True):
-            parameter.copy_(value)
-
-    def log_parameters(self) -> Tensor:
-        """θ (Q,): what is learned of kernel and noise, kernel first; float64."""
-        learned = [*self.kernel.parameters(), *self.likelihood.parameters()]
-        parts = [p.detach().reshape(-1).double() for p in learned if p.requires_grad]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-    def names(self, with_noise: bool = True) -> tuple[str, ...]:
-        """Names in reports of the log-parameters that are learned, kernel first."""
-        owners = (self.kernel, self.likelihood) if with_noise else (self.kernel,)
-        named = [pair for owner in owners for pair in owner.named_parameters()]
-        return tuple(_NAMES[name.split(".")[-1]] for name, p in named if p.requires_grad)
 
 
 @final

@@ -10,8 +10,6 @@ from dustmap.engines._engine import (
     AbstractEngine,
     Arrays,
     EngineFit,
-    GPModel,
-    Learning,
     Problem,
     Watch,
 )
@@ -19,12 +17,13 @@ from dustmap.engines._grids import coarsened
 from dustmap.engines._learning import (
     MOST_DENSE,
     EvidenceSettings,
+    Learned,
     at_mean_distances,
     bytes_of_exact,
     learn_from_start,
 )
 from dustmap.engines._memory_plan import MIB, Component, During, MemoryPlan
-from dustmap.gp import Batch, ExactGP, RegularGrid, whole_batch
+from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -56,7 +55,7 @@ class ExactSettings:
 
 def learning_component(problem: Problem, settings: EvidenceSettings) -> tuple[Component, ...]:
     """Dense covariances of the data that learn, with their gradients; none where none learn."""
-    if not problem.model.parameters():
+    if not problem.model.is_learned:
         return ()
     n = min(len(problem.data), settings.rows)
     what = f"dense covariances of {n:,} data and their gradients"
@@ -101,9 +100,10 @@ class ExactEngine(AbstractEngine):
         how = self.settings.learning, self.settings.max_memory, watch.within("learn")
         return self.finish(problem, learn_from_start(problem, *how), watch)
 
-    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
+    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
         """Condition at the hyperparameters that were learned."""
-        return replace(self.condition(problem, watch), learning=learning)
+        fit = self.condition(replace(problem, model=learned.model), watch)
+        return replace(fit, learning=learned.learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """On all data at the present hyperparameters; with point values coefficients of a mean that
@@ -111,10 +111,12 @@ class ExactEngine(AbstractEngine):
         data, model = problem.data, problem.model
         self.check_memory(len(data))
         with watch.stage("posterior"):
-            if model.learns_mean and isinstance(data.functional, PointValues):
-                noise_variance = model.noise.noise_variance(data)
-                self._gp(model).fit_mean(data.functional, data.y, noise_variance)
-            return self._conditioned(problem)
+            if model.mean.is_learned and isinstance(data.functional, PointValues):
+                noise_variance = model.likelihood.noise_variance(data)
+                gp = self._gp(model)
+                beta = gp.fitted_coefficients(data.functional, data.y, noise_variance)
+                model = model.with_coefficients(beta)
+            return self._conditioned(replace(problem, model=model))
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """Condition again: that takes seconds. Point values come with their arrays."""
@@ -136,9 +138,9 @@ class ExactEngine(AbstractEngine):
         model, box = problem.model, problem.box
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
-        noise_variance, points = model.noise.noise_variance(data), data.functional
+        noise_variance, points = model.likelihood.noise_variance(data), data.functional
         posterior = self._gp(model).condition(
-            points, data.y, noise_variance, mean_is_fitted=model.learns_mean
+            points, data.y, noise_variance, mean_is_fitted=model.mean.is_learned
         )
         arrays = {}
         if isinstance(points, PointValues):

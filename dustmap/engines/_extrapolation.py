@@ -1,13 +1,13 @@
 """Features of points on a grid and beyond it."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import Parameter, RegularGrid
 from dustmap.gp.features import (
     AbstractFeatureMap,
     ArrangedOperator,
@@ -84,11 +84,11 @@ class ExtrapolatingFeatures(AbstractFeatureMap):
             return self.inner.residual_variance(functional)
         return residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         return self.inner.parameters()
 
-    def rebuilt(self) -> "ExtrapolatingFeatures":
-        inner = self.inner.rebuilt()
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "ExtrapolatingFeatures":
+        inner = self.inner.with_parameters(parameters)
         assert isinstance(inner, HIPFeatures | TorusFeatures | LocalFeatures)
         outer = replace(self.outer, prior=replace(inner.prior, wrapping=None))
         return ExtrapolatingFeatures(inner, outer, self.grid)

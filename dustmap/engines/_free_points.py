@@ -12,21 +12,19 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.engines._engine import (
     AbstractEngine,
     Arrays,
     EngineFit,
-    GPModel,
-    Learning,
     Problem,
     Watch,
 )
 from dustmap.engines._inducing import refuse_negligible_noise
-from dustmap.engines._learning import EvidenceSettings, choose_start, learn
+from dustmap.engines._learning import EvidenceSettings, Learned, best_start, learn
 from dustmap.engines._memory_plan import Component, During, MemoryPlan
-from dustmap.gp import Batch, FitStatus
+from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.families import AbstractGaussian, FullRankFamily
 from dustmap.gp.features import CholeskyFeatures, clustered_points
 from dustmap.gp.functionals import PointValues
@@ -154,22 +152,19 @@ class FreePointsEngine(AbstractEngine):
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn from all rows; then q from all rows."""
-        learning, start = None, self.start
+        data, start, learned = problem.data, self.start, Learned(problem.model, None)
         with watch.stage("learning"):
             if start is not None and start.search_start:
-                score = partial(elbo_at_start, problem.model, problem.data, self.settings)
-                choose_start(problem.model, score)
+                score = partial(elbo_at_start, batch=data, settings=self.settings)
+                learned = Learned(best_start(problem.model, score), None)
             if start is not None and start.rows > 0:
-                learning = learn(problem.model, problem.data, start, watch.within("learn"))
-        return self.finish(problem, learning, watch)
-
-    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
-        """From the hyperparameters that few rows have told."""
+                learned = learn(learned.model, data, start, watch.within("learn"))
+        problem = replace(problem, model=learned.model)
         with watch.stage("posterior"):
             if isinstance(problem.model.likelihood, GaussianLikelihood):
-                refuse_negligible_noise(problem)
+                refuse_negligible_noise(problem.model, data)
             fit = self._collapsed(problem) if self.collapsed else self._stochastic(problem)
-        return replace(fit, learning=learning)
+        return replace(fit, learning=learned.learning)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """q from its statistics."""
@@ -187,8 +182,8 @@ class FreePointsEngine(AbstractEngine):
         dtype = torch.float64 if self.collapsed else settings.dtype
         plan = FreePointPlan(len(points), len(data), dtype, settings.max_memory)
         plan.check()
-        inducing = nn.Parameter(points, requires_grad=settings.learn_points)
-        return _variational(problem.model, plan, inducing), plan, generator
+        model = _variational(problem.model, plan, points, settings.learn_points)
+        return model, plan, generator
 
     def _stochastic(self, problem: Problem) -> EngineFit:
         """Natural steps of q alternate with steps of Adam for the rest; at the end q is settled by
@@ -197,11 +192,10 @@ class FreePointsEngine(AbstractEngine):
         model, plan, generator = self._start(problem)
         posterior = model.family.prior(plan.dtype, data.y.device)
         trained = {"steps": 0, "epochs": 0}
-        if settings.learning_rate > 0 and next(model.parameters(), None) is not None:
+        if settings.learning_rate > 0 and model.is_learned:
             last = _trained(model, data, settings, generator)
             model, posterior = last.model, last.posterior
             trained = {"steps": last.step, "epochs": last.epoch}
-        model = _frozen(model, plan)
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         settled = settle(model, posterior, data, source, max_passes=_MAX_PASSES)
         advice = []
@@ -225,11 +219,10 @@ class FreePointsEngine(AbstractEngine):
         data = problem.data
         model, plan, _ = self._start(problem)
         learned = None
-        if next(model.parameters(), None) is not None:
+        if model.is_learned:
             steps, tolerance = self.settings.max_steps, _TOLERANCE
             learned = fit_collapsed(model, data, max_steps=steps, tolerance=tolerance)
             model = learned.model
-        model = _frozen(model, plan)
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         solution = solve_collapsed(model, data, source)
         climb: dict[str, Any] = {"evaluations": 0, "refused": 0}
@@ -296,9 +289,17 @@ def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> 
         return settle(variational, prior, some, source, max_passes=_PROBE_PASSES).elbo
 
 
-def _variational(model: GPModel, plan: FreePointPlan, inducing: Tensor) -> VariationalModel:
+def _variational(
+    model: GPModel, plan: FreePointPlan, inducing: Tensor, learn_points: bool = False
+) -> VariationalModel:
     """Cholesky whitening at these points (M, D), with the full family."""
-    features = CholeskyFeatures(model.kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype)
+    features = CholeskyFeatures(
+        model.kernel,
+        inducing,
+        nugget=_NUGGET,
+        rows_dtype=plan.dtype,
+        learn_points=learn_points,
+    )
     family = FullRankFamily(plan.n_inducing, max_bytes=plan.max_memory)
     return VariationalModel(features, model.mean, model.likelihood, family)
 
@@ -367,15 +368,6 @@ def _score(state: SVIState, held: Batch) -> float:
     mean, variance = prediction.mean.to(held.y), prediction.variance.to(held.y)
     scores = model.likelihood.log_predictive_density(held.y, mean, variance, noise)
     return float(scores.mean())
-
-
-@torch.no_grad()
-def _frozen(model: VariationalModel, plan: FreePointPlan) -> VariationalModel:
-    """The model at its present parameters, without a graph."""
-    features = model.features
-    assert isinstance(features, CholeskyFeatures)
-    parts = GPModel(features.kernel, model.mean, model.likelihood)
-    return _variational(parts, plan, features.points.detach().clone())
 
 
 _ENDED = {

@@ -18,8 +18,6 @@ from dustmap.engines._engine import (
     AbstractEngine,
     Arrays,
     EngineFit,
-    GPModel,
-    Learning,
     Problem,
     Watch,
 )
@@ -28,9 +26,14 @@ from dustmap.engines._extrapolation import ExtrapolatingFeatures
 from dustmap.engines._grids import coarse_advice
 from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
 from dustmap.engines._inducing_posterior import PlacesAndRays, draws_on_grid
-from dustmap.engines._learning import learn_from_start, refine_noise, refined_learning
+from dustmap.engines._learning import (
+    Learned,
+    learn_from_start,
+    refine_noise,
+    refined_learning,
+)
 from dustmap.engines._memory_plan import WORKING, Component, During, MemoryPlan
-from dustmap.gp import GridPrior
+from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid
 from dustmap.gp.families import (
     AbstractFamily,
     AbstractGaussian,
@@ -123,24 +126,23 @@ class InducingEngine(AbstractEngine):
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn by the exact evidence of a random part; then the posterior of all data."""
-        learning = learn_from_start(
-            problem, self.settings.learning, self.settings.max_memory, watch.within("learn")
-        )
-        report = _shortened(problem)
-        fit = self.finish(problem, learning, watch)
-        return replace(fit, report={**fit.report, **report})
+        settings = self.settings
+        how = settings.learning, settings.max_memory, watch.within("learn")
+        return self.finish(problem, learn_from_start(problem, *how), watch)
 
-    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
+    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
         """The posterior at the kernel that was learned; the noise of point values is refined."""
-        noise = None
+        model, report = _within_the_box(learned.model, problem.box)
+        learning = learned.learning
         if isinstance(problem.data.functional, PointValues):
             settings = self.settings.learning
             with watch.stage("learning"):
-                noise = refine_noise(problem.model, problem.data, settings.rows, settings.seed)
-            refuse_negligible_noise(problem)
+                refined = refine_noise(model, problem.data, settings.rows, settings.seed)
+            model, learning = refined.model, refined_learning(learning, None, refined)
+            refuse_negligible_noise(model, problem.data)
         with watch.stage("posterior"):
-            fit = self.condition(problem, watch)
-        return replace(fit, learning=refined_learning(learning, None, noise))
+            fit = self.condition(replace(problem, model=model), watch)
+        return replace(fit, report={**fit.report, **report}, learning=learning)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """The posterior at the present hyperparameters."""
@@ -149,6 +151,7 @@ class InducingEngine(AbstractEngine):
         plan, advice = self._precise_enough(problem, found.plan)
         variational = self._model(problem.model, plan)
         if self.settings.epochs:
+            variational = self._model(problem.model.fixed(), plan)
             fit = self._stochastic(problem, variational, plan, watch.within("condition"))
         else:
             fit = self._direct(problem, variational, plan, watch)
@@ -220,7 +223,8 @@ class InducingEngine(AbstractEngine):
         if self.settings.points_per_length is None:
             spread = mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
         if spread is not None:
-            state = fit_mean(model, state, data, source, spread)
+            fitted = fit_mean(model, state, data, source, spread)
+            model, state = fitted.model, fitted.state
             elbo = full_elbo(model, state, data, source)
         with torch.no_grad():
             # Of the median datum: a part of the data is enough.
@@ -247,8 +251,6 @@ class InducingEngine(AbstractEngine):
         self, problem: Problem, model: VariationalModel, plan: InducingPlan, watch: Watch
     ) -> EngineFit:
         """Natural-gradient steps on minibatches, in an order that the seed gives."""
-        for owner in (problem.model.kernel, problem.model.mean, problem.model.likelihood):
-            owner.requires_grad_(False)
         data, settings = problem.data, self.settings
         source = RowSource(model.features, data.functional, plan.max_memory // 2)
         last = fit_svi(
@@ -276,18 +278,17 @@ class InducingEngine(AbstractEngine):
         report: dict[str, Any],
     ) -> EngineFit:
         posterior = VariationalPosterior(model, state, spread)
+        learned = replace(problem.model, mean=model.mean)
         if problem.box is None or self.settings.points_per_length is None:
             tensors = {"mean": state.mean, "statistics": state.statistics}
             tensors |= {} if spread is None else spread.tensors()
             arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-            return EngineFit(
-                posterior, problem.model, report, evidence=elbo, arrays=arrays, plan=plan
-            )
+            return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
         places = PlacesAndRays.of(posterior)
         nodes = PointValues(problem.box.points(device=state.mean.device))
         return EngineFit(
             places,
-            problem.model,
+            learned,
             report,
             evidence=elbo,
             # Scores, maps and figures ask for the same nodes.
@@ -387,28 +388,29 @@ def _prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
     }
 
 
-@torch.no_grad()
-def _shortened(problem: Problem) -> dict[str, float]:
-    """A length scale beyond the box's longest side is as good as that side, which a torus can hold;
-    set in place, and reported."""
-    if problem.box is None:
-        return {}
-    length = float(problem.model.kernel.terms()[0].lengthscale[0])
-    longest = max(b - a for a, b in zip(problem.box.lower, problem.box.upper, strict=True))
+def _within_the_box(model: GPModel, box: RegularGrid | None) -> tuple[GPModel, dict[str, float]]:
+    """A length scale beyond the longest side of the box is as good as that side, which a torus can
+    hold: the model with it, and what the report says."""
+    length = float(model.kernel.terms()[0].lengthscale[0].detach())
+    longest = math.inf
+    if box is not None:
+        longest = max(b - a for a, b in zip(box.lower, box.upper, strict=True))
     if length <= longest:
-        return {}
+        return model, {}
     log.info("length scale %.4g, beyond the box: %.4g taken", length, longest)
-    for name, parameter in problem.model.kernel.named_parameters():
-        if name.endswith("log_lengthscale"):
-            parameter.fill_(math.log(longest))
-    return {"length_learned_beyond_the_box": length}
+    kernel = model.kernel.with_parameters(
+        [
+            p.at(torch.full_like(p.value, math.log(longest))) if p.is_one_of(("length",)) else p
+            for p in model.kernel.parameters()
+        ]
+    )
+    return replace(model, kernel=kernel), {"length_learned_beyond_the_box": length}
 
 
 @torch.no_grad()
-def refuse_negligible_noise(problem: Problem) -> None:
+def refuse_negligible_noise(model: GPModel, data: Batch) -> None:
     """The precision I + Φᵀ Σ⁻¹ Φ loses its identity beside 1/σ² ≫ 10¹³ / k(0)."""
-    model = problem.model
-    least = float(model.likelihood.noise_variance(problem.data).min() / model.kernel.variance())
+    least = float(model.likelihood.noise_variance(data).min() / model.kernel.variance())
     if least < _LEAST_NOISE:
         raise ValueError(
             f"noise_std is as small as {least**0.5:.1e} of the prior standard deviation, too small "

@@ -14,12 +14,14 @@ from typing import Any, final
 
 import torch
 
-from dustmap.engines._engine import GPModel, Learning, Problem, Watch
+from dustmap.engines._engine import Learning, Problem, Watch
 from dustmap.gp import (
     Batch,
     ExactGP,
     FitStatus,
+    GPModel,
     HyperparameterFit,
+    Parameters,
     fit_hyperparameters,
     fit_neighbour_evidence,
 )
@@ -68,53 +70,59 @@ class EvidenceSettings:
     search_start: bool = False
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """The model at the values that were learned, and how; learning is None where nothing was."""
+
+    model: GPModel
+    learning: Learning | None
+
+
 def learn(
     model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch | None = None
-) -> Learning | None:
-    """Maximise ln p(y) of a random part of the data over what is learned, in place.
+) -> Learned:
+    """Maximise ln p(y) of a random part of the data over what is learned.
 
     A random part leaves noise and length scales unbiased; clusters of neighbours would not. Rays to
     uncertain distances end at their means, see `at_mean_distances`. The journal keeps the end.
-    None where nothing is learned.
     """
-    watch = Watch() if watch is None else watch
+    watch, parameters = Watch() if watch is None else watch, Parameters.of(model)
     kept = watch.journal.latest()
     if kept is not None:
-        learned = model.parameters()
-        model.load([kept.arrays[f"parameter_{i}"].to(p) for i, p in enumerate(learned)])
-        return _learning_of(kept.values["learning"])
-    found = None
-    if model.parameters():
-        # All estimators have the same covariances in mind, and the table is the quickest.
-        found = fit_hyperparameters(
-            ExactGP(model.kernel, model.mean),
-            model.noise,
+        learned = parameters.build(kept.arrays["theta"]).detached()
+        return Learned(learned, _learning_of(kept.values["learning"]))
+    fit = None
+    if len(parameters) > 0:
+        fit = fit_hyperparameters(
+            model,
             at_mean_distances(data),
             max_steps=settings.max_steps,
             tolerance=settings.tolerance,
             max_data=settings.rows,
             seed=settings.seed,
         )
-    learning = Learning.of_evidence(found)
+        model = fit.model
+    learning = Learning.of_evidence(fit)
     for step in () if learning is None else learning.trace:
         watch.on_step(step)
     plain = None if learning is None else asdict(learning)
-    arrays = {f"parameter_{i}": value for i, value in enumerate(model.state())}
-    watch.journal.finish(Kept({"learning": plain}, arrays))
-    return learning
+    watch.journal.finish(Kept({"learning": plain}, {"theta": Parameters.of(model).theta}))
+    return Learned(model, learning)
 
 
 def learn_from_start(
     problem: Problem, settings: EvidenceSettings, max_memory: int, watch: Watch
-) -> Learning | None:
+) -> Learned:
     """`learn`, from the best of a few starts where the settings say so, of no more rows than the
     memory holds dense covariances of."""
+    model = problem.model
     settings = replace(settings, rows=min(settings.rows, most_exact(max_memory)))
     with watch.stage("learning"):
         if settings.search_start:
             part = random_part(problem.data, min(settings.rows, START_ROWS), settings.seed)
-            choose_start(problem.model, lambda: evidence(problem.model, part))
-        return learn(problem.model, problem.data, settings, watch)
+            model = best_start(model, lambda tried: evidence(tried, part))
+        return learn(model, problem.data, settings, watch)
 
 
 def _learning_of(values: Any) -> Learning | None:
@@ -131,28 +139,35 @@ def random_part(batch: Batch, n: int, seed: int) -> Batch:
     return batch[torch.randperm(len(batch), generator=generator)[:n].sort().values]
 
 
-def choose_start(model: GPModel, score: Callable[[], float]) -> None:
-    """Set a kernel of one term and the noise to the best of a few starts, by a score of the model
-    as it then stands."""
-    kernel, jitter = model.kernel, getattr(model.likelihood, "log_jitter", None)
-    if not isinstance(kernel, StationaryKernel) or not kernel.log_lengthscale.requires_grad:
-        return
-    noises = _START_NOISE if jitter is not None and jitter.requires_grad else (None,)
-    scored = []
-    for length, noise in itertools.product(_START_LENGTHS, noises):
-        with torch.no_grad():
-            kernel.log_lengthscale.fill_(torch.tensor(length * kernel.dim**0.5).log())
-            if noise is not None and jitter is not None:
-                jitter.fill_(torch.tensor(noise).log())
-        scored.append((score(), model.state()))
-    model.load(max(scored, key=lambda pair: pair[0])[1])
+def best_start(model: GPModel, score: Callable[[GPModel], float]) -> GPModel:
+    """The best of a few starts, by their score, of a kernel of one term; others stay."""
+    kernel = model.kernel
+    if not isinstance(kernel, StationaryKernel) or not kernel.length.is_learned:
+        return model
+    scatter = (p for p in model.likelihood.parameters() if p.name == "scatter")
+    noises = _START_NOISE if any(p.is_learned for p in scatter) else (None,)
+    starts = [
+        _started(model, length * kernel.dim**0.5, noise)
+        for length, noise in itertools.product(_START_LENGTHS, noises)
+    ]
+    return max(starts, key=score)
+
+
+def _started(model: GPModel, length: float, noise: float | None) -> GPModel:
+    values = {"length": length} if noise is None else {"length": length, "scatter": noise}
+    return model.with_parameters(
+        [
+            p.at(torch.full_like(p.value, values[p.name]).log()) if p.name in values else p
+            for p in model.parameters()
+        ]
+    )
 
 
 @torch.no_grad()
 def evidence(model: GPModel, batch: Batch) -> float:
     """ln p(y) of all of these data."""
     gp = ExactGP(model.kernel, model.mean)
-    return float(gp.log_evidence(batch.functional, batch.y, model.noise.noise_variance(batch)))
+    return float(gp.log_evidence(batch.functional, batch.y, model.likelihood.noise_variance(batch)))
 
 
 def at_mean_distances(data: Batch) -> Batch:
@@ -176,17 +191,25 @@ def at_mean_distances(data: Batch) -> Batch:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Refinement:
-    """fit: how it ended, None where a small system was not positive definite. is_kept: whether the
-    evidence rose; otherwise all parameters stand where they stood. conditionals: in its sum."""
+    """model: at the end, or as it was where the evidence did not rise. fit: how it ended, None
+    where a small system was not positive definite. conditionals: in its sum; 0 where nothing was
+    to be refined."""
 
-    fit: HyperparameterFit | None
-    is_kept: bool
-    conditionals: int
+    model: GPModel
+    fit: HyperparameterFit | None = None
+    conditionals: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the evidence rose."""
+        return self.fit is not None and self.fit.objective[-1] > self.fit.objective[0]
 
     def report(self, name: str) -> dict[str, Any]:
-        """Plain values, for keys that begin with `name`."""
+        """Plain values, for keys that begin with `name`; none where nothing was refined."""
+        if self.conditionals == 0:
+            return {}
         if self.fit is None:
             return {f"{name}_status": FitStatus.STAGNATED.value, f"{name}_kept": False}
         return {
@@ -199,70 +222,54 @@ class Refinement:
         }
 
 
-def refine(model: GPModel, batch: Batch, n_learned: int, seed: int) -> Refinement | None:
-    """Maximise the evidence of neighbours among more rows than were learned from, in place.
+def refine(model: GPModel, batch: Batch, n_learned: int, seed: int) -> Refinement:
+    """Maximise the evidence of neighbours among more rows than were learned from.
 
-    None where there are no more rows, or kernel and noise are given.
+    Nothing where there are no more rows, or kernel and noise are given.
     """
-    owners = (model.kernel, model.likelihood)
-    learns = any(p.requires_grad for owner in owners for p in owner.parameters())
+    learns = model.kernel.is_learned or model.likelihood.is_learned
     if not learns or len(batch) <= n_learned:
-        return None
+        return Refinement(model)
     return _refined(model, batch, CONDITIONALS, seed)
 
 
-def refine_noise(model: GPModel, batch: Batch, n_learned: int, seed: int) -> Refinement | None:
-    """Maximise the same evidence over the noise alone, of ten times the conditionals, in place.
+def refine_noise(model: GPModel, batch: Batch, n_learned: int, seed: int) -> Refinement:
+    """Maximise the same evidence over the noise alone, of ten times the conditionals.
 
     Of 2,000 rows the noise is known to several per cent, and with it the coverage of predictions;
-    of these to half of one. None where the noise is given or there are no more rows.
+    of these to half of one. Nothing where the noise is given or there are no more rows.
     """
-    learned = any(p.requires_grad for p in model.likelihood.parameters())
-    if len(batch) <= n_learned or not learned:
-        return None
-    held = [p for p in model.kernel.parameters() if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        return _refined(model, batch, NOISE_CONDITIONALS, seed)
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
+    if len(batch) <= n_learned or not model.likelihood.is_learned:
+        return Refinement(model)
+    held = replace(model, kernel=model.kernel.fixed())
+    refined = _refined(held, batch, NOISE_CONDITIONALS, seed)
+    return replace(refined, model=replace(model, likelihood=refined.model.likelihood))
 
 
 def _refined(model: GPModel, batch: Batch, conditionals: int, seed: int) -> Refinement:
-    before, data, fit = model.state(), random_part(batch, _MOST_ROWS, seed), None
+    data = random_part(batch, _MOST_ROWS, seed)
     try:
         fit = fit_neighbour_evidence(
-            model.kernel,
-            model.mean,
-            model.noise,
-            data,
-            max_rows=conditionals,
-            max_steps=_MAX_STEPS,
-            seed=seed,
+            model, data, max_rows=conditionals, max_steps=_MAX_STEPS, seed=seed
         )
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        for parameter in model.parameters():
-            parameter.grad = None
-    rises = fit is not None and fit.objective[-1] > fit.objective[0]
-    if not rises:
-        model.load(before)
-    return Refinement(fit, rises, conditionals)
+        return Refinement(model, None, conditionals)
+    rises = fit.objective[-1] > fit.objective[0]
+    return Refinement(fit.model if rises else model, fit, conditionals)
 
 
 def refined_learning(
-    learned: Learning | None, refined: Refinement | None, noise: Refinement | None
+    learning: Learning | None, refined: Refinement | None, noise: Refinement | None
 ) -> Learning | None:
     """How all stages ended; the status is that of the last to have set the kernel."""
-    if learned is None:
+    if learning is None:
         return None
-    last = learned
+    last = learning
     if refined is not None and refined.is_kept and refined.fit is not None:
         status = refined.fit.status
-        is_converged = status is FitStatus.CONVERGED
-        last = replace(learned, status=status.value, converged=is_converged, remedy=status.remedy)
-    summary = dict(learned.summary)
+        converged = status is FitStatus.CONVERGED
+        last = replace(learning, status=status.value, converged=converged, remedy=status.remedy)
+    summary = dict(learning.summary)
     for name, stage in (("neighbours", refined), ("noise", noise)):
         summary |= {} if stage is None else stage.report(name)
     return replace(last, summary=summary)

@@ -16,7 +16,6 @@ from dustmap.engines._engine import (
     AbstractEngine,
     Arrays,
     EngineFit,
-    GPModel,
     Learning,
     Problem,
     Watch,
@@ -32,7 +31,7 @@ from dustmap.engines._gridded_memory import (
     working_component,
 )
 from dustmap.engines._memory_plan import Component, During, MemoryPlan
-from dustmap.gp import GridPrior
+from dustmap.gp import GPModel, GridPrior, Parameters
 from dustmap.gp.features import (
     AbstractBeams,
     BeamTable,
@@ -161,7 +160,7 @@ class LogNormalEngine(AbstractEngine):
         robust = settings.robust
         if robust is not None and problem.nu is not None:
             robust = replace(robust, nu=problem.nu)
-        names = problem.model.names()
+        names = problem.model.log_names
         solution = fit_mgvi(
             self._model(problem.model, problem),
             data,
@@ -172,18 +171,20 @@ class LogNormalEngine(AbstractEngine):
                 robust=robust,
             ),
             _logged(names, watch),
-            origin=(problem.origin or problem.model).log_parameters(),
+            origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
             journal=watch.journal,
             progress=watch.progress,
         )
-        problem.model.mean.assign(solution.coefficients)
+        fitted = solution.model
+        mean = fitted.mean.with_coefficients(solution.coefficients)
+        learned = GPModel(fitted.prior.kernel, mean, fitted.likelihood)
         # As a later command will see it, so that both see the same bits.
-        loaded = self.load(problem, _arrays(solution.posterior))
+        loaded = self.load(replace(problem, model=learned), _arrays(solution.posterior))
         return replace(
             loaded,
             report=_report(solution),
             learning=_learning(solution, len(data), names),
-            noise=None if solution.weighing is None else solution.weighing.noise,
+            noise=None if solution.weights is None else solution.weights.noise,
         )
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
@@ -264,8 +265,8 @@ def drawing_bytes(sizes: GriddedSizes) -> int:
 
 def _report(solution: MGVISolution) -> dict[str, object]:
     last, prior = solution.history[-1], solution.model.prior.report
-    weighing = solution.weighing
-    robust = {} if weighing is None else {"outliers": weighing.outliers}
+    weights = solution.weights
+    robust = {} if weights is None else {"outliers": weights.outliers}
     return robust | {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.wrap_error,

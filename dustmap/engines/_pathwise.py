@@ -35,6 +35,7 @@ from dustmap.engines._gridded_memory import (
 )
 from dustmap.engines._learning import (
     EvidenceSettings,
+    Learned,
     learn_from_start,
     refine,
     refine_noise,
@@ -52,6 +53,7 @@ from dustmap.gp import FitStatus
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import row_bytes
 from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     CoefficientSpread,
     GlobalFit,
@@ -71,6 +73,7 @@ MOST_ROWS = 100_000_000
 LEARN_ROWS = 100_000
 #: Arrays of a posterior beside the spread of its coefficients.
 _FIELDS = ("coefficients", "eps_mean", "deviations")
+_NO_NOISE = GaussianLikelihood()
 #: Columns of a block at most, and the rank of its preconditioner.
 _WIDEST, _RANK = 64, 200
 #: Bytes of residual variances with their derivatives, where a kernel is learned.
@@ -146,7 +149,7 @@ class PathwiseEngine(AbstractEngine):
             rows,
             working_component(),
         ]
-        if problem.model.names(with_noise=False):
+        if problem.model.kernel.is_learned:
             what = "tables of residual variances and their derivatives, in chunks"
             parts.insert(-1, Component("learning", _RESIDUALS, During.LEARNING, what))
         solved = f"{columns} of {1 + s.samples}"
@@ -159,14 +162,12 @@ class PathwiseEngine(AbstractEngine):
         if problem.box is None:
             how = self.settings.learning, self.settings.points.max_memory, watch.within("learn")
             return self.finish(problem, learn_from_start(problem, *how), watch)
-        model = problem.model
-        settings = self._global_settings(problem)
+        model, settings = problem.model, self._global_settings(problem)
         # The numbers of Student-t noise are learned beside the evidence, not by it.
-        names = model.names(with_noise=settings.robust is None)
+        learned = model if settings.robust is None else replace(model, likelihood=_NO_NOISE)
+        names = learned.log_names
         fit = fit_global(
-            model.kernel,
-            model.mean,
-            model.noise,
+            model,
             problem.data,
             problem.nodes,
             settings,
@@ -176,7 +177,7 @@ class PathwiseEngine(AbstractEngine):
             progress=watch.progress,
         )
         # As a later command will see it, so that both see the same bits.
-        loaded = self.load(problem, _arrays(fit, settings.seed))
+        loaded = self.load(replace(problem, model=fit.gp), _arrays(fit, settings.seed))
         return replace(
             loaded,
             report=fit.report,
@@ -184,14 +185,16 @@ class PathwiseEngine(AbstractEngine):
             noise=None if fit.robust is None else fit.robust.noise,
         )
 
-    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
+    def finish(self, problem: Problem, learned: Learned, watch: Watch) -> EngineFit:
         """Point values: kernel and noise refined by the evidence of all, then one solve."""
         settings = self.settings.learning
-        how = problem.model, problem.data, settings.rows, settings.seed
+        how = problem.data, settings.rows, settings.seed
         with watch.stage("learning"):
-            refined, noise = refine(*how), refine_noise(*how)
-        stages = refined_learning(learning, refined, noise)
-        return replace(self.condition(problem, watch), learning=stages)
+            refined = refine(learned.model, *how)
+            noise = refine_noise(refined.model, *how)
+        stages = refined_learning(learned.learning, refined, noise)
+        fit = self.condition(replace(problem, model=noise.model), watch)
+        return replace(fit, learning=stages)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """On point values, at the present hyperparameters."""
@@ -202,7 +205,7 @@ class PathwiseEngine(AbstractEngine):
         expected = {} if choice is None else choice.expected
         return EngineFit(
             fit.posterior,
-            problem.model,
+            replace(problem.model, mean=fit.posterior.model.mean),
             points_report(fit, plan) | {"expected": expected},
             arrays=fit.arrays(),
             plan=fit.plan,
@@ -226,7 +229,7 @@ class PathwiseEngine(AbstractEngine):
         }
         coefficients, mean, deviations = (tensors[name] for name in _FIELDS)
         posterior = PathwisePosterior(
-            self._maker(problem).on_torus(torus, order),
+            self._maker(problem).on_torus(problem.model, torus, order),
             coefficients,
             mean,
             deviations,
@@ -236,10 +239,8 @@ class PathwiseEngine(AbstractEngine):
         return EngineFit(posterior, problem.model, arrays=arrays, at_nodes=posterior.at_nodes)
 
     def _maker(self, problem: Problem) -> ModelMaker:
-        model, grid = problem.model, self._global_settings(problem).grid
-        return ModelMaker(
-            model.kernel, model.mean, model.noise, problem.nodes, grid, self.settings.estimator
-        )
+        grid = self._global_settings(problem).grid
+        return ModelMaker(problem.nodes, grid, self.settings.estimator)
 
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """What an earlier fit has learned needs no start from few data."""

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from dustmap.engines._engine import Arrays, GPModel, Problem
+from dustmap.engines._engine import Arrays, Problem
 from dustmap.engines._extrapolation import ExtrapolatingFeatures
 from dustmap.engines._grids import (
     GridChoice,
@@ -24,7 +24,7 @@ from dustmap.engines._grids import (
     inputs,
     typical_noise,
 )
-from dustmap.gp import Batch, GridPrior, RegularGrid, torus_for
+from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import HIPFeatures, LocalFeatures
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import (
@@ -235,7 +235,7 @@ def _settings(model: GPModel, plan: PointPlan, rtol: Mapping[torch.dtype, float]
         samples=plan.samples,
         seed=plan.seed,
         memory=plan.max_memory // 2,
-        fit_mean=model.learns_mean,
+        fit_mean=model.mean.is_learned,
     )
 
 
@@ -245,8 +245,7 @@ def _finished(
     plan: PointPlan,
     solution: GlobalSolution | DataSpaceSolution,
 ) -> PointFit:
-    if any(p.requires_grad for p in model.mean.parameters()):
-        model.mean.assign(solution.mean_coefficients)
+    model = model.with_fitted_mean(solution.mean_coefficients)
     posterior = replace(solution.posterior, model=model)
     return PointFit(plan, posterior, solution, residual_ratio(model, data))
 

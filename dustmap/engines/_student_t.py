@@ -18,7 +18,6 @@ from dustmap.engines._engine import (
     AbstractEngine,
     Arrays,
     EngineFit,
-    GPModel,
     Learning,
     Problem,
     Watch,
@@ -27,7 +26,8 @@ from dustmap.engines._exact import ExactEngine
 from dustmap.engines._learning import (
     START_ROWS,
     EvidenceSettings,
-    choose_start,
+    Learned,
+    best_start,
     evidence,
     learn,
     random_part,
@@ -40,7 +40,7 @@ from dustmap.engines._pathwise_points import (
     gridded_points,
     planned_points,
 )
-from dustmap.gp import Batch, ExactGP, FitStatus, fit_hyperparameters
+from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     NO_JOURNAL,
@@ -50,13 +50,14 @@ from dustmap.inference import (
     GlobalSolution,
     GridModel,
     Kept,
-    NoiseParameters,
     RobustSettings,
     Sites,
+    StudentTModel,
     StudentTNoise,
     fit_student_t,
     fitted_around,
     nats_left,
+    noise_nats,
     student_t_moments,
 )
 
@@ -102,41 +103,66 @@ class StudentTEngine(AbstractEngine):
                 rows = min(settings.rows, START_ROWS)
                 ordinary = ordinary_part(data, len(data), settings.seed)
                 part = random_part(ordinary, rows, settings.seed)
-                choose_start(model, lambda: evidence(model, part))
-            noise, learning = learn_robustly(model, data, settings)
+                model = best_start(model, lambda tried: evidence(tried, part))
+            robust, learned = learn_robustly(model, data, settings)
         with watch.stage("posterior"):
-            sites = self._sites(problem, noise)
+            sites = self._sites(robust, replace(problem, model=learned.model))
+        model = sites.robust.model
         normal = replace(model, likelihood=GaussianLikelihood())
         fit = self.inner.condition(replace(problem, model=normal, data=sites.data), watch)
         return replace(
             fit,
-            model=model,
+            model=replace(fit.model, likelihood=model.likelihood),
             report={**fit.report, "student_t": sites.report},
-            learning=learning,
-            noise=sites.noise,
+            learning=learned.learning,
+            noise=sites.robust.noise,
             evidence=None,
         )
-
-    def _sites(self, problem: Problem, noise: StudentTNoise) -> "SiteFit":
-        if isinstance(self.inner, PathwiseEngine):
-            plan, _ = planned_points(problem, self.inner.settings.points)
-            plan.check()
-            return fit_on_grid(problem.model, problem.data, noise, plan)
-        self.inner.check_memory(len(problem.data))
-        return fit_dense(problem.model, problem.data, noise)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """That of the inner engine, which has kept the sites with what it needs of the data."""
         return self.inner.load(problem, arrays, plan)
 
+    def _sites(self, robust: "RobustModel", problem: Problem) -> "SiteFit":
+        if isinstance(self.inner, PathwiseEngine):
+            plan, _ = planned_points(problem, self.inner.settings.points)
+            plan.check()
+            return fit_on_grid(robust, problem.data, plan)
+        self.inner.check_memory(len(problem.data))
+        return fit_dense(robust, problem.data)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RobustModel:
+    """A model whose noise is Student-t: the likelihood has the width, `noise` ν."""
+
+    model: GPModel
+    noise: StudentTNoise
+
+    @property
+    def law(self) -> StudentTModel:
+        """What of the noise is learned; the likelihood has the width, so that there is no other
+        scale."""
+        likelihood = self.model.noise
+        return StudentTModel.of(self.noise, likelihood, likelihood.is_learned, False)
+
+    def under(self, law: StudentTModel) -> "RobustModel":
+        """With this law of the noise."""
+        return RobustModel(replace(self.model, likelihood=law.likelihood), law.noise)
+
+    def width2(self, data: Batch) -> Tensor:
+        """s_n² (N,)."""
+        return self.noise.scale**2 * self.model.likelihood.noise_variance(data).double()
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class SiteFit:
-    """noise: ν, with the widths in the likelihood; data: the normal ones in the place of all rows,
-    with their whole noise; report: plain values."""
+    """robust: with the noise of all rows; data: the normal ones in the place of all rows, with
+    their whole noise; report: plain values."""
 
-    noise: StudentTNoise
+    robust: RobustModel
     data: Batch
     report: dict[str, Any]
 
@@ -156,31 +182,32 @@ def ordinary_part(data: Batch, n: int, seed: int) -> Batch:
 
 def learn_robustly(
     model: GPModel, data: Batch, settings: EvidenceSettings
-) -> tuple[StudentTNoise, Learning]:
-    """Kernel, widths and ν from a part of the rows, in place, in turns until both rest.
+) -> tuple[RobustModel, Learned]:
+    """Kernel, widths and ν from a part of the rows, in turns until both rest.
 
     They start from what rows that do not stand out tell under normal noise.
     """
-    seed = settings.seed
-    learn(model, ordinary_part(data, LEARNING_ROWS, seed), replace(settings, rows=LEARNING_ROWS))
+    seed, normal = settings.seed, GaussianLikelihood()
+    ordinary = ordinary_part(data, LEARNING_ROWS, seed)
+    model = learn(model, ordinary, replace(settings, rows=LEARNING_ROWS)).model
     data = random_part(data, LEARNING_ROWS, seed)
-    learned = _noise_parameters(model)
-    noise, sites, nats = StudentTNoise(_START_NU), _first(model, data), [float("inf")]
-    before, n = learned.logs(noise), len(data)
+    robust, sites = RobustModel(model, StudentTNoise(_START_NU)), _first(model, data)
+    nats, before, n = [float("inf")], robust.law.logs(), len(data)
     for _ in range(_TURNS):
-        noise, sites, rests = _dense_rounds(model, data, noise, sites)
-        moved = learned.nats(before, learned.logs(noise), n)
-        before = learned.logs(noise)
-        if not any(p.requires_grad for p in model.kernel.parameters()):
+        robust, sites, rests = _dense_rounds(robust, data, sites)
+        after = robust.law.logs()
+        moved, before = noise_nats(before, after, n), after
+        if not model.kernel.is_learned:
             status = FitStatus.CONVERGED if rests else FitStatus.MAX_STEPS
-            return noise, _learning(status, n, {})
+            return robust, Learned(robust.model, _learning(status, n, {}))
         climb = fit_hyperparameters(
-            ExactGP(model.kernel, model.mean),
-            GaussianLikelihood(),
+            replace(robust.model, likelihood=normal),
             site_batch(data, sites),
             max_steps=settings.max_steps,
             tolerance=settings.tolerance,
         )
+        likelihood = robust.model.likelihood
+        robust = replace(robust, model=replace(climb.model, likelihood=likelihood))
         gain = n * (climb.objective[-1] - climb.objective[0])
         nats.append(max(gain, 0.0) + moved)
         if rests and nats_left(nats[1:]) <= _NATS_LEFT:
@@ -188,7 +215,7 @@ def learn_robustly(
     is_settled = rests and nats_left(nats[1:]) <= _NATS_LEFT
     status = climb.status if is_settled else FitStatus.MAX_STEPS
     summary = {"turns_nats": nats[1:], "largest_gradient": climb.largest_gradient}
-    return noise, _learning(status, n, summary)
+    return robust, Learned(robust.model, _learning(status, n, summary))
 
 
 def _learning(status: FitStatus, n: int, summary: dict[str, Any]) -> Learning:
@@ -196,25 +223,26 @@ def _learning(status: FitStatus, n: int, summary: dict[str, Any]) -> Learning:
     return Learning(status.value, converged, status.remedy, n, (), summary)
 
 
-def fit_dense(model: GPModel, data: Batch, noise: StudentTNoise) -> SiteFit:
+def fit_dense(robust: RobustModel, data: Batch) -> SiteFit:
     """Sites and noise of all rows at a fixed kernel, by dense algebra."""
-    noise, sites, rested = _dense_rounds(model, data, noise, _first(model, data))
-    return _site_fit(data, noise, sites, rested)
+    robust, sites, rests = _dense_rounds(robust, data, _first(robust.model, data))
+    return _site_fit(robust, data, sites, rests)
 
 
-def fit_on_grid(model: GPModel, data: Batch, noise: StudentTNoise, plan: PointPlan) -> SiteFit:
+def fit_on_grid(robust: RobustModel, data: Batch, plan: PointPlan) -> SiteFit:
     """Sites and noise of all rows at a fixed kernel, by solves on the grid."""
-    own = _noise_parameters(model)
+    model = robust.model
     settings = RobustSettings(
         max_rounds=_ROUNDS,
         samples=_SAMPLES,
-        nu=noise.nu,
-        learn_nu=own.learn_nu,
+        nu=robust.noise.nu,
+        learn_nu=model.likelihood.is_learned,
         learn_scale=False,
     )
     gridded = gridded_points(model, plan)
     fit = fit_student_t(gridded, data, settings, lambda sites: _Solver(model, sites, plan))
-    return _site_fit(data, fit.noise, fit.sites, fit.converged)
+    fitted = replace(model, mean=fit.model.mean, likelihood=fit.model.likelihood)
+    return _site_fit(RobustModel(fitted, fit.noise), data, fit.sites, fit.converged)
 
 
 def site_batch(data: Batch, sites: Sites) -> Batch:
@@ -222,15 +250,9 @@ def site_batch(data: Batch, sites: Sites) -> Batch:
     return Batch(data.functional, sites.target, sites.precision.reciprocal())
 
 
-def _site_fit(data: Batch, noise: StudentTNoise, sites: Sites, rested: bool) -> SiteFit:
-    report = {"dof": noise.nu, "converged": rested}
-    return SiteFit(noise, site_batch(data, sites), report)
-
-
-def _noise_parameters(model: GPModel) -> NoiseParameters:
-    """The likelihood has the width, so that there is no other scale."""
-    learns = any(p.requires_grad for p in model.likelihood.parameters())
-    return NoiseParameters(model.noise, learn_nu=learns, learn_scale=False)
+def _site_fit(robust: RobustModel, data: Batch, sites: Sites, rests: bool) -> SiteFit:
+    report = {"dof": robust.noise.nu, "converged": rests}
+    return SiteFit(robust, site_batch(data, sites), report)
 
 
 @torch.no_grad()
@@ -242,43 +264,49 @@ def _first(model: GPModel, data: Batch) -> Sites:
 
 @torch.no_grad()
 def _dense_rounds(
-    model: GPModel, data: Batch, noise: StudentTNoise, sites: Sites
-) -> tuple[StudentTNoise, Sites, bool]:
+    robust: RobustModel, data: Batch, sites: Sites
+) -> tuple[RobustModel, Sites, bool]:
     """Rounds of posterior, noise and sites at a fixed kernel; whether they came to rest."""
-    learned, nats = _noise_parameters(model), [float("inf")]
-    gp = ExactGP(model.kernel, model.mean)
-    covariance = gp.covariance(data.functional)
+    nats, n = [float("inf")], len(data)
+    covariance = ExactGP(robust.model.kernel, robust.model.mean).covariance(data.functional)
     for k in range(_ROUNDS):
-        mean, variance = _posterior(model, gp, data, covariance, sites)
-        before = learned.logs(noise)
-        noise = fitted_around(learned, data, mean, variance, noise, None)
-        _widen(model, data, learned)
-        nats.append(learned.nats(before, learned.logs(noise), len(data)))
-        width2 = noise.scale**2 * model.likelihood.noise_variance(data).double()
-        moments = student_t_moments(data.y, mean, variance, width2, noise.nu)
+        model, mean, variance = _posterior(robust.model, data, covariance, sites)
+        robust, before = replace(robust, model=model), robust.law
+        law = _widened(model, data, fitted_around(before, data, mean, variance, None))
+        robust = robust.under(law)
+        nats.append(noise_nats(before.logs(), law.logs(), n))
+        width2 = robust.width2(data)
+        moments = student_t_moments(data.y, mean, variance, width2, robust.noise.nu)
         change = sites.change(moments, mean, width2)
         sites = sites.updated(moments, mean, width2, 1.0 if k == 0 else _STEP)
         if change <= _REST and nats_left(nats[1:]) <= _NATS_LEFT:
-            return noise, sites, True
-    return noise, sites, False
+            return robust, sites, True
+    return robust, sites, False
 
 
-def _widen(model: GPModel, data: Batch, learned: NoiseParameters) -> None:
-    """Widths no smaller than `_LEAST_WIDTH`, in place."""
+def _widened(model: GPModel, data: Batch, law: StudentTModel) -> StudentTModel:
+    """With widths no smaller than `_LEAST_WIDTH`."""
     least = _LEAST_WIDTH * float(model.kernel.variance().sqrt())
-    typical = float(model.likelihood.noise_variance(data).median().sqrt())
-    if typical < least:
-        for parameter in learned.own:
-            parameter.add_(math.log(least / typical))
+    typical = float(law.likelihood.noise_variance(data).median().sqrt())
+    if typical >= least:
+        return law
+    wider = [
+        p.at(p.value + math.log(least / typical)) if p.is_learned else p
+        for p in law.likelihood.parameters()
+    ]
+    return replace(law, likelihood=law.likelihood.with_parameters(wider))
 
 
 def _posterior(
-    model: GPModel, gp: ExactGP, data: Batch, K: Tensor, sites: Sites
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance (N,) of f given the sites, with the mean's coefficients fitted."""
+    model: GPModel, data: Batch, K: Tensor, sites: Sites
+) -> tuple[GPModel, Tensor, Tensor]:
+    """The model with the mean's coefficients fitted, and mean and variance (N,) of f given the
+    sites."""
     noise = sites.precision.reciprocal()
-    if model.learns_mean:
-        gp.fit_mean(data.functional, sites.target, noise)
+    if model.mean.is_learned:
+        gp = ExactGP(model.kernel, model.mean)
+        beta = gp.fitted_coefficients(data.functional, sites.target, noise)
+        model = model.with_coefficients(beta)
     prior_mean = model.mean.values(data.functional)
     L = torch.linalg.cholesky(K + torch.diag(noise))
     white = torch.linalg.solve_triangular(
@@ -286,7 +314,7 @@ def _posterior(
     )
     half = white[:, :-1]
     variance = (K.diagonal() - half.square().sum(0)).clamp_min(0.0)
-    return prior_mean + half.mT @ white[:, -1], variance
+    return model, prior_mean + half.mT @ white[:, -1], variance
 
 
 @final

@@ -1,8 +1,8 @@
 """Arguments of the estimator, checked and in the form the engines take."""
 
-import copy
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,8 @@ from dustmap.engines import (
     refuse_outside,
 )
 from dustmap.estimators._standardisation import Array
-from dustmap.gp import AbstractMean, ConstantMean, LinearMean, RegularGrid
-from dustmap.gp.kernels import KERNELS, AbstractKernel
+from dustmap.gp import AbstractMean, ConstantMean, LinearMean, Parameter, RegularGrid
+from dustmap.gp.kernels import KERNELS, AbstractKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 
 ENGINES = ("auto", "exact", "hip", "global", "svgp", "sgpr")
@@ -243,21 +243,24 @@ def learned_names(learn: object) -> frozenset[str]:
 
 
 def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKernel:
-    """A copy of the user's kernel, or the named one with a length scale per axis."""
+    """The user's kernel, or the named one with a length scale per axis."""
     if isinstance(kernel, AbstractKernel):
         if kernel.dim != dim:
             raise ValueError(
                 f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
                 f"kernel with dim={dim}"
             )
-        made: AbstractKernel = copy.deepcopy(kernel)
+        made: AbstractKernel = kernel
     else:
         name = one_of("kernel", "matern32" if kernel is None else kernel, tuple(KERNELS))
-        made = KERNELS[name]([1.0] * dim)
-    for path, parameter in made.named_parameters():
-        kind = "length" if path.endswith("log_lengthscale") else "variance"
-        parameter.requires_grad_(parameter.requires_grad and kind in learned)
-    return made
+        made = kernel_named(name, [1.0] * dim)
+    return made.with_parameters(
+        [replace(p, is_learned=p.is_learned and _kind(p) in learned) for p in made.parameters()]
+    )
+
+
+def _kind(parameter: Parameter) -> str:
+    return "length" if parameter.is_one_of(("length",)) else "variance"
 
 
 def make_mean(mean: object, dim: int, learned: frozenset[str]) -> AbstractMean:

@@ -10,10 +10,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dustmap.engines import GPModel
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._latent import LINKS, Classification, fit_latent
 from dustmap.estimators._standardisation import Array, Standardisation
+from dustmap.gp import GPModel
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood
 

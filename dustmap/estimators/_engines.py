@@ -23,7 +23,6 @@ from dustmap.engines import (
     FreePointPlan,
     FreePointsEngine,
     FreePointSettings,
-    GPModel,
     InducingEngine,
     InducingPlan,
     InducingSettings,
@@ -39,7 +38,7 @@ from dustmap.engines import (
 )
 from dustmap.estimators._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.estimators._standardisation import Array, Standardisation
-from dustmap.gp import AbstractPosterior, Batch, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.inference import PathwisePosterior
 
@@ -177,7 +176,7 @@ class FittedRegression:
         std = None if noise_std is None else noise_std_of(noise_std, len(X))
         with torch.no_grad():
             batch = self.scaling.batch(X, np.zeros(len(X)), std)
-            variance = self.model.noise.noise_variance(batch).numpy()
+            variance = self.model.likelihood.noise_variance(batch).numpy()
         return np.asarray(variance * (self._core * self.scaling.y_scale) ** 2, np.float64)
 
     def noise(self) -> dict[str, float | None]:

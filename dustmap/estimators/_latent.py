@@ -11,15 +11,14 @@ from dustmap.engines import (
     EngineFit,
     FreePointsEngine,
     FreePointSettings,
-    GPModel,
     Problem,
     Watch,
-    choose_start,
+    best_start,
     evidence,
     random_part,
 )
 from dustmap.estimators._standardisation import Array, Standardisation
-from dustmap.gp import Batch
+from dustmap.gp import Batch, GPModel
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, StationaryKernel
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
@@ -90,7 +89,7 @@ def fit_latent(
     ±1 taken as numbers with Gaussian noise.
     """
     if search_start:
-        _choose_start(model, Batch(points, 2.0 * targets - 1.0), settings.seed)
+        model = _best_start(model, Batch(points, 2.0 * targets - 1.0), settings.seed)
     settings = replace(settings, most_points=auto_points(len(targets), settings.most_points))
     engine = FreePointsEngine(settings, collapsed=False)
     fit = engine.fit(Problem(model, Batch(points, targets)), Watch())
@@ -105,12 +104,13 @@ def auto_points(n: int, most: int) -> int:
     return min(most, max(_LEAST_POINTS, n // _ROWS_PER_POINT))
 
 
-def _choose_start(model: GPModel, labels: Batch, seed: int) -> None:
+def _best_start(model: GPModel, labels: Batch, seed: int) -> GPModel:
     gaussian = replace(model, likelihood=GaussianLikelihood(jitter=0.5))
     probe = random_part(labels, _PROBE, seed)
-    choose_start(gaussian, lambda: evidence(gaussian, probe))
-    kernel, likelihood = model.kernel, model.likelihood
+    kernel = best_start(gaussian, lambda tried: evidence(tried, probe)).kernel
+    likelihood = model.likelihood
     assert isinstance(likelihood, BernoulliLikelihood)
-    if isinstance(kernel, StationaryKernel) and kernel.log_variance.requires_grad:
-        with torch.no_grad():
-            kernel.log_variance.fill_(float(np.log(_START_VARIANCES[likelihood.link])))
+    if isinstance(kernel, StationaryKernel) and kernel.amplitude.is_learned:
+        variance = torch.tensor(_START_VARIANCES[likelihood.link])
+        kernel = kernel.with_value("variance", variance.log())
+    return replace(model, kernel=kernel)

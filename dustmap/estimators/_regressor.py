@@ -10,11 +10,11 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from dustmap.engines import EvidenceSettings, GPModel, plain_rows
+from dustmap.engines import EvidenceSettings, plain_rows
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import EngineArguments, FittedRegression, fit_regression
 from dustmap.estimators._standardisation import Array, Standardisation, spread
-from dustmap.gp import RegularGrid
+from dustmap.gp import GPModel, RegularGrid
 from dustmap.gp.kernels import AbstractKernel
 
 Prediction = Array | tuple[Array, Array]

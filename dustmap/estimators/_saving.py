@@ -29,7 +29,6 @@ from dustmap.engines import (
     FreePointPlan,
     FreePointsEngine,
     FreePointSettings,
-    GPModel,
     InducingEngine,
     InducingPlan,
     InducingSettings,
@@ -42,9 +41,9 @@ from dustmap.engines import (
 from dustmap.estimators._engines import FittedRegression
 from dustmap.estimators._latent import Classification, Latent
 from dustmap.estimators._standardisation import Standardisation, kernel_of_terms
-from dustmap.gp import AbstractMean, Batch, ConstantMean, LinearMean, RegularGrid
+from dustmap.gp import AbstractMean, Batch, ConstantMean, GPModel, LinearMean, RegularGrid
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import KERNELS, AbstractKernel, KernelTerm
+from dustmap.gp.kernels import AbstractKernel, KernelTerm, kernel_named
 from dustmap.gp.likelihoods import BernoulliLikelihood, BernoulliLink, GaussianLikelihood
 from dustmap.inference import StudentTNoise
 
@@ -76,7 +75,7 @@ def write_regression(path: Path, fitted: FittedRegression, parameters: Mapping[s
         "dof": fitted.dof,
     }
     if fitted.engine == "exact":
-        content["mean_is_fitted"] = model.learns_mean
+        content["mean_is_fitted"] = model.mean.is_learned
     if fit.plan is not None:
         content["plan"] = fit.plan.as_plain()
     _write(path, REGRESSOR, content, fit.arrays)
@@ -260,7 +259,7 @@ def _kernel(terms: list[_Json]) -> AbstractKernel:
             KernelTerm(
                 double(term["variance"]),
                 double(term["lengthscale"]),
-                KERNELS[term["profile"]](term["lengthscale"]).profile,
+                kernel_named(term["profile"], term["lengthscale"]).profile,
             )
             for term in terms
         ]

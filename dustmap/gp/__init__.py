@@ -2,11 +2,11 @@
 
 `RegularGrid` holds the inducing points, `GridPrior` the prior on them: one torus, one spectrum.
 `Batch` is a data set, `ConstantMean`, `LinearMean`, `DiscMean` and `LogDiscMean` prior means,
-`ExactGP` the dense oracle. The sub-packages are `kernels` (stationary priors), `functionals` (point
-values, derivatives, line integrals), `covariances` (of functionals with grid nodes, with themselves
-and with each other),
-`features` (how data see the whitened field), `families` (structures of its posterior) and
-`likelihoods`.
+`ExactGP` the dense oracle. A `GPModel` is kernel, mean and likelihood; `Parameters` is what it
+learns, as one vector θ from which the model is built. The sub-packages are `kernels` (stationary
+priors), `functionals` (point values, derivatives, line integrals), `covariances` (of functionals
+with grid nodes, with themselves and with each other), `features` (how data see the whitened field),
+`families` (structures of its posterior) and `likelihoods`.
 """
 
 from typing import TYPE_CHECKING
@@ -22,20 +22,27 @@ if TYPE_CHECKING:
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
-    from dustmap.gp._hyperparameters import Coordinates as Coordinates
-    from dustmap.gp._hyperparameters import FitStatus as FitStatus
     from dustmap.gp._hyperparameters import HyperparameterFit as HyperparameterFit
-    from dustmap.gp._hyperparameters import ascend as ascend
     from dustmap.gp._hyperparameters import fit_hyperparameters as fit_hyperparameters
+    from dustmap.gp._hyperparameters import mean_scale as mean_scale
+    from dustmap.gp._lbfgs import FitStatus as FitStatus
+    from dustmap.gp._lbfgs import gradient_at as gradient_at
+    from dustmap.gp._lbfgs import maximise as maximise
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
     from dustmap.gp._means import DiscMean as DiscMean
     from dustmap.gp._means import LinearMean as LinearMean
     from dustmap.gp._means import LogDiscMean as LogDiscMean
     from dustmap.gp._means import orthogonal_directions as orthogonal_directions
+    from dustmap.gp._model import GPModel as GPModel
     from dustmap.gp._neighbour_evidence import NeighbourEvidence as NeighbourEvidence
     from dustmap.gp._neighbour_evidence import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._neighbour_precision import NeighbourPrecision as NeighbourPrecision
+    from dustmap.gp._parameters import AbstractParametric as AbstractParametric
+    from dustmap.gp._parameters import Parameter as Parameter
+    from dustmap.gp._parameters import Parameters as Parameters
+    from dustmap.gp._parameters import dealt as dealt
+    from dustmap.gp._parameters import joined_parameters as joined_parameters
     from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport

@@ -3,14 +3,13 @@
 Its log evidence, the gradient of that, and the errors of its factor.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.gp._batch import AbstractPosterior, Batch, Prediction
@@ -140,25 +139,18 @@ def refuse_negative(variance: Tensor, scale: Tensor | float, what: str) -> None:
 
 
 @final
-class ExactGP(nn.Module):
+@dataclass(frozen=True, eq=False)
+class ExactGP:
     """y_n = f_n + noise, f_n = functional of a Gaussian process; dense float64 linear algebra.
 
     ρ ~ GP(mean, kernel), y ~ N(m, K_ff + diag(σ²)) for data of any kind and any dimension.
     `wrapping` takes the kernel of a torus instead, to compare with a gridded model of equal prior.
     """
 
-    def __init__(
-        self,
-        kernel: AbstractKernel,
-        mean: AbstractMean,
-        estimator: AbstractEstimator | None = None,
-        wrapping: Wrapping | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel = kernel
-        self.mean = mean
-        self.estimator = ClosedForm() if estimator is None else estimator
-        self.wrapping = wrapping
+    kernel: AbstractKernel
+    mean: AbstractMean
+    estimator: AbstractEstimator | None = None
+    wrapping: Wrapping | None = None
 
     def log_evidence(
         self, functional: AbstractFunctional, y: Tensor, noise_variance: Tensor
@@ -184,7 +176,8 @@ class ExactGP(nn.Module):
     ) -> "ExactPosterior":
         """The posterior given y (N,) with noise_variance (N,), at the present parameters.
 
-        mean_is_fitted: whether the mean's coefficients were fitted to these data, see `fit_mean`.
+        mean_is_fitted: whether the mean's coefficients were fitted to these data, see
+        `fitted_coefficients`.
         Their uncertainty is then part of the posterior (universal kriging); coefficients that are
         given add none.
         """
@@ -197,28 +190,34 @@ class ExactGP(nn.Module):
         if mean_is_fitted:
             white = torch.linalg.solve_triangular(L, H, upper=False)
             trend, directions = orthogonal_directions(white)
-        return ExactPosterior(copy.deepcopy(self), functional, L, alpha, y.dtype, trend, directions)
+        return ExactPosterior(self, functional, L, alpha, y.dtype, trend, directions)
 
     @torch.no_grad()
-    def fit_mean(self, functional: AbstractFunctional, y: Tensor, noise_variance: Tensor) -> None:
-        """Sets the mean's coefficients to their generalised-least-squares values, in place."""
+    def fitted_coefficients(
+        self, functional: AbstractFunctional, y: Tensor, noise_variance: Tensor
+    ) -> Tensor:
+        """Generalised-least-squares coefficients β̂ (P,) of the mean."""
         _check_data(functional, y, noise_variance)
         L = self._factor(functional, noise_variance)
-        self.mean.assign(generalised_least_squares(self.mean.basis(functional), y.double(), L))
+        return generalised_least_squares(self.mean.basis(functional), y.double(), L)
 
     def between(self, f: AbstractFunctional, g: AbstractFunctional) -> Tensor:
         """Prior covariances of the functionals, (N, N'), float64."""
-        return self.estimator.between(self.kernel, f, g, self.wrapping, dtype=torch.float64)
+        return self._estimator.between(self.kernel, f, g, self.wrapping, dtype=torch.float64)
 
     def variance(self, functional: AbstractFunctional) -> Tensor:
         """Prior variances k_ff (N,), float64."""
-        return self.estimator.variance(self.kernel, functional, self.wrapping, dtype=torch.float64)
+        return self._estimator.variance(self.kernel, functional, self.wrapping, dtype=torch.float64)
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Prior covariance K_ff (N, N), float64; refused beyond N = 10,000."""
         _refuse_dense(len(functional))
         return symmetric(list(self._upper_rows(functional)))
+
+    @property
+    def _estimator(self) -> AbstractEstimator:
+        return self.estimator or ClosedForm()
 
     def _factor(self, functional: AbstractFunctional, noise_variance: Tensor) -> Tensor:
         return covariance_factor(self.covariance(functional), noise_variance.double())

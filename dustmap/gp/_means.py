@@ -4,13 +4,15 @@ Constant, linear, and those of a galactic disc, whose density falls with height 
 from the centre.
 """
 
-from abc import ABC, abstractmethod
+import copy
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.functionals import AbstractFunctional, GaussLegendre, PointMeasure
 
 #: Directions of H below this fraction of the largest are not determined by the data.
@@ -25,24 +27,20 @@ _RULE = GaussLegendre(32)
 _CHUNK = 8192
 
 
-class AbstractMean(nn.Module, ABC):
+class AbstractMean(AbstractParametric):
     """A prior mean m(x) = Σ_p β_p h_p(x), linear in its coefficients β.
 
     A functional sees it as m_n = H_n β, where H_n holds the functional applied to every h_p: a line
-    integral of a constant is that constant times the integral of the weight.
+    integral of a constant is that constant times the integral of the weight. β (P,) is its one
+    parameter, "mean"; a mean is an immutable value.
     """
+
+    def __init__(self, coefficients: Sequence[float], *, learn: bool) -> None:
+        self._beta = Parameter.linear("mean", coefficients, learn=learn)
 
     @abstractmethod
     def basis(self, functional: AbstractFunctional) -> Tensor:
         """H (N, P): the functionals applied to h_1, ..., h_P; float64."""
-
-    @abstractmethod
-    def coefficients(self) -> Tensor:
-        """β (P,), float64, with its autograd graph."""
-
-    @abstractmethod
-    def assign(self, coefficients: Tensor) -> None:
-        """Sets β to (P,) in place."""
 
     @abstractmethod
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
@@ -50,6 +48,22 @@ class AbstractMean(nn.Module, ABC):
 
         basis (M, P): H at the places that matter; float64.
         """
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (self._beta,)
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
+        made = copy.copy(self)
+        (made._beta,) = parameters
+        return made
+
+    def coefficients(self) -> Tensor:
+        """β (P,), float64, with its autograd graph."""
+        return self._beta.value
+
+    def with_coefficients(self, coefficients: Tensor) -> Self:
+        """The same mean at other β (P,)."""
+        return self.with_value("mean", coefficients)
 
     def values(self, functional: AbstractFunctional) -> Tensor:
         """m_n (N,), float64, differentiable in the coefficients."""
@@ -61,21 +75,13 @@ class ConstantMean(AbstractMean):
     """m(x) = a; learned unless `learn=False`."""
 
     def __init__(self, value: float = 0.0, *, learn: bool = True) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor(value, dtype=torch.float64), requires_grad=learn)
+        super().__init__([value], learn=learn)
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         return functional.moments()[:, :1]
 
-    def coefficients(self) -> Tensor:
-        return self.value.reshape(1)
-
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return size / _sizes(basis)
-
-    @torch.no_grad()
-    def assign(self, coefficients: Tensor) -> None:
-        self.value.copy_(coefficients.reshape(()))
 
 
 @final
@@ -85,28 +91,19 @@ class LinearMean(AbstractMean):
     def __init__(
         self, slope: Sequence[float], intercept: float = 0.0, *, learn: bool = True
     ) -> None:
-        super().__init__()
-        a_b = torch.tensor([intercept, *slope], dtype=torch.float64)
-        self.intercept_slope = nn.Parameter(a_b, requires_grad=learn)
+        super().__init__([intercept, *slope], learn=learn)
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         moments = functional.moments()
-        if moments.shape[1] != len(self.intercept_slope):
+        if moments.shape[1] != len(self.coefficients()):
             raise ValueError(
-                f"slope has {len(self.intercept_slope) - 1} components, the data have "
+                f"slope has {len(self.coefficients()) - 1} components, the data have "
                 f"{moments.shape[1] - 1} dimensions: give one slope per dimension"
             )
         return moments
 
-    def coefficients(self) -> Tensor:
-        return self.intercept_slope
-
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return size / _sizes(basis)
-
-    @torch.no_grad()
-    def assign(self, coefficients: Tensor) -> None:
-        self.intercept_slope.copy_(coefficients)
 
 
 def _sizes(basis: Tensor) -> Tensor:
@@ -152,11 +149,9 @@ class LogDiscMean(AbstractMean):
     def __init__(
         self, log_density: float, height: float, length: float, *, learn: bool = True
     ) -> None:
-        super().__init__()
+        super().__init__([log_density, -1.0, -1.0], learn=learn)
         _check_scales(height, length)
         self.height, self.length = height, length
-        start = torch.tensor([log_density, -1.0, -1.0], dtype=torch.float64)
-        self.exponents = nn.Parameter(start, requires_grad=learn)
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         return torch.cat(
@@ -173,15 +168,8 @@ class LogDiscMean(AbstractMean):
             ]
         )
 
-    def coefficients(self) -> Tensor:
-        return self.exponents
-
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return basis.new_tensor([size, 1.0, 1.0])
-
-    @torch.no_grad()
-    def assign(self, coefficients: Tensor) -> None:
-        self.exponents.copy_(coefficients)
 
     def scales(self, coefficients: Tensor) -> tuple[float, float]:
         """Scale height and length in pc at β (3,); negative where the density grows instead."""
@@ -197,10 +185,9 @@ class DiscMean(AbstractMean):
     """
 
     def __init__(self, value: float, height: float, length: float, *, learn: bool = True) -> None:
-        super().__init__()
+        super().__init__([value], learn=learn)
         _check_scales(height, length)
         self.height, self.length = height, length
-        self.value = nn.Parameter(torch.tensor(value, dtype=torch.float64), requires_grad=learn)
 
     def basis(self, functional: AbstractFunctional) -> Tensor:
         return torch.cat(
@@ -210,15 +197,8 @@ class DiscMean(AbstractMean):
             ]
         )
 
-    def coefficients(self) -> Tensor:
-        return self.value.reshape(1)
-
     def prior_stds(self, basis: Tensor, size: float) -> Tensor:
         return size / basis.square().mean(0).sqrt()
-
-    @torch.no_grad()
-    def assign(self, coefficients: Tensor) -> None:
-        self.value.copy_(coefficients.reshape(()))
 
     def _profile(self, points: Tensor) -> Tensor:
         return (-_height(points) / self.height - _outwards(points) / self.length).exp()

@@ -1,20 +1,20 @@
 """The evidence of point values from conditionals on near neighbours."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp._batch import Batch
-from dustmap.gp._hyperparameters import FitStatus, HyperparameterFit
-from dustmap.gp._means import AbstractMean
+from dustmap.gp._hyperparameters import HyperparameterFit
+from dustmap.gp._lbfgs import gradient_at, maximise
+from dustmap.gp._model import GPModel
 from dustmap.gp._neighbour_precision import between, ordered_neighbours
+from dustmap.gp._parameters import Parameters
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
-from dustmap.gp.likelihoods import GaussianLikelihood
 
 #: Conditionals evaluated at once.
 _AT_ONCE = 2048
@@ -62,39 +62,26 @@ class NeighbourEvidence:
         near = before[chosen]
         return NeighbourEvidence(data, order[chosen], torch.where(near >= 0, order[near], -1))
 
-    def log_evidence(
-        self, kernel: AbstractKernel, mean: AbstractMean, likelihood: GaussianLikelihood
-    ) -> Tensor:
+    def log_evidence(self, model: GPModel) -> Tensor:
         """The sum (), differentiable in all parameters."""
-        parts = [self._part(kernel, mean, likelihood, p) for p in self._parts()]
-        return torch.stack(parts).sum()
+        return torch.stack([self._part(model, part) for part in self._parts()]).sum()
 
-    def gradient(
-        self,
-        kernel: AbstractKernel,
-        mean: AbstractMean,
-        likelihood: GaussianLikelihood,
-        parameters: Sequence[nn.Parameter],
-    ) -> tuple[float, tuple[Tensor, ...]]:
-        """Value and gradient in the parameters, in the memory of one part."""
-        value, total = 0.0, [torch.zeros_like(p) for p in parameters]
+    def gradient(self, parameters: Parameters[GPModel], theta: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient (P,) at θ (P,), in the memory of one part."""
+        value, total = 0.0, torch.zeros_like(theta)
         for part in self._parts():
-            term = self._part(kernel, mean, likelihood, part)
-            value += float(term.detach())
-            found = torch.autograd.grad(term, list(parameters))
-            total = [t + g for t, g in zip(total, found, strict=True)]
-        return value, tuple(total)
+
+            def of_part(at: Tensor, part: slice = part) -> Tensor:
+                return self._part(parameters.build(at), part)
+
+            term, slope = gradient_at(theta, of_part)
+            value, total = value + term, total + slope
+        return value, total
 
     def _parts(self) -> list[slice]:
         return [slice(a, a + _AT_ONCE) for a in range(0, len(self.rows), _AT_ONCE)]
 
-    def _part(
-        self,
-        kernel: AbstractKernel,
-        mean: AbstractMean,
-        likelihood: GaussianLikelihood,
-        part: slice,
-    ) -> Tensor:
+    def _part(self, model: GPModel, part: slice) -> Tensor:
         rows, before = self.rows[part], self.before[part]
         real = before >= 0
         everything = torch.cat([rows[:, None], before.clamp_min(0)], -1)
@@ -102,18 +89,16 @@ class NeighbourEvidence:
         assert isinstance(seen.functional, PointValues)
         shape = everything.shape
         x = seen.functional.x.reshape(*shape, -1)
-        noise = likelihood.noise_variance(seen).double().reshape(shape)
-        r = (seen.y.double() - mean.values(seen.functional)).reshape(shape)
-        d, expected = conditional(kernel, x, noise, r, real)
+        noise = model.likelihood.noise_variance(seen).double().reshape(shape)
+        r = (seen.y.double() - model.mean.values(seen.functional)).reshape(shape)
+        d, expected = conditional(model.kernel, x, noise, r, real)
         z = (r[:, 0] - expected).square() / d
         scale = len(self.data) / len(self.rows)
         return -0.5 * scale * (z + d.log() + math.log(2.0 * math.pi)).sum()
 
 
 def fit_neighbour_evidence(
-    kernel: AbstractKernel,
-    mean: AbstractMean,
-    likelihood: GaussianLikelihood,
+    model: GPModel,
     data: Batch,
     *,
     max_rows: int = 10_000,
@@ -121,7 +106,7 @@ def fit_neighbour_evidence(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> HyperparameterFit:
-    """Maximises the evidence of neighbours over kernel and noise, in place, by L-BFGS.
+    """Maximises the evidence of neighbours over kernel and noise by L-BFGS.
 
     The cost does not grow with the data but for finding the neighbours, and no data are left out
     of these: small scales and large ones are seen alike. The mean stays as it is; its coefficients
@@ -130,43 +115,17 @@ def fit_neighbour_evidence(
     max_rows: conditionals in the sum, a random part of all. tolerance: stop when the largest
     |gradient| per datum is below; that of a random part of 10⁴ has an error of about 1e-2.
     """
-    learned = (*kernel.parameters(), *likelihood.parameters())
-    parameters = [p for p in learned if p.requires_grad]
-    if not parameters:
-        raise ValueError("nothing to learn: no parameter of kernel or likelihood requires grad")
-    evidence = NeighbourEvidence.of(kernel, data, max_rows=max_rows, seed=seed)
-    optimiser = torch.optim.LBFGS(
+    parameters = Parameters.of(model, without=("mean",))
+    parameters.require_some("kernel or likelihood")
+    evidence = NeighbourEvidence.of(model.kernel, data, max_rows=max_rows, seed=seed)
+    maximum = maximise(
         parameters,
-        max_iter=max_steps,
-        tolerance_grad=tolerance,
-        tolerance_change=1e-9,
-        line_search_fn="strong_wolfe",
-    )
-    history: list[float] = []
-    largest = math.inf
-
-    def closure() -> float:
-        nonlocal largest
-        value, gradient = evidence.gradient(kernel, mean, likelihood, parameters)
-        for parameter, slope in zip(parameters, gradient, strict=True):
-            parameter.grad = -slope / len(data)
-        largest = max(float(slope.abs().max()) for slope in gradient) / len(data)
-        history.append(value / len(data))
-        return -history[-1]
-
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
-    closure()
-    for parameter in parameters:
-        parameter.grad = None
-    flat = largest <= tolerance
-    status = FitStatus.CONVERGED if flat else FitStatus.MAX_STEPS
-    return HyperparameterFit(
-        log_evidence=history[-1] * len(data),
-        objective=tuple(history),
-        status=status,
-        largest_gradient=largest,
+        lambda theta: evidence.gradient(parameters, theta),
         n_data=len(data),
+        max_steps=max_steps,
+        tolerance=tolerance,
     )
+    return HyperparameterFit.of(parameters, maximum, len(data))
 
 
 def conditional(

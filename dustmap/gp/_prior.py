@@ -162,22 +162,22 @@ class GridPrior:
         inverse = _inverse(spectrum, shape, grid)
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
 
-    def rebuilt(self) -> "GridPrior":
-        """The same prior at the kernel's present parameters, on the same torus."""
+    def with_kernel(self, kernel: AbstractKernel) -> "GridPrior":
+        """The same prior of another kernel, on the same torus."""
         if self.wrapping is None:
             return GridPrior.minimal(
-                self.kernel,
-                self.grid,
-                nugget=self.nugget,
-                dtype=self.dtype,
-                memory=self.memory,
+                kernel, self.grid, nugget=self.nugget, dtype=self.dtype, memory=self.memory
             )
+        return self.on_torus(kernel, self.torus_shape)
+
+    def on_torus(self, kernel: AbstractKernel, torus_shape: Sequence[int]) -> "GridPrior":
+        """The same padded prior of another kernel, on a torus of this shape."""
         return GridPrior.padded(
-            self.kernel,
+            kernel,
             self.grid,
             nugget=self.nugget,
             dtype=self.dtype,
-            torus_shape=self.torus_shape,
+            torus_shape=torus_shape,
             memory=self.memory,
             world=self.world,
         )

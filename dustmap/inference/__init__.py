@@ -56,12 +56,14 @@ from dustmap.inference.evidence._robust import RobustStep as RobustStep
 from dustmap.inference.evidence._robust import fit_student_t as fit_student_t
 from dustmap.inference.evidence._robust import nats_left as nats_left
 from dustmap.inference.evidence._robust import site_data as site_data
-from dustmap.inference.evidence._student_t_noise import NoiseParameters as NoiseParameters
 from dustmap.inference.evidence._student_t_noise import RobustSettings as RobustSettings
 from dustmap.inference.evidence._student_t_noise import Sites as Sites
+from dustmap.inference.evidence._student_t_noise import StudentTModel as StudentTModel
 from dustmap.inference.evidence._student_t_noise import StudentTNoise as StudentTNoise
 from dustmap.inference.evidence._student_t_noise import fitted_around as fitted_around
+from dustmap.inference.evidence._student_t_noise import noise_nats as noise_nats
 from dustmap.inference.evidence._student_t_noise import student_t_moments as student_t_moments
+from dustmap.inference.evidence._student_t_weights import StudentTWeights as StudentTWeights
 from dustmap.inference.lognormal._lognormal import Interpolation as Interpolation
 from dustmap.inference.lognormal._lognormal import LogNormalModel as LogNormalModel
 from dustmap.inference.lognormal._lognormal import (
@@ -73,7 +75,6 @@ from dustmap.inference.lognormal._mgvi import MGVIStatus as MGVIStatus
 from dustmap.inference.lognormal._mgvi import fit_mgvi as fit_mgvi
 from dustmap.inference.lognormal._mgvi_report import MGVIRound as MGVIRound
 from dustmap.inference.lognormal._mgvi_report import MGVISettings as MGVISettings
-from dustmap.inference.lognormal._mgvi_report import Weighing as Weighing
 from dustmap.inference.solve._data_space import DataSpaceSolution as DataSpaceSolution
 from dustmap.inference.solve._data_space import solve_in_data_space as solve_in_data_space
 from dustmap.inference.solve._global_solve import SolveSettings as SolveSettings

@@ -7,12 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch, FitStatus, RegularGrid, whole_batch
+from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
-from dustmap.gp.kernels import AbstractKernel
-from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading
 from dustmap.inference._model_maker import GridSettings, ModelMaker
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
@@ -29,11 +27,7 @@ from dustmap.inference.evidence._robust import (
     site_data,
     site_weights,
 )
-from dustmap.inference.evidence._student_t_noise import (
-    NoiseParameters,
-    RobustSettings,
-    jitter_floor,
-)
+from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
 from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
@@ -57,7 +51,7 @@ class GlobalSettings:
     rows_memory: see `GridSettings`. solve_memory: bytes of a solve's vectors, None for half.
     learn_rows: at most so many random data take part in learning. start_rows: where they are more,
         so many of them find its start, in steps that cost little; 0 leaves that out.
-    learn: how it climbs.
+    learn: Newton's method on the evidence.
     robust: Student-t noise, None for Gaussian.
     """
 
@@ -100,13 +94,15 @@ class GlobalSettings:
 class GlobalFit:
     """The posterior and how it was found.
 
-    model, solution: at the final parameters. learned: how learning ended, None where nothing was
-    learned; started: the same of its start with few data, if there was one.
+    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. learned: how
+    learning ended, None where nothing was learned; started: the same of its start with few data, if
+    there was one.
     robust: sites, weights and degrees of freedom of Student-t noise, None for Gaussian. turns: nats
     by which each turn of noise and kernel moved them.
     residual_ratio: median Var r / σ². stencils: how their order was chosen, None if it was given.
     """
 
+    gp: GPModel
     model: GridModel
     solution: GlobalSolution
     started: LearnedModel[GlobalSolution] | None
@@ -160,9 +156,7 @@ class GlobalFit:
 
 
 def fit_global(
-    kernel: AbstractKernel,
-    mean: AbstractMean,
-    likelihood: GaussianLikelihood,
+    model: GPModel,
     data: Batch,
     grid: RegularGrid,
     settings: GlobalSettings | None = None,
@@ -172,9 +166,9 @@ def fit_global(
     journal: AbstractJournal = NO_JOURNAL,
     progress: Progress = unwatched,
 ) -> GlobalFit:
-    """Learns what requires a gradient in kernel, mean and likelihood, in place; then solves.
+    """Learns what `model` says is learned; then solves.
 
-    Learning climbs the evidence of the gridded model. The final solve takes all data. With
+    Learning maximises the evidence of the gridded model. The final solve takes all data. With
     Student-t noise it is normal data in the place of each (`fit_student_t`): these and all of the
     noise are fitted at a fixed kernel, the kernel by the evidence of these, in turns until neither
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
@@ -188,8 +182,8 @@ def fit_global(
         raise ValueError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
-    maker = ModelMaker(kernel, mean, likelihood, grid, settings.grid, using, world)
-    fit = _Fit(maker, data, settings, steps, progress, journal)
+    maker = ModelMaker(grid, settings.grid, using, world)
+    fit = _Fit(model, maker, data, settings, steps, progress, journal)
     fit.learn()
     return fit.result()
 
@@ -208,6 +202,7 @@ class _Fit:
 
     def __init__(
         self,
+        model: GPModel,
         maker: ModelMaker,
         data: Batch,
         settings: GlobalSettings,
@@ -215,34 +210,36 @@ class _Fit:
         progress: Progress,
         journal: AbstractJournal,
     ) -> None:
-        self.maker, self.data, self.settings = maker, data, settings
+        self.model, self.maker, self.data, self.settings = model, maker, data, settings
         self.steps, self.progress, self.journal = steps, progress, journal
-        self.fit_mean = any(p.requires_grad for p in maker.mean.parameters())
+        self.fit_mean = model.mean.is_learned
         self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
         self.robust: RobustFit[GlobalSolution] | None = None
         self.turns: Turns | None = None
 
     def learn(self) -> None:
-        """Sets kernel and likelihood; with Student-t noise, also the weights of all data."""
-        self.maker.choose_order(self.data)
-        climbs, few = self._climbs, self.settings.start_rows
+        """Finds kernel and likelihood; with Student-t noise, also the weights of all data."""
+        self.maker.choose_order(self.model, self.data)
+        learns, few = self._learns, self.settings.start_rows
         # Outliers would bend what few data say: weights come first where there are any.
         plain = self.settings.robust is None
-        if plain and climbs and 0 < few < min(len(self.data), self.settings.learn_rows):
-            self.started = self._climbed("start", None, few)
-            self.maker.choose_order(self.data)
+        if plain and learns and 0 < few < min(len(self.data), self.settings.learn_rows):
+            self.started = self._learned("start", self.model, None, few)
+            self.model = self.started.gp
+            self.maker.choose_order(self.model, self.data)
         if self.settings.robust is not None:
             self._take_turns(self.settings.robust)
-        elif climbs:
-            self.learned = self._climbed("climb", None, self.settings.learn_rows)
-        if climbs:
-            self.maker.choose_order(self.data)
+        elif learns:
+            self.learned = self._learned("climb", self.model, None, self.settings.learn_rows)
+            self.model = self.learned.gp
+        if learns:
+            self.maker.choose_order(self.model, self.data)
 
     @torch.no_grad()
     def result(self) -> GlobalFit:
         """The final solve of all data."""
-        model = self.maker.build()
+        model = self.maker.build(self.model)
         settings = self.settings.solve(self.settings.samples, self.fit_mean)
         data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
         solution = solve_global(
@@ -253,10 +250,10 @@ class _Fit:
             journal=self.journal.within("solve"),
             progress=self.progress,
         )
-        if self.fit_mean:
-            model.mean.assign(solution.mean_coefficients)
+        fitted = model.with_fitted_mean(solution.mean_coefficients)
         return GlobalFit(
-            model,
+            replace(self.model, mean=fitted.mean),
+            fitted,
             solution,
             self.started,
             self.learned,
@@ -274,13 +271,8 @@ class _Fit:
         return replace(self.settings.learn, samples=self.learned.history[-1].samples)
 
     @property
-    def _kernel_is_learned(self) -> bool:
-        return any(p.requires_grad for p in self.maker.kernel.parameters())
-
-    @property
-    def _climbs(self) -> bool:
-        owners = (self.maker.kernel, self.maker.likelihood)
-        return any(p.requires_grad for owner in owners for p in owner.parameters())
+    def _learns(self) -> bool:
+        return self.model.kernel.is_learned or self.model.likelihood.is_learned
 
     def _sigma(self, model: GridModel) -> Tensor | None:
         if self.robust is None:
@@ -290,12 +282,12 @@ class _Fit:
 
     def _take_turns(self, robust: RobustSettings) -> None:
         """Noise and sites at a fixed kernel, then the kernel at fixed sites, until both rest."""
-        learn = NoiseParameters(self.maker.likelihood, robust.learn_nu, robust.learn_scale)
-        turns = self.turns = Turns(learn, len(self.data))
+        turns = self.turns = Turns(len(self.data))
+        learns = self.model.kernel.is_learned
         self._weigh("weights-0", robust)
-        while self._kernel_is_learned and len(turns.nats) < robust.max_turns and not turns.settled:
+        while learns and len(turns.nats) < robust.max_turns and not turns.settled:
             turn = len(turns.nats)
-            weighed, learned = self.robust, self._climbed_at_sites(f"climb-{turn}")
+            weighed, learned = self.robust, self._learned_at_sites(f"climb-{turn}")
             assert weighed is not None
             turns.add(weighed, learned)
             self.learned = learned
@@ -304,26 +296,24 @@ class _Fit:
             self.learned = replace(self.learned, status=FitStatus.MAX_STEPS)
 
     def _weigh(self, name: str, robust: RobustSettings) -> None:
-        journal, model = self.journal.within(name), self.maker.build()
+        journal, model = self.journal.within(name), self.maker.build(self.model)
         self.robust = fit_student_t(
             model, self.data, robust, self._solver, start=self.robust, journal=journal
         )
+        fitted = self.robust.model
+        self.model = replace(self.model, mean=fitted.mean, likelihood=fitted.likelihood)
 
-    def _climbed_at_sites(self, name: str) -> LearnedModel[GlobalSolution]:
+    def _learned_at_sites(self, name: str) -> LearnedModel[GlobalSolution]:
         """The kernel; numbers of the likelihood are those of the sites, which hold them."""
         assert self.robust is not None
-        weights = site_weights(self.maker.build(), self.data, self.robust.sites)
-        learned = [p for p in self.maker.likelihood.parameters() if p.requires_grad]
-        for parameter in learned:
-            parameter.requires_grad_(False)
-        try:
-            return self._climbed(name, weights, self.settings.learn_rows)
-        finally:
-            for parameter in learned:
-                parameter.requires_grad_(True)
+        weights = site_weights(self.maker.build(self.model), self.data, self.robust.sites)
+        held = replace(self.model, likelihood=self.model.likelihood.fixed())
+        learned = self._learned(name, held, weights, self.settings.learn_rows)
+        self.model = replace(self.model, kernel=learned.gp.kernel, mean=learned.gp.mean)
+        return learned
 
-    def _climbed(
-        self, name: str, weights: Tensor | None, rows: int
+    def _learned(
+        self, name: str, model: GPModel, weights: Tensor | None, rows: int
     ) -> LearnedModel[GlobalSolution]:
         """Learning from a random part of the data; with Student-t noise of their sites."""
         part = _random_part(len(self.data), rows, self.settings.seed)
@@ -334,13 +324,14 @@ class _Fit:
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
         return learn_evidence(
             self.maker,
+            model,
             whole_batch(some),
             self._learn_settings,
             self._solver(some),
             prior_draws=keyed_prior_draws(self.settings.seed),
             weights=weights,
-            ceilings=self.maker.ceilings(),
-            floors=_floors(self.maker.likelihood, some),
+            ceilings=self.maker.ceilings(model.kernel),
+            floors=scatter_floor(model.likelihood, some),
             progress=self.steps,
             journal=self.journal.within(name),
         )
@@ -383,13 +374,6 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
 
     def restored(self, model: GridModel, kept: Kept) -> GlobalSolution:
         return restored_solution(model, self.data, Reading.of(kept, SOLVE))
-
-
-def _floors(likelihood: GaussianLikelihood, data: Batch) -> dict[int, float]:
-    """The least log jitter, by the id of the parameter."""
-    if likelihood.log_jitter is None or data.noise_variance is None:
-        return {}
-    return {id(likelihood.log_jitter): jitter_floor(likelihood, data)}
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

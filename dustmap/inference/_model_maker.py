@@ -1,6 +1,5 @@
-"""The gridded model anew at every value of the kernel, on a torus that follows its length."""
+"""The gridded model of every value of the kernel, on a torus that follows its length."""
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,8 +9,8 @@ import torch
 
 from dustmap.gp import (
     MOST_INFLATION,
-    AbstractMean,
     Batch,
+    GPModel,
     GridPrior,
     RegularGrid,
     torus_for,
@@ -20,7 +19,6 @@ from dustmap.gp import (
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
-from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._journal import Kept, Plain, Reading
 from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
@@ -65,19 +63,18 @@ class GridSettings:
 
 @final
 class ModelMaker(AbstractMaker):
-    """Makes the model at the kernel's present parameters, on a torus that follows its length."""
+    """Makes the model of a kernel on a grid, on a torus that follows the kernel's length.
+
+    What it remembers is the torus, and the order of the stencils once that is chosen.
+    """
 
     def __init__(
         self,
-        kernel: AbstractKernel,
-        mean: AbstractMean,
-        likelihood: GaussianLikelihood,
         grid: RegularGrid,
         settings: GridSettings,
         estimator: AbstractEstimator,
         world: AbstractWorld | None = None,
     ) -> None:
-        self.kernel, self.mean, self.likelihood = kernel, mean, likelihood
         self.grid, self.settings, self.estimator = grid, settings, estimator
         self.world = world
         self.stencils: StencilOrder | None = None
@@ -90,10 +87,10 @@ class ModelMaker(AbstractMaker):
             return self.settings.order
         return 4 if self.stencils is None else self.stencils.order
 
-    def build(self) -> GridModel:
+    def build(self, model: GPModel) -> GridModel:
         """The model; its torus stays that of the last one while the padding suits the kernel."""
-        self._torus = self._fitting(self._torus)
-        return self.on_torus(self._torus, self.order)
+        self._torus = self._fitting(model.kernel, self._torus)
+        return self.on_torus(model, self._torus, self.order)
 
     def choices(self) -> Plain:
         """The torus, and how the order of the stencils was chosen."""
@@ -123,76 +120,79 @@ class ModelMaker(AbstractMaker):
                 told.integer("bytes4"),
             )
 
-    def on_torus(self, torus: tuple[int, ...], order: int) -> GridModel:
+    def on_torus(self, model: GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""
         features = LocalFeatures(
-            self._prior(torus), self.estimator, order=order, memory=self.settings.for_rows
+            self._prior(model.kernel, torus),
+            self.estimator,
+            order=order,
+            memory=self.settings.for_rows,
         )
-        return GridModel(features, self.mean, self.likelihood)
+        return GridModel(features, model.mean, model.likelihood)
 
-    def ceilings(self) -> dict[int, float]:
-        """Largest log length scales for learning, by the id of the parameter.
+    @torch.no_grad()
+    def ceilings(self, kernel: AbstractKernel) -> dict[str, float]:
+        """Largest log length scale for learning, by the name of the parameter.
 
         At most that of the box: what is smoother looks the same in it. And no more than what the
         largest torus holds: with longer ones the images would raise the variance at every node.
         """
         sides = [b - a for a, b in zip(self.grid.lower, self.grid.upper, strict=True)]
-        named = self.kernel.named_parameters()
-        lengths = [name for name, _ in named if name.endswith("log_lengthscale")]
         high = math.log(max(sides))
         low = high - _RANGE
         while high - low > _BISECTED:
             middle = 0.5 * (low + high)
-            trial = _with_length(self.kernel, middle)
-            if wrap_inflation(trial, self.grid, self._largest()) > MOST_INFLATION:
+            if wrap_inflation(_with_length(kernel, middle), self.grid, self._largest()) > (
+                MOST_INFLATION
+            ):
                 high = middle
             else:
                 low = middle
-        return {id(p): low for name, p in self.kernel.named_parameters() if name in lengths}
+        return {"length": low}
 
     @torch.no_grad()
-    def choose_order(self, data: Batch) -> None:
-        """Chooses the order of the stencils at the present parameters, unless it is given."""
+    def choose_order(self, model: GPModel, data: Batch) -> None:
+        """Chooses the order of the stencils for this model, unless it is given."""
         if self.settings.order is not None:
             return
-        self._torus = self._fitting(self._torus)
+        self._torus = self._fitting(model.kernel, self._torus)
         self.stencils = stencil_order(
-            self._prior(self._torus),
+            self._prior(model.kernel, self._torus),
             data.functional,
-            self.likelihood.noise_variance(data),
+            model.likelihood.noise_variance(data),
             estimator=self.estimator,
             memory=self.settings.for_rows,
         )
 
-    def _prior(self, torus: tuple[int, ...]) -> GridPrior:
+    def _prior(self, kernel: AbstractKernel, torus: tuple[int, ...]) -> GridPrior:
         return GridPrior.padded(
-            self.kernel,
+            kernel,
             self.grid,
-            nugget=nugget_for(self.kernel, self.settings.dtype),
+            nugget=nugget_for(kernel, self.settings.dtype),
             dtype=self.settings.dtype,
             torus_shape=torus,
             memory=self.settings.memory,
             world=self.world,
         )
 
-    def _fitting(self, present: tuple[int, ...] | None) -> tuple[int, ...]:
-        wanted = self._padded(self.settings.padding)
+    def _fitting(self, kernel: AbstractKernel, present: tuple[int, ...] | None) -> tuple[int, ...]:
+        wanted = self._padded(kernel, self.settings.padding)
         if present is None:
             return wanted
-        least = self._padded(_LEAST_PADDING * self.settings.padding)
+        least = self._padded(kernel, _LEAST_PADDING * self.settings.padding)
         covers = all(have >= need for have, need in zip(present, least, strict=True))
         lavish = math.prod(present) > _MOST_POINTS * math.prod(wanted)
         return present if covers and not lavish else wanted
 
-    def _padded(self, padding: float) -> tuple[int, ...]:
-        torus = torus_for(self.kernel, self.grid, padding)
+    def _padded(self, kernel: AbstractKernel, padding: float) -> tuple[int, ...]:
+        torus = torus_for(kernel, self.grid, padding)
         limit = 1.0
         while True:
             most = (math.ceil(limit * m) for m in self._largest())
             shape = tuple(
                 min(length, fast_length(m)) for length, m in zip(torus, most, strict=True)
             )
-            if shape == torus or wrap_inflation(self.kernel, self.grid, shape) <= MOST_INFLATION:
+            if shape == torus or wrap_inflation(kernel, self.grid, shape) <= MOST_INFLATION:
                 return shape
             limit *= _LARGER
 
@@ -202,13 +202,13 @@ class ModelMaker(AbstractMaker):
 
 
 def _with_length(kernel: AbstractKernel, log_length: float) -> AbstractKernel:
-    """A copy of the kernel whose length scales are all exp(log_length)."""
-    made = copy.deepcopy(kernel)
-    with torch.no_grad():
-        for name, p in made.named_parameters():
-            if name.endswith("log_lengthscale"):
-                p.fill_(log_length)
-    return made
+    """The kernel with all its length scales exp(log_length)."""
+    return kernel.with_parameters(
+        [
+            p.at(torch.full_like(p.value, log_length)) if p.is_one_of(("length",)) else p
+            for p in kernel.parameters()
+        ]
+    )
 
 
 def nugget_for(kernel: AbstractKernel, dtype: torch.dtype) -> float:

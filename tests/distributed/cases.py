@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.distributed import check_agreement
-from dustmap.gp import Batch, ConstantMean, DiscMean, GridPrior, RegularGrid, own_batch, whole_batch
+from dustmap.gp import (
+    Batch,
+    ConstantMean,
+    DiscMean,
+    GPModel,
+    GridPrior,
+    Parameters,
+    RegularGrid,
+    own_batch,
+    whole_batch,
+)
 from dustmap.gp.families import BlockFamily
 from dustmap.gp.features import HIPFeatures, LocalFeatures, interpolation
 from dustmap.gp.functionals import LineIntegrals, PointValues, Sharded, whole
@@ -197,8 +207,7 @@ def lognormal(
 ) -> Arrays:
     """The default engine: hyperparameters, centre and samples."""
     kernel, likelihood = Matern32(0.5, 1.0, dim=3), GaussianLikelihood(scale=1.0)
-    assert likelihood.log_scale is not None
-    likelihood.log_scale.requires_grad_(not robust)
+    likelihood = likelihood.fixed() if robust else likelihood
     model = LogNormalModel(
         GridPrior.padded(kernel, GRID, padding=2.0, world=world),
         ConstantMean(math.log(0.8)),
@@ -218,9 +227,9 @@ def lognormal(
         robust=RobustSettings(max_rounds=6) if robust else None,
     )
     found = fit_mgvi(model, data(world, uneven=uneven), settings)
-    learned = {} if found.weighing is None else {"weights": found.weighing.weights}
+    learned = {} if found.weights is None else {"weights": found.weights.tau}
     return numpy(
-        theta=model.log_parameters(),
+        theta=found.model.learned().theta,
         coefficients=found.coefficients,
         centre=found.posterior.log_density,
         samples=found.posterior.log_samples,
@@ -243,12 +252,10 @@ def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
         learn=LearnSettings(max_steps=3, samples=4, max_samples=4),
         robust=RobustSettings(max_rounds=3, samples=4) if robust else None,
     )
-    found: GlobalFit = fit_global(
-        kernel, ConstantMean(0.8), likelihood, data(world), grid, settings
-    )
-    parameters = [p.detach().reshape(-1) for p in (*kernel.parameters(), *likelihood.parameters())]
+    model = GPModel(kernel, ConstantMean(0.8), likelihood)
+    found: GlobalFit = fit_global(model, data(world), grid, settings)
     return numpy(
-        theta=torch.cat(parameters),
+        theta=Parameters.of(found.gp, without=("mean",)).theta,
         coefficients=found.solution.mean_coefficients,
         mean=found.solution.eps_mean,
         samples=found.solution.deviations,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm
@@ -21,7 +21,7 @@ from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, Squ
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, solve_direct
 from tests.cuda.pretended import pretended_gpu
-from tests.gp.parameters import of_parameters
+from tests.gp.parameters import of_parameters, traced
 
 SHAPES = [(14,), (7, 6), (5, 4, 4)]
 
@@ -104,7 +104,7 @@ def test_a_circulant_preconditioner_turns_the_rows_and_saves_steps(shape: tuple[
     difference = turned.rows(functional).phi - plain.rows(functional).phi
     assert float(difference.detach().abs().max()) > 1e-3
     assert turned.rows(functional).solves.steps < plain.rows(functional).solves.steps
-    assert turned.rebuilt().preconditioner is turned.preconditioner
+    assert turned.detached().preconditioner is turned.preconditioner
     with pytest.raises(ValueError, match="needs inducing points on a grid"):
         CIQFeatures(Matern32(0.3, dim=2), _draw(9, 2)).preconditioned()
 
@@ -131,14 +131,13 @@ def test_operator_equals_the_rows_and_is_an_adjoint_pair(kind: str, shape: tuple
 
 def test_products_without_the_matrix_and_chunks_change_nothing() -> None:
     x, points = PointValues(_draw(4, 2)), _draw(60, 2, 9)
-    kernel = Matern32(0.4, dim=2) + Matern12(0.7, 0.5, dim=2)
+    kernel, parameters = traced(Matern32(0.4, dim=2) + Matern12(0.7, 0.5, dim=2))
     stored = CIQFeatures(kernel, points, nugget=1e-2, rtol=1e-9)
     free = replace(stored, memory=60**2 * 8 - 1)
     assert free.chunk < len(x)
     a, b = stored.rows(x), free.rows(x)
     torch.testing.assert_close(a.phi, b.phi, rtol=0, atol=1e-8)
     torch.testing.assert_close(a.residual_variance, b.residual_variance, rtol=0, atol=1e-8)
-    parameters = list(kernel.parameters())
     gradients = [torch.autograd.grad(f.rows(x).phi.sin().sum(), parameters) for f in (stored, free)]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
@@ -216,23 +215,21 @@ def test_rows_are_differentiable_in_learned_points(dim: int, memory: int) -> Non
 
 
 def test_points_that_are_a_parameter_are_learned_with_the_kernel() -> None:
-    points = nn.Parameter(_draw(12, 2))
-    features = CIQFeatures(Matern32(0.4, dim=2), points, nugget=1e-6)
-    assert points in set(features.parameters())
-    features.rows(PointValues(_draw(5, 2, 1))).phi.sum().backward()  # type: ignore[no-untyped-call]
-    assert points.grad is not None
-    assert float(points.grad.abs().max()) > 0
-    with pytest.raises(ValueError, match="rows of LineIntegrals are not differentiable in it"):
-        features.rebuilt().rows(LineIntegrals.segment(_draw(3, 2), _draw(3, 2, 1)))
+    free = CIQFeatures(Matern32(0.4, dim=2), _draw(12, 2), nugget=1e-6, learn_points=True)
+    assert [p.name for p in free.parameters()] == ["length", "variance", "inducing"]
+    features, leaves = traced(free)
+    total = features.rows(PointValues(_draw(5, 2, 1))).phi.sum()
+    assert float(torch.autograd.grad(total, leaves)[-1].abs().max()) > 0
+    with pytest.raises(ValueError, match="rows of LineIntegrals are not differentiable in them"):
+        features.rows(LineIntegrals.segment(_draw(3, 2), _draw(3, 2, 1)))
 
 
-def test_rebuilt_takes_the_present_parameters() -> None:
+def test_other_parameters_make_other_features() -> None:
     kernel, x = Matern32(0.4, dim=2), PointValues(_draw(5, 2))
     features = CIQFeatures(kernel, _grid((5, 5)), rtol=1e-9)
-    with torch.no_grad():
-        kernel.log_lengthscale.fill_(-1.5)
+    moved = features.with_value("length", torch.tensor(-1.5))
     fresh = CIQFeatures(Matern32(torch.tensor(-1.5).exp().item(), dim=2), _grid((5, 5)), rtol=1e-9)
-    torch.testing.assert_close(features.rebuilt().rows(x).phi, fresh.rows(x).phi, rtol=0, atol=1e-6)
+    torch.testing.assert_close(moved.rows(x).phi, fresh.rows(x).phi, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -287,12 +284,13 @@ def test_bad_inducing_points_are_refused_and_numerically_singular_ones_are_not()
 def test_all_stays_on_the_device_of_the_data(kind: str) -> None:
     x, z = _draw(4, 2), _draw(20, 2, 9)
     with pretended_gpu():
-        kernel = Matern32(0.4, dim=2).to("cuda")
+        kernel, leaves = traced(Matern32(0.4, dim=2).to(torch.device("cuda")))
         inducing = _grid((4, 4)) if kind == "grid" else z.to("cuda")
         memory = 2**28 if kind != "matrix-free" else 20 * 20 * 8 - 1
         features = CIQFeatures(kernel, inducing, nugget=1e-2, rtol=1e-3, memory=max(memory, 16384))
         functional = PointValues(x.to("cuda"))
         rows = features.rows(functional)
-        rows.residual_variance.sum().backward()  # type: ignore[no-untyped-call]
+        gradients = torch.autograd.grad(rows.residual_variance.sum(), leaves)
+        assert all(slope.is_cuda for slope in gradients)
         assert rows.phi.is_cuda
         assert features.operator(functional).matmul(rows.phi.detach()).is_cuda

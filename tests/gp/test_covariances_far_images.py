@@ -27,6 +27,7 @@ from dustmap.gp.kernels import (
     SquaredExponential,
     StationaryKernel,
 )
+from tests.gp.parameters import traced
 
 Make = Callable[..., StationaryKernel]
 CPU = torch.device("cpu")
@@ -97,6 +98,7 @@ def test_the_estimator_uses_them_for_every_kind() -> None:
 def test_gradients_are_those_of_the_direct_sum() -> None:
     kernel, wrapping = Matern32([0.3, 0.2], 1.3), Wrapping((2.2, 1.8))
     measure, nodes = values(2), Nodes.of_grid(grid(2), CPU)
+    kernel, parameters = traced(kernel)
     wrapped = WrappedKernel.of(kernel, wrapping)
     found = field(kernel, measure, wrapping)
     some = measure[:30]
@@ -105,7 +107,6 @@ def test_gradients_are_those_of_the_direct_sum() -> None:
     every = measure_cross(wrapped, some, nodes, torch.float64)
     others = measure_cross(wrapped.without(found.shifts), some, nodes, torch.float64)
     direct = (weights * (every - others)).sum()
-    parameters = tuple(kernel.parameters())
     for a, b in zip(
         torch.autograd.grad(far, parameters), torch.autograd.grad(direct, parameters), strict=True
     ):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from dustmap.gp.covariances import (
     AbstractEstimator,
@@ -15,38 +14,20 @@ from dustmap.gp.covariances import (
     wrapped_lags,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
+from tests.gp.parameters import traced, with_values
 from tests.gp.test_covariances import ESTIMATORS, Make, grid, mixed, rays, uniform
-
-
-class Evaluated(nn.Module):
-    """Random projections of a kernel's outputs, as a module whose parameters can be substituted."""
-
-    def __init__(
-        self, kernel: AbstractKernel, outputs: Callable[[AbstractKernel], tuple[Tensor, ...]]
-    ) -> None:
-        super().__init__()
-        self.kernel = kernel
-        self._outputs = outputs
-
-    def forward(self) -> tuple[Tensor, ...]:
-        found = self._outputs(self.kernel)
-        return tuple((uniform(*x.shape, seed=i) * x).sum() for i, x in enumerate(found))
 
 
 def check_gradients(
     kernel: AbstractKernel, outputs: Callable[[AbstractKernel], tuple[Tensor, ...]]
 ) -> None:
-    module = Evaluated(kernel, outputs)
-    names = [name for name, _ in module.named_parameters()]
+    """Of random projections of a kernel's outputs."""
 
     def of_parameters(*values: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = functional_call(
-            module, dict(zip(names, values, strict=True)), ()
-        )
-        return found
+        found = outputs(with_values(kernel, values))
+        return tuple((uniform(*x.shape, seed=i) * x).sum() for i, x in enumerate(found))
 
-    inputs = tuple(p.detach().clone().requires_grad_() for p in module.parameters())
-    assert torch.autograd.gradcheck(of_parameters, inputs, atol=1e-6, rtol=1e-5)
+    assert torch.autograd.gradcheck(of_parameters, traced(kernel)[1], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

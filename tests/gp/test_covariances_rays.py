@@ -27,6 +27,7 @@ from dustmap.gp.kernels import (
     SquaredExponential,
     StationaryKernel,
 )
+from tests.gp.parameters import traced
 from tests.gp.ray_references import CORRELATIONS, ray_pair, ray_point, ray_variance
 
 Make = Callable[..., StationaryKernel]
@@ -335,9 +336,9 @@ def test_quadrature_on_a_segment_is_the_rule_on_points() -> None:
 
 def test_the_table_is_usable_after_inference_mode() -> None:
     """Tables are made once per process; the first use must not freeze them."""
-    kernel, rays = Matern52(0.5, 1.0, 2), weighted_rays(2, 2)
+    (kernel, (length, _)), rays = traced(Matern52(0.5, 1.0, 2)), weighted_rays(2, 2)
     with torch.inference_mode():
         ClosedForm().cross(kernel, rays, grid(2))
     total = ClosedForm().cross(kernel, rays, grid(2)).sum()
-    (gradient,) = torch.autograd.grad(total, kernel.log_lengthscale)
+    (gradient,) = torch.autograd.grad(total, length)
     assert bool(torch.isfinite(gradient).all())

@@ -62,12 +62,12 @@ def test_many_rays_are_those_of_few() -> None:
 def test_scales_follow_the_coefficients() -> None:
     mean = LogDiscMean(-6.0, HEIGHT, LENGTH)
     assert mean.scales(mean.coefficients()) == pytest.approx((HEIGHT, LENGTH))
-    mean.assign(torch.tensor([-5.0, -2.0, 0.5], dtype=torch.float64))
+    mean = mean.with_coefficients(torch.tensor([-5.0, -2.0, 0.5], dtype=torch.float64))
     assert mean.scales(mean.coefficients()) == pytest.approx((50.0, -6000.0))
     disc = DiscMean(1.0, HEIGHT, LENGTH, learn=False)
-    disc.assign(torch.tensor([0.2], dtype=torch.float64))
+    disc = disc.with_coefficients(torch.tensor([0.2], dtype=torch.float64))
     assert disc.coefficients().tolist() == [0.2]
-    assert not disc.value.requires_grad
+    assert not disc.is_learned
 
 
 @pytest.mark.parametrize(

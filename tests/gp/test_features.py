@@ -23,7 +23,7 @@ from dustmap.gp.functionals import (
     Stacked,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
-from tests.gp.parameters import of_parameters
+from tests.gp.parameters import of_parameters, traced
 
 SHAPES = [(14,), (7, 6), (5, 4, 4)]
 
@@ -251,13 +251,13 @@ def test_data_far_outside_the_grid_are_refused(name: str) -> None:
 def test_gradients_survive_a_first_use_without_them() -> None:
     features = make_map("hip-dense", Matern32(0.4, dim=2), make_grid((6, 5)), torch.float64)
     functional = make_functional(2)
-    loss = features.rebuilt().rows(functional).phi.square().sum()
-    expected = torch.autograd.grad(loss, list(features.parameters()))
-    used = features.rebuilt()
+    fresh, leaves = traced(features)
+    expected = torch.autograd.grad(fresh.rows(functional).phi.square().sum(), leaves)
+    used, leaves = traced(features)
     with torch.no_grad():
         used.rows(functional)
     loss = used.rows(functional).phi.square().sum()
-    actual = torch.autograd.grad(loss, list(used.parameters()))
+    actual = torch.autograd.grad(loss, leaves)
     torch.testing.assert_close(actual, expected)
 
 

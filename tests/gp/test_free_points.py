@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp import Batch, ConstantMean, ExactGP
 from dustmap.gp.families import FullRankFamily
@@ -30,6 +30,7 @@ from dustmap.inference import (
     settle,
     solve_direct,
 )
+from tests.gp.parameters import traced, with_values
 
 KERNELS: dict[str, Callable[[int], AbstractKernel]] = {
     "matern12": lambda dim: Matern12(0.6, 1.3, dim=dim),
@@ -70,26 +71,22 @@ def test_rows_are_differentiable_in_points_and_kernel(
     monkeypatch.setattr(blocks, "_BLOCK", 8)
     monkeypatch.setattr(blocks, "_FEWEST_ROWS", 2)
     kernel, functional = KERNELS[name](dim), PointValues(drawn(5, dim))
-    inducing = nn.Parameter(drawn(4, dim, 1))
-    features = CholeskyFeatures(kernel, inducing, nugget=1e-3)
-    parameters = list(features.parameters())
-    assert parameters[-1] is inducing
+    free = CholeskyFeatures(kernel, drawn(4, dim, 1), nugget=1e-3, learn_points=True)
+    assert free.parameters()[-1].name == "inducing"
 
     def objective(*values: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            for parameter, value in zip(parameters, values, strict=True):
-                parameter.copy_(value)
-        rows = features.rebuilt().rows(functional)
+        rows = with_values(free, values).rows(functional)
         return rows.phi, rows.residual_variance
 
-    start = [p.detach().clone() for p in parameters]
+    start = [p.value for p in free.parameters()]
     weight = [torch.randn_like(part) for part in objective(*start)]
 
     def value(*values: Tensor) -> Tensor:
         parts = objective(*values)
         return torch.stack([(w * p).sum() for w, p in zip(weight, parts, strict=True)]).sum()
 
-    gradients = torch.autograd.grad(value(*start), parameters)
+    leaves = traced(free)[1]
+    gradients = torch.autograd.grad(value(*leaves), leaves)
     for i, gradient in enumerate(gradients):
         for at in range(start[i].numel()):
             sides = []
@@ -103,7 +100,7 @@ def test_rows_are_differentiable_in_points_and_kernel(
 
 def test_a_point_that_is_a_datum_has_a_finite_gradient() -> None:
     x = drawn(6, 2)
-    z = nn.Parameter(x.clone())
+    z = x.clone().requires_grad_()
     for name in KERNELS:
         rows = CholeskyFeatures(KERNELS[name](2), z, nugget=1e-6).rows(PointValues(x))
         (gradient,) = torch.autograd.grad(rows.phi.sum() + rows.residual_variance.sum(), [z])
@@ -113,7 +110,7 @@ def test_a_point_that_is_a_datum_has_a_finite_gradient() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rows_in_either_precision_are_the_textbook_ones(dtype: torch.dtype) -> None:
     kernel, x, z = Matern32(0.5, 1.3, dim=3), drawn(9, 3), drawn(6, 3, 1)
-    rows = CholeskyFeatures(kernel, nn.Parameter(z), rows_dtype=dtype).rows(PointValues(x))
+    rows = CholeskyFeatures(kernel, z, rows_dtype=dtype).rows(PointValues(x))
     assert rows.phi.dtype == rows.residual_variance.dtype == dtype
     with torch.no_grad():
         L = torch.linalg.cholesky(kernel(z[:, None] - z))
@@ -125,9 +122,9 @@ def test_rows_in_either_precision_are_the_textbook_ones(dtype: torch.dtype) -> N
 
 
 def test_learned_points_refuse_what_is_not_differentiable_in_them() -> None:
-    features = CholeskyFeatures(Matern32(0.5, dim=2), nn.Parameter(drawn(4, 2)))
+    features, _ = traced(CholeskyFeatures(Matern32(0.5, dim=2), drawn(4, 2), learn_points=True))
     derivatives = Derivatives.partial(drawn(3, 2), 0)
-    with pytest.raises(ValueError, match=r"rows of Derivatives are not differentiable in it"):
+    with pytest.raises(ValueError, match=r"rows of Derivatives are not differentiable in them"):
         features.rows(derivatives)
     fixed = CholeskyFeatures(Matern32(0.5, dim=2), drawn(4, 2))
     assert fixed.rows(derivatives).phi.shape == (3, 4)
@@ -148,7 +145,7 @@ def test_points_at_the_data_give_the_exact_posterior_in_one_step(dim: int) -> No
     kernel, mean = Matern32(0.4, 1.2, dim=dim), ConstantMean(0.3)
     x, y, noise = drawn(12, dim), drawn(12, 1, 2)[:, 0], 0.05 + 0.1 * drawn(12, 1, 3)[:, 0]
     batch, new = Batch(PointValues(x), y, noise), PointValues(drawn(8, dim, 4))
-    features = CholeskyFeatures(kernel, nn.Parameter(x.clone()))
+    features = CholeskyFeatures(kernel, x.clone(), learn_points=True)
     model = VariationalModel(features, mean, GaussianLikelihood(), FullRankFamily(12))
     source = RowSource(features, batch.functional)
     prior = model.family.prior()
@@ -190,11 +187,11 @@ def test_learned_points_raise_the_elbo() -> None:
     x = drawn(200, 2)
     y = torch.sin(9 * x[:, 0]) * torch.cos(7 * x[:, 1])
     batch = Batch(PointValues(x), y, torch.full_like(y, 0.01))
-    kernel = Matern52(0.4, dim=2).requires_grad_(False)
+    kernel = Matern52(0.4, dim=2).fixed()
 
     def elbo(learned: bool) -> float:
         start = clustered_points(x, 8, generator())
-        features = CholeskyFeatures(kernel, nn.Parameter(start, requires_grad=learned))
+        features = CholeskyFeatures(kernel, start, learn_points=learned)
         mean = ConstantMean(learn=False)
         model = VariationalModel(features, mean, GaussianLikelihood(), FullRankFamily(8))
         if learned:

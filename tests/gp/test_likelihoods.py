@@ -11,6 +11,7 @@ from torch import Tensor
 from dustmap.gp._batch import Batch
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
+from tests.gp.parameters import traced, with_values
 
 
 def data(n: int = 6, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -99,13 +100,13 @@ def test_noise_is_differentiable_in_what_is_learned() -> None:
     y, mean, variance, noise = data()
     likelihood = GaussianLikelihood(scale=1.5, jitter=0.4, relative=0.3)
 
-    def evidence(*_: Tensor) -> Tensor:
-        total = likelihood.noise_variance(batch(noise, response=mean))
+    def evidence(*values: Tensor) -> Tensor:
+        total = with_values(likelihood, values).noise_variance(batch(noise, response=mean))
         return likelihood.expected_log_prob(y, mean, variance, total).sum()
 
-    assert torch.autograd.gradcheck(evidence, tuple(likelihood.parameters()))
+    assert torch.autograd.gradcheck(evidence, traced(likelihood)[1])
     fixed = GaussianLikelihood(scale=1.5, jitter=0.4, learn=False)
-    assert not fixed.noise_variance(batch(noise)).requires_grad
+    assert not fixed.is_learned
 
 
 def test_missing_noise_is_refused() -> None:

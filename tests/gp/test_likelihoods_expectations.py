@@ -18,6 +18,7 @@ from dustmap.gp.likelihoods import (
 )
 from tests.cuda.pretended import pretended_gpu
 from tests.gp.likelihood_cases import CASES
+from tests.gp.parameters import traced, with_values
 
 MEANS = (-10.0, -3.0, 0.0, 0.3, 1.0, 10.0)
 #: Poisson's rate e^{μ + v/2} overflows the references beyond.
@@ -130,16 +131,17 @@ def test_gradients_in_what_is_learned(given: bool) -> None:
     y = mean.roll(3)
     data = batch(y, variance.sqrt() if given else None)
 
-    def values(*_: Tensor) -> tuple[Tensor, Tensor]:
-        noise = likelihood.noise_variance(data)
-        density = likelihood.log_predictive_density(y, mean, variance, noise)
-        return likelihood.expected_log_prob(y, mean, variance, noise), density
+    def values(*parameters: Tensor) -> tuple[Tensor, Tensor]:
+        at = with_values(likelihood, parameters)
+        noise = at.noise_variance(data)
+        density = at.log_predictive_density(y, mean, variance, noise)
+        return at.expected_log_prob(y, mean, variance, noise), density
 
-    parameters = tuple(likelihood.parameters())
+    parameters = traced(likelihood)[1]
     assert len(parameters) == 2
     assert torch.autograd.gradcheck(values, parameters, rtol=1e-5, atol=1e-6)
     fixed = StudentTLikelihood(3.5, 0.7, learn=False)
-    assert not any(value.requires_grad for value in fixed.parameters())
+    assert not fixed.is_learned
 
 
 def test_scale_is_a_width_or_a_factor_of_given_errors() -> None:

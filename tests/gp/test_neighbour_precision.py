@@ -44,7 +44,7 @@ def test_points_on_a_line_in_a_plane_and_repeated_points_are_no_trouble() -> Non
 
 def test_with_all_neighbours_it_is_the_inverse() -> None:
     x = points(40, 2)
-    kernel = Matern32((2.0, 3.0), 1.5, dim=2).requires_grad_(False)
+    kernel = Matern32((2.0, 3.0), 1.5, dim=2)
     noise = torch.linspace(0.01, 0.1, 40, dtype=torch.float64)
     found = NeighbourPrecision.of(kernel, x, noise, neighbours=40, dtype=torch.float64)
     K = kernel(x[:, None] - x) + torch.diag(noise)
@@ -55,7 +55,6 @@ def test_with_all_neighbours_it_is_the_inverse() -> None:
 def test_it_preconditions(noise: float) -> None:
     x = points(1000, 2)
     kernel = Matern12(8.0, 1.0, dim=2) + Matern12(2.0, 0.5, dim=2)
-    kernel.requires_grad_(False)
     P = NeighbourPrecision.of(kernel, x, torch.full((1000,), noise), dtype=torch.float64)
     K = kernel(x[:, None] - x) + noise * torch.eye(1000, dtype=torch.float64)
     L = torch.linalg.cholesky(K)

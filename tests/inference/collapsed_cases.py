@@ -50,7 +50,7 @@ def dense_value(model: VariationalModel, batch: Batch, objective: object) -> Ten
     """L by N × N matrices, as the papers write it."""
     likelihood = model.likelihood
     assert isinstance(likelihood, GaussianLikelihood)
-    rows = model.rebuilt().features.rows(batch.functional)
+    rows = model.features.rows(batch.functional)
     noise = likelihood.noise_variance(batch)
     residual = batch.y - model.mean.values(batch.functional)
     Q = rows.phi @ rows.phi.mT
@@ -75,8 +75,12 @@ def points_batch(dim: int, n: int = 25, noise: float = 0.05) -> Batch:
     return Batch(PointValues(x), y, sigma2)
 
 
-def free_model(points: Tensor, device: str = "cpu") -> VariationalModel:
-    kernel = Matern32(0.4, 1.2, dim=points.shape[1]).to(device)
-    mean, likelihood = ConstantMean(0.2).to(device), GaussianLikelihood(1.1, 0.1).to(device)
+def free_model(
+    points: Tensor, device: str = "cpu", *, learn_points: bool = False
+) -> VariationalModel:
+    at = torch.device(device)
+    kernel = Matern32(0.4, 1.2, dim=points.shape[1]).to(at)
+    mean, likelihood = ConstantMean(0.2).to(at), GaussianLikelihood(1.1, 0.1).to(at)
     family = FullRankFamily(len(points))
-    return VariationalModel(CholeskyFeatures(kernel, points), mean, likelihood, family)
+    features = CholeskyFeatures(kernel, points, learn_points=learn_points)
+    return VariationalModel(features, mean, likelihood, family)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, GridPrior, RegularGrid
 from dustmap.gp.features import AbstractFeatureMap, TorusFeatures
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -115,7 +115,7 @@ def dense_solution(
 ) -> DenseSolution:
     """Moments from the Cholesky factor of Λ; the deviations average to Λ⁻¹ exactly."""
     with torch.no_grad():
-        present = grid_model.rebuilt()
+        present = grid_model
         variance = present.sigma(batch) if sigma is None else sigma
         phi = present.features.rows(batch.functional).phi.double()
         weighted = phi / variance[:, None]
@@ -134,8 +134,8 @@ def sampled_deviations(solution: DenseSolution, count: int, seed: int = 0) -> Te
 
 
 def dense_log_evidence(grid_model: GridModel, batch: Batch) -> Tensor:
-    """ln N(y; m, ΦΦᵀ + Σ) with the graph of all parameters."""
-    present = grid_model.rebuilt()
+    """ln N(y; m, ΦΦᵀ + Σ) with the graph of the model."""
+    present = grid_model
     rows = present.features.rows(batch.functional)
     noise = present.likelihood.noise_variance(batch)
     A = rows.phi @ rows.phi.mT + torch.diag(noise + rows.residual_variance)
@@ -208,7 +208,7 @@ class DenseSolver(AbstractSolver[Dense]):
 
     def _beta(self, model: GridModel, A: Tensor) -> Tensor:
         beta = model.mean.coefficients().detach()
-        if not any(p.requires_grad for p in model.mean.parameters()):
+        if not model.mean.is_learned:
             return beta
         H = model.mean.basis(self.batch.functional)
         solved = torch.linalg.solve(A, torch.cat([H, self.batch.y[:, None]], 1))
@@ -218,13 +218,13 @@ class DenseSolver(AbstractSolver[Dense]):
 
 @dataclass(eq=False)
 class Maker(AbstractMaker):
-    """Models by a function of the shape of the last one's torus, () at first."""
+    """Models by a function of the model and the shape of the last one's torus, () at first."""
 
-    make: Callable[[tuple[int, ...]], GridModel]
+    make: Callable[[GPModel, tuple[int, ...]], GridModel]
     torus: tuple[int, ...] = ()
 
-    def build(self) -> GridModel:
-        made = self.make(self.torus)
+    def build(self, model: GPModel) -> GridModel:
+        made = self.make(model, self.torus)
         self.torus = torus_features(made).prior.torus_shape
         return made
 

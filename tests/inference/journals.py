@@ -9,8 +9,9 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dustmap.gp import AbstractParametric
 from dustmap.inference import AbstractJournal, Kept
 
 V = TypeVar("V")
@@ -106,10 +107,13 @@ def same_bits(one: object, other: object, where: str = "") -> None:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         assert one.dtype == other.dtype, where
         assert torch.equal(one.detach(), other.detach()), (where, one, other)
-    elif isinstance(one, nn.Module) and isinstance(other, nn.Module):
-        pairs = zip(one.named_parameters(), other.named_parameters(), strict=True)
-        for (name, p), (_, q) in pairs:
-            same_bits(p.detach(), q.detach(), f"{where}.{name}")
+    elif isinstance(one, AbstractParametric) and isinstance(other, AbstractParametric):
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            assert (p.name, p.is_learned) == (q.name, q.is_learned), where
+            same_bits(p.value, q.value, f"{where}.{p.name}")
+        if is_dataclass(one) and is_dataclass(other):
+            for f in fields(one):
+                same_bits(getattr(one, f.name), getattr(other, f.name), f"{where}.{f.name}")
     elif is_dataclass(one) and not isinstance(one, type):
         for f in fields(one):
             same_bits(getattr(one, f.name), getattr(other, f.name), f"{where}.{f.name}")

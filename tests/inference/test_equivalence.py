@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid
+from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, Parameters, RegularGrid
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import AbstractFeatureMap, HIPFeatures, LocalFeatures
 from dustmap.gp.functionals import AbstractFunctional, Derivatives, LineIntegrals, PointValues
@@ -20,6 +20,7 @@ from dustmap.inference import (
 )
 from dustmap.inference.evidence._evidence import gradient_values
 from dustmap.inference.evidence._information import Moments
+from tests.gp.parameters import traced
 
 NOISE = 0.2
 SHAPES = {1: (25,), 2: (13, 12), 3: (8, 8, 7)}
@@ -126,9 +127,10 @@ def test_the_gradient_of_the_evidence_approaches_the_exact_one(dim: int, kind: s
     """By Fisher's identity with exact posterior moments, against the dense evidence's autograd."""
     data, on_grid = data_of(kind, dim), prior(finer(SHAPES[dim], 2))
     assert data.noise_variance is not None
-    gp = ExactGP(on_grid.kernel, ConstantMean(0.5, learn=False), wrapping=on_grid.wrapping)
+    kernel, leaves = traced(on_grid.kernel)
+    gp = ExactGP(kernel, ConstantMean(0.5, learn=False), wrapping=on_grid.wrapping)
     evidence = gp.log_evidence(data.functional, data.y, data.noise_variance)
-    wanted = torch.autograd.grad(evidence, list(on_grid.kernel.parameters()))
+    wanted = torch.autograd.grad(evidence, leaves)
     model = model_of(LocalFeatures(on_grid))
     with torch.no_grad():
         phi = model.features.operator(data.functional).to_dense()
@@ -140,6 +142,8 @@ def test_the_gradient_of_the_evidence_approaches_the_exact_one(dim: int, kind: s
     covariance = torch.eye(len(mean), dtype=torch.float64) - phi.mT @ gain
     root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(len(mean), dtype=torch.float64))
     moments = Moments(mean, root.mT * len(mean) ** 0.5)
-    found = gradient_values(model, data, moments)
+    parameters = Parameters.of(model)
+    leaf = parameters.theta.clone().requires_grad_()
+    found = gradient_values(parameters.build(leaf), leaf, data, moments)
     for ours, theirs in zip(found, wanted, strict=True):
         assert float(ours) == pytest.approx(float(theirs), abs=0.03 * float(theirs.abs()) + 0.05)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ExactGP
+from dustmap.gp import Batch, ExactGP, GPModel, Parameters, gradient_at
 from dustmap.gp.features import TorusFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
 from dustmap.inference.evidence._evidence import evidence_gradient, gradient_values
-from dustmap.inference.evidence._information import Moments, differentiate, joined
+from dustmap.inference.evidence._information import Moments, differentiate
 from tests.inference.evidence_cases import (
     KINDS,
     dense_log_evidence,
@@ -23,8 +23,18 @@ from tests.inference.evidence_cases import (
 
 
 def autograd_of_dense(grid_model: GridModel, batch: Batch) -> Tensor:
-    value = dense_log_evidence(grid_model, batch)
-    return joined(torch.autograd.grad(value, list(grid_model.parameters())))
+    parameters = Parameters.of(grid_model)
+    _, gradient = gradient_at(
+        parameters.theta, lambda theta: dense_log_evidence(parameters.build(theta), batch)
+    )
+    return gradient
+
+
+def values_of(grid_model: GridModel, batch: Batch, moments: Moments) -> Tensor:
+    """`gradient_values` in all that is learned."""
+    parameters = Parameters.of(grid_model)
+    leaf = parameters.theta.clone().requires_grad_()
+    return gradient_values(parameters.build(leaf), leaf, batch, moments)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +51,7 @@ def test_exact_moments_give_the_exact_gradient(dim: int, kind: str) -> None:
     grid_model = model(dim, likelihood=likelihood)
     batch = observed(functionals(kind, dim, 9 if dim < 3 else 3))
     solution = dense_solution(grid_model, batch)
-    got = joined(
-        gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
-    )
+    got = values_of(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
     expected = autograd_of_dense(grid_model, batch)
     assert len(got) == 5
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8 * float(expected.abs().max()))
@@ -53,15 +61,15 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     grid_model = model(2)
     batch = observed(functionals("rays", 2, 20))
     solution = dense_solution(grid_model, batch)
-    got = gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
-    for parameter, gradient in zip(grid_model.parameters(), got, strict=True):
-        ends = []
-        for step in (1e-5, -2e-5):
-            parameter.data += step
-            ends.append(float(dense_log_evidence(grid_model, batch).detach()))
-        parameter.data += 1e-5
+    got = values_of(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
+    parameters = Parameters.of(grid_model)
+    for unit, gradient in zip(torch.eye(len(parameters)).double(), got, strict=True):
+        ends = [
+            float(dense_log_evidence(parameters.build(parameters.theta + step * unit), batch))
+            for step in (1e-5, -1e-5)
+        ]
         slope = (ends[0] - ends[1]) / 2e-5
-        assert float(gradient.sum()) == pytest.approx(slope, rel=1e-6, abs=1e-6)
+        assert float(gradient) == pytest.approx(slope, rel=1e-6, abs=1e-6)
 
 
 def test_samples_are_right_within_their_standard_errors() -> None:
@@ -75,8 +83,8 @@ def test_samples_are_right_within_their_standard_errors() -> None:
         got = evidence_gradient(grid_model, batch, solution.eps_mean, deviations)
         *kernel_errors, mean_error, noise_error = got.standard_errors
         assert float(mean_error) == 0.0
-        errors = joined([*kernel_errors, noise_error])
-        wrong = joined(got.values) - exact
+        errors = torch.stack([*kernel_errors, noise_error])
+        wrong = got.values - exact
         assert abs(float(wrong[2])) < 1e-8
         scores.append(wrong[[0, 1, 3]] / errors)
     rms = torch.stack(scores).square().mean(0).sqrt()
@@ -93,7 +101,7 @@ def test_the_field_held_fixed_gives_the_same_gradient_with_less_noise(kind: str)
     width = grid_model.features.n_features
     identity = width**0.5 * torch.eye(width, dtype=torch.float64)
     moments = Moments(solution.eps_mean, solution.deviations, identity)
-    got = joined(gradient_values(grid_model, batch, moments))
+    got = values_of(grid_model, batch, moments)
     expected = autograd_of_dense(grid_model, batch)
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7 * float(expected.abs().max()))
 
@@ -104,8 +112,8 @@ def test_the_field_held_fixed_gives_the_same_gradient_with_less_noise(kind: str)
     right = white + (xi / sigma.sqrt()) @ phi
     deviations = right @ solution.factor @ solution.factor.mT
     centred = evidence_gradient(grid_model, batch, solution.eps_mean, deviations, prior_draws=white)
-    errors = joined(centred.standard_errors)
-    assert bool(((joined(centred.values) - expected).abs() <= 4.0 * errors + 1e-8).all())
+    errors = centred.standard_errors
+    assert bool(((centred.values - expected).abs() <= 4.0 * errors + 1e-8).all())
     plain = evidence_gradient(grid_model, batch, solution.eps_mean, deviations)
     assert float(errors[0]) < 0.5 * float(plain.standard_errors[0])
 
@@ -120,18 +128,18 @@ def test_average_information_of_the_dense_model(kind: str) -> None:
     derivatives = differentiate(grid_model, batch, moments)
     got = derivatives.average_information()
 
-    def covariance() -> Tensor:
-        present = grid_model.rebuilt()
+    def covariance(present: GridModel) -> Tensor:
         phi = present.features.rows(batch.functional).phi
         return (phi @ phi.mT + torch.diag(present.sigma(batch))).detach()
 
-    A = covariance()
+    A = covariance(grid_model)
     alpha = torch.linalg.solve(A, grid_model.residual(batch))
-    columns = []
-    for p in grid_model.parameters():
-        p.data += 1e-5
-        columns.append((covariance() - A) @ alpha / 1e-5)
-        p.data -= 1e-5
+    parameters = Parameters.of(grid_model)
+    moved = [
+        parameters.build(parameters.theta + 1e-5 * unit)
+        for unit in torch.eye(len(parameters)).double()
+    ]
+    columns = [(covariance(at) - A) @ alpha / 1e-5 for at in moved]
     q = torch.stack(columns, -1)
     q[:, 2] = 0.0
     expected = 0.5 * q.mT @ torch.linalg.solve(A, q)
@@ -143,14 +151,17 @@ def test_close_to_the_exact_gaussian_process_on_a_fine_grid(kind: str) -> None:
     grid_model = model(1, 0.3, shape=(60,))
     batch = observed(functionals(kind, 1, 40))
     solution = dense_solution(grid_model, batch)
-    got = joined(
-        gradient_values(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
-    )
+    got = values_of(grid_model, batch, Moments(solution.eps_mean, solution.deviations))
     prior = torus_features(grid_model).prior
-    exact = ExactGP(prior.kernel, grid_model.mean, wrapping=prior.wrapping)
-    noise = grid_model.likelihood.noise_variance(batch)
-    value = exact.log_evidence(batch.functional, batch.y, noise)
-    expected = joined(torch.autograd.grad(value, list(grid_model.parameters())))
+    parameters = Parameters.of(GPModel(prior.kernel, grid_model.mean, grid_model.likelihood))
+
+    def log_evidence(theta: Tensor) -> Tensor:
+        at = parameters.build(theta)
+        exact = ExactGP(at.kernel, at.mean, wrapping=prior.wrapping)
+        noise = at.likelihood.noise_variance(batch)
+        return exact.log_evidence(batch.functional, batch.y, noise)
+
+    _, expected = gradient_at(parameters.theta, log_evidence)
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
 
 
@@ -170,6 +181,6 @@ def test_chunks_of_the_data_add_up(rows: int) -> None:
     moments = (solution.eps_mean, sampled_deviations(solution, 5))
     first, second = (evidence_gradient(m, batch, *moments) for m in (whole, small))
     # The estimator interpolates far images over the range of the data that it is given together.
-    torch.testing.assert_close(joined(second.values), joined(first.values), rtol=1e-3, atol=1e-3)
-    got, expected = joined(second.standard_errors), joined(first.standard_errors)
+    torch.testing.assert_close(second.values, first.values, rtol=1e-3, atol=1e-3)
+    got, expected = second.standard_errors, first.standard_errors
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-8)

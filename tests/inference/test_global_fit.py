@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, RegularGrid, fit_hyperparameters
+from dustmap.gp import (
+    Batch,
+    ConstantMean,
+    ExactGP,
+    GPModel,
+    Parameters,
+    RegularGrid,
+    fit_hyperparameters,
+)
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -33,8 +41,7 @@ def parts(length: float, variance: float) -> tuple[StationaryKernel, ConstantMea
 
 
 def fixed(kernel: StationaryKernel) -> StationaryKernel:
-    kernel.requires_grad_(False)
-    return kernel
+    return kernel.fixed()
 
 
 def far() -> LineIntegrals:
@@ -47,20 +54,18 @@ def test_learns_what_the_dense_evidence_does_and_predicts_the_same() -> None:
     data = sky(150)
     kernel, mean = parts(0.15, 2.0)
     likelihood = GaussianLikelihood(scale=2.0)
-    fit = fit_global(kernel, mean, likelihood, data, GRID, SETTINGS)
+    fit = fit_global(GPModel(kernel, mean, likelihood), data, GRID, SETTINGS)
     assert fit.learned is not None
     assert fit.learned.status.value == "converged", fit.learned.message()
 
-    exact = ExactGP(*parts(0.3, 0.5))
-    noise = GaussianLikelihood(scale=1.0)
-    fit_hyperparameters(exact, noise, data)
-    found = [*kernel.parameters(), likelihood.log_scale]
-    wanted = [*exact.kernel.parameters(), noise.log_scale]
+    start = GPModel(*parts(0.3, 0.5), GaussianLikelihood(scale=1.0))
+    best = fit_hyperparameters(start, data).model
+    found, wanted = (Parameters.of(model, without=("mean",)).theta for model in (fit.gp, best))
+    exact, noise = ExactGP(best.kernel, best.mean), best.likelihood
     errors = torch.tensor(fit.learned.monte_carlo_errors) + 0.1 * torch.tensor(
         fit.learned.standard_deviations
     )
-    assert all(p is not None for p in (*found, *wanted))
-    apart = torch.cat([(a - b).detach().reshape(1) for a, b in zip(found, wanted, strict=True)])  # type: ignore[operator]
+    apart = found - wanted
     assert bool((apart.abs() < 3.0 * errors).all()), (apart, errors)
 
     with torch.no_grad():
@@ -75,7 +80,7 @@ def test_nothing_to_learn_is_one_solve() -> None:
     data = sky(40)
     kernel = fixed(Matern32(0.4, 0.25, dim=2))
     mean, noise = ConstantMean(1.0, learn=False), GaussianLikelihood()
-    fit = fit_global(kernel, mean, noise, data, GRID, SETTINGS)
+    fit = fit_global(GPModel(kernel, mean, noise), data, GRID, SETTINGS)
     assert (fit.started, fit.learned, fit.robust) == (None, None, None)
     told = ExactGP(kernel, mean).condition(
         data.functional,
@@ -91,14 +96,12 @@ def test_the_torus_follows_the_length_scale() -> None:
     data = sky(40)
     shapes = []
     for length in (0.1, 0.4):
-        fit = fit_global(
+        model = GPModel(
             fixed(Matern32(length, 0.25, dim=2)),
             ConstantMean(1.0, learn=False),
             GaussianLikelihood(),
-            data,
-            GRID,
-            SETTINGS,
         )
+        fit = fit_global(model, data, GRID, SETTINGS)
         shapes.append(fit.features.prior.torus_shape)
         # Opposite faces see each other through four length scales of padding.
         assert fit.report["wrap_error"] < 0.01
@@ -109,7 +112,8 @@ def test_learning_takes_a_part_of_many_data() -> None:
     data = sky(150)
     kernel, mean = parts(0.3, 0.5)
     settings = replace(SETTINGS, learn_rows=100)
-    fit = fit_global(kernel, mean, GaussianLikelihood(scale=1.0), data, GRID, settings)
+    model = GPModel(kernel, mean, GaussianLikelihood(scale=1.0))
+    fit = fit_global(model, data, GRID, settings)
     assert fit.learned is not None
     assert len(fit.solution.sigma) == 150
     assert fit.learned.model.sigma(data[:100]).shape == (100,)
@@ -128,10 +132,10 @@ def test_gross_outliers_do_not_move_the_map_by_its_own_deviation(learn: bool) ->
 
     def posterior(data: Batch, chosen: GlobalSettings) -> tuple[Tensor, Tensor]:
         kernel = Matern32(0.4, 0.25, dim=2)
-        kernel.requires_grad_(learn)
-        fit = fit_global(
-            kernel, ConstantMean(1.0), GaussianLikelihood(scale=1.0), data, GRID, chosen
+        model = GPModel(
+            kernel if learn else kernel.fixed(), ConstantMean(1.0), GaussianLikelihood(scale=1.0)
         )
+        fit = fit_global(model, data, GRID, chosen)
         told = fit.posterior.predict(nodes)
         return told.mean, told.std
 

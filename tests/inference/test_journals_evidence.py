@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, LinearMean, RegularGrid, torus_for
+from dustmap.gp import Batch, ConstantMean, GPModel, GridPrior, LinearMean, RegularGrid, torus_for
 from dustmap.gp.features import TorusFeatures
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
@@ -28,7 +28,15 @@ from dustmap.inference import (
 )
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import SolveResult, block_pcg
-from tests.inference.evidence_cases import Dense, DenseSolver, Maker, model, observed, prior_draws
+from tests.inference.evidence_cases import (
+    Dense,
+    DenseSolver,
+    Maker,
+    model,
+    observed,
+    prior_draws,
+    torus_features,
+)
 from tests.inference.journals import (
     Interrupted,
     MemoryJournal,
@@ -55,18 +63,20 @@ def climbed(
 ) -> LearnedModel[Dense]:
     """A climb with a new kernel, on a torus that follows its length."""
     kernel, likelihood = Matern32(*start[:2], dim=1), GaussianLikelihood(scale=start[2])
-    mean, grid = ConstantMean(), RegularGrid.from_bounds((0.0,), (1.0,), (20,))
+    grid = RegularGrid.from_bounds((0.0,), (1.0,), (20,))
     batch = points(n)
 
-    def make(torus: tuple[int, ...]) -> GridModel:
+    def make(model: GPModel, torus: tuple[int, ...]) -> GridModel:
+        kernel = model.kernel
         least, most = (torus_for(kernel, grid, padding)[0] for padding in (3.0, 8.0))
         if not torus or not least <= torus[0] <= most:
             torus = torus_for(kernel, grid, 4.0)
         prior = GridPrior.padded(kernel, grid, torus_shape=torus)
-        return GridModel(TorusFeatures(prior), mean, likelihood)
+        return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
 
     return learn_evidence(
         Maker(make),
+        GPModel(kernel, ConstantMean(), likelihood),
         batch,
         LearnSettings(max_steps=12, samples=4, max_samples=16, accuracy=0.05),
         DenseSolver(batch),
@@ -107,11 +117,11 @@ def test_states_of_other_climbs_are_refused() -> None:
         journal = MemoryJournal(Pages(left=left))
         with contextlib.suppress(Interrupted):
             climbed(journal)
-        case = model(1)
-        maker = Maker(lambda torus, case=case: case.rebuilt())  # type: ignore[misc]
-        batch = points(30)
+        case, batch = model(1), points(30)
+        gp = GPModel(torus_features(case).prior.kernel, case.mean, case.likelihood)
+        maker = Maker(lambda *_, case=case: case)
         with pytest.raises(ValueError, match=r"^journal: .*start this one anew$"):
-            learn_evidence(maker, batch, LearnSettings(), DenseSolver(batch), journal=journal)
+            learn_evidence(maker, gp, batch, LearnSettings(), DenseSolver(batch), journal=journal)
 
 
 def weighed(journal: AbstractJournal) -> RobustFit[Dense]:
@@ -163,9 +173,8 @@ class Case:
             robust=RobustSettings(samples=4, max_rounds=2) if self.robust else None,
         )
         noise = GaussianLikelihood(scale=1.2)
-        return fit_global(
-            kernel, mean, noise, rays(36, self.dim, self.robust), grid, settings, journal=journal
-        )
+        data = rays(36, self.dim, self.robust)
+        return fit_global(GPModel(kernel, mean, noise), data, grid, settings, journal=journal)
 
 
 def rays(n: int, dim: int, outliers: bool) -> Batch:

@@ -136,7 +136,7 @@ def test_learned_hyperparameters_are_those_of_the_dense_family(name: str) -> Non
         source = RowSource(model.features, batch.functional)
         settings = SVISettings(SIZE, 4, StepSchedule(0.3, power=0.0), learning_rate=0.03)
         last = fit_svi(model, batch, source, settings, torch.Generator().manual_seed(0))
-        learned.append([*last.hyperparameters, last.posterior.mean])
+        learned.append([last.theta, last.posterior.mean])
     torch.testing.assert_close(learned[1], learned[0], rtol=1e-7, atol=1e-7)
 
 

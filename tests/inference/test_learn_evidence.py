@@ -11,17 +11,20 @@ from dustmap.gp import (
     ConstantMean,
     ExactGP,
     FitStatus,
+    GPModel,
     GridPrior,
+    Parameters,
     RegularGrid,
     fit_hyperparameters,
     torus_for,
 )
 from dustmap.gp.features import TorusFeatures
 from dustmap.gp.functionals import LineIntegrals, PointValues
-from dustmap.gp.kernels import Matern32, StationaryKernel
+from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel
-from dustmap.inference.evidence._learn_evidence import bounded_step, learn_evidence
+from dustmap.inference._newton import bounded_step
+from dustmap.inference.evidence._learn_evidence import learn_evidence
 from dustmap.inference.evidence._learn_values import LearnedModel, LearnSettings, LearnStep
 from tests.inference.evidence_cases import Dense, DenseSolver, Maker, prior_draws
 
@@ -49,15 +52,14 @@ class Problem:
     """A field on 40 points of the unit interval, seen by a batch."""
 
     batch: Batch
-    kernel: StationaryKernel
-    mean: ConstantMean
-    likelihood: GaussianLikelihood
+    model: GPModel
 
     def learned(
         self, settings: LearnSettings, steps: list[LearnStep] | None = None, centred: bool = True
     ) -> LearnedModel[Dense]:
         return learn_evidence(
             self.builder(),
+            self.model,
             self.batch,
             settings,
             DenseSolver(self.batch),
@@ -69,33 +71,30 @@ class Problem:
         """Models on a torus that is kept while its padding is 3 to 8 length scales."""
         grid = RegularGrid.from_bounds((0.0,), (1.0,), (40,))
 
-        def make(shape: tuple[int, ...]) -> GridModel:
-            fits = [
-                torus_for(self.kernel, grid, 3.0)[0],
-                torus_for(self.kernel, grid, 8.0)[0],
-            ]
+        def make(model: GPModel, shape: tuple[int, ...]) -> GridModel:
+            kernel = model.kernel
+            fits = [torus_for(kernel, grid, 3.0)[0], torus_for(kernel, grid, 8.0)[0]]
             if not shape or not fits[0] <= shape[0] <= fits[1]:
-                shape = torus_for(self.kernel, grid, 4.0)
-            prior = GridPrior.padded(self.kernel, grid, torus_shape=shape)
-            return GridModel(TorusFeatures(prior), self.mean, self.likelihood)
+                shape = torus_for(kernel, grid, 4.0)
+            prior = GridPrior.padded(kernel, grid, torus_shape=shape)
+            return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
 
         return Maker(make)
 
     def exact(self) -> tuple[list[float], float]:
         """Parameters of largest exact evidence, from the truth, and the mean."""
-        gp = ExactGP(Matern32(0.3, 1.0, dim=1), ConstantMean())
-        likelihood = GaussianLikelihood(scale=1.0)
-        fit = fit_hyperparameters(gp, likelihood, self.batch)
+        truth = GPModel(Matern32(0.3, 1.0, dim=1), ConstantMean(), GaussianLikelihood(scale=1.0))
+        fit = fit_hyperparameters(truth, self.batch)
         assert fit.status is FitStatus.CONVERGED
-        learned = [*gp.kernel.parameters(), *likelihood.parameters()]
-        return [float(p.detach()) for p in learned], float(gp.mean.coefficients().detach())
+        learned = Parameters.of(fit.model, without=("mean",))
+        return learned.theta.tolist(), float(fit.model.mean.coefficients())
 
 
 def problem(
     batch: Batch, lengthscale: float = 0.1, variance: float = 0.05, scale: float = 2.0
 ) -> Problem:
     kernel = Matern32(lengthscale, variance, dim=1)
-    return Problem(batch, kernel, ConstantMean(), GaussianLikelihood(scale=scale))
+    return Problem(batch, GPModel(kernel, ConstantMean(), GaussianLikelihood(scale=scale)))
 
 
 @pytest.mark.parametrize(
@@ -122,9 +121,10 @@ def test_the_exact_optimum_from_poor_starts(kind: str, start: tuple[float, float
     # 16 deviations know the maximum better than the data do.
     assert bool((errors < 0.6 * torch.tensor(learned.standard_deviations)).all())
     spread = 0.1 * abs(mean) if kind == "points" else 0.2
-    assert float(case.mean.coefficients().detach()) == pytest.approx(mean, abs=spread)
-    present = [*case.kernel.parameters(), *case.likelihood.parameters()]
-    assert got == tuple(float(p.detach()) for p in present)
+    assert float(learned.gp.mean.coefficients()) == pytest.approx(mean, abs=spread)
+    present = Parameters.of(learned.gp, without=("mean",))
+    assert got == tuple(present.theta.tolist())
+    assert present.names == ("length", "variance", "noise")
 
 
 def jittered(n: int, jitter: float) -> Batch:
@@ -142,19 +142,20 @@ def jittered(n: int, jitter: float) -> Batch:
 def test_jitter_beside_a_scale(jitter: float) -> None:
     """Both are found within their errors; where there is no jitter, at its floor."""
     batch, likelihood = jittered(200, jitter), GaussianLikelihood(scale=1.5, jitter=0.01)
-    assert likelihood.log_jitter is not None
-    assert likelihood.log_scale is not None
-    case = Problem(batch, Matern32(0.2, 0.5, dim=1), ConstantMean(), likelihood)
+    case = Problem(batch, GPModel(Matern32(0.2, 0.5, dim=1), ConstantMean(), likelihood))
     learned = learn_evidence(
         case.builder(),
+        case.model,
         batch,
         LearnSettings(),
         DenseSolver(batch),
         prior_draws=prior_draws,
-        floors={id(likelihood.log_jitter): math.log(1e-3)},
+        floors={"scatter": math.log(1e-3)},
     )
     assert learned.status is FitStatus.CONVERGED, learned.message()
-    print(jitter, learned.parameters, learned.standard_deviations, len(learned.history))
+    likelihood = learned.gp.likelihood
+    assert likelihood.log_jitter is not None
+    assert likelihood.log_scale is not None
     *_, scale_error, jitter_error = learned.standard_deviations
     assert abs(float(likelihood.log_scale.detach())) < 3.0 * scale_error
     if jitter == 0.0:
@@ -187,6 +188,7 @@ def test_weights_divide_the_noise() -> None:
     other = problem(batch, 0.3, 1.0, 2.0)
     learned = learn_evidence(
         other.builder(),
+        other.model,
         batch,
         LearnSettings(),
         DenseSolver(batch),
@@ -210,7 +212,7 @@ def test_more_deviations_where_the_error_asks_for_them() -> None:
 
 def test_a_tight_prior_holds_the_parameters() -> None:
     case = problem(drawn("points", 60), 0.2, 0.5, 1.5)
-    start = [float(p.detach()) for p in case.kernel.parameters()]
+    start = Parameters.of(case.model.kernel).theta.tolist()
     learned = case.learned(LearnSettings(prior_std=1e-3))
     assert learned.status is FitStatus.CONVERGED
     assert learned.parameters[:2] == pytest.approx(start, abs=3e-3)
@@ -220,13 +222,12 @@ def test_what_data_do_not_constrain_ends_at_the_bound() -> None:
     x = torch.rand((30, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     tiny = 1e-3 * torch.randn(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = Batch(PointValues(x), tiny, torch.ones(30, dtype=torch.float64))
-    case = Problem(
-        batch,
-        Matern32(0.3, 1.0, dim=1),
+    model = GPModel(
+        Matern32(0.3, 1.0, dim=1).learning("variance"),
         ConstantMean(0.0, learn=False),
         GaussianLikelihood(jitter=0.1, learn=False),
     )
-    case.kernel.log_lengthscale.requires_grad_(False)
+    case = Problem(batch, model)
     learned = case.learned(LearnSettings(largest_step=3.0))
     assert learned.status is FitStatus.AT_BOUND
     assert learned.parameters == pytest.approx([-math.log(1e3)])
@@ -234,29 +235,24 @@ def test_what_data_do_not_constrain_ends_at_the_bound() -> None:
 
 def test_a_coarse_grid_is_reported() -> None:
     batch = drawn("points", 40)
-    kernel, likelihood = Matern32(0.05, 1.0, dim=1), GaussianLikelihood()
-    kernel.log_lengthscale.requires_grad_(False)
+    kernel = Matern32(0.05, 1.0, dim=1).holding("length")
+    model = GPModel(kernel, ConstantMean(1.0, learn=False), GaussianLikelihood())
     grid = RegularGrid.from_bounds((0.0,), (1.0,), (8,))
 
-    def make(torus: tuple[int, ...]) -> GridModel:
-        prior = GridPrior.padded(kernel, grid)
-        return GridModel(TorusFeatures(prior), ConstantMean(1.0, learn=False), likelihood)
+    def make(model: GPModel, torus: tuple[int, ...]) -> GridModel:
+        prior = GridPrior.padded(model.kernel, grid)
+        return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
 
-    learned = learn_evidence(Maker(make), batch, LearnSettings(), DenseSolver(batch))
+    learned = learn_evidence(Maker(make), model, batch, LearnSettings(), DenseSolver(batch))
     assert learned.depends_on_grid
     assert "depends on the grid" in learned.message()
 
 
-def test_models_must_share_their_parameters_and_have_some() -> None:
+def test_something_must_be_learned() -> None:
     case = problem(drawn("points", 20))
     solver = DenseSolver(case.batch)
-    models = iter([case.builder().build(), problem(case.batch).builder().build()])
-    with pytest.raises(ValueError, match="other parameters than before"):
-        learn_evidence(Maker(lambda torus: next(models)), case.batch, LearnSettings(), solver)
-    for p in [*case.kernel.parameters(), *case.likelihood.parameters()]:
-        p.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to learn"):
-        learn_evidence(case.builder(), case.batch, LearnSettings(), solver)
+        learn_evidence(case.builder(), case.model.fixed(), case.batch, LearnSettings(), solver)
 
 
 @pytest.mark.parametrize("name", ["samples", "max_steps", "accuracy", "tolerance", "prior_std"])

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, Prediction, fit_hyperparameters
+from dustmap.gp import Batch, ConstantMean, ExactGP, GPModel, Prediction, fit_hyperparameters
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import LogNormalModel, MGVISettings, fit_mgvi, typical_log_density
-from dustmap.inference.lognormal._lognormal_energy import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
 from tests.inference.test_mgvi import box, draw_truth, model_of, observe, positions
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,8 @@ def importance_moments(
 
     Proposals ξ̄ + 1.2 δ, δ of the inverse metric at ξ̄, weighted by posterior over proposal.
     """
-    tether = Tether(problem.y, torch.zeros_like(solution_xi))
-    density = Iterate.at(problem, tether, solution_xi).density
+    target = EnergyTarget.posterior(problem.y, solution_xi)
+    density = Iterate.at(problem, target, solution_xi).density
     eye = torch.eye(problem.n_latent, dtype=torch.float64)
     J = problem.jacobian(density, eye).mT
     metric = eye + J.mT @ (J / problem.noise[:, None])
@@ -91,10 +91,10 @@ def held_likelihood(found: Prediction, values: Tensor, noise: Tensor) -> float:
 def gaussian_model(data: Batch) -> tuple[ExactGP, GaussianLikelihood]:
     """The exact GP at its evidence optimum, from the same start."""
     start = float(data.y.mean() / data.functional.moments()[:, 0].mean())
-    gp = ExactGP(Matern32(0.15, start**2, dim=3), ConstantMean(start))
-    likelihood = GaussianLikelihood(scale=1.0)
-    fit_hyperparameters(gp, likelihood, data, max_steps=25, prior_std=2.0)
-    return gp, likelihood
+    kernel, mean = Matern32(0.15, start**2, dim=3), ConstantMean(start)
+    model = GPModel(kernel, mean, GaussianLikelihood(scale=1.0))
+    best = fit_hyperparameters(model, data, max_steps=25, prior_std=2.0).model
+    return ExactGP(best.kernel, best.mean), best.likelihood
 
 
 def test_skies_from_the_prior_are_calibrated_and_beat_the_gaussian_model() -> None:
@@ -108,10 +108,11 @@ def test_skies_from_the_prior_are_calibrated_and_beat_the_gaussian_model() -> No
             likelihood=GaussianLikelihood(scale=1.0),
             dtype=torch.float32,
         )
-        posterior = fit_mgvi(model, data, MGVISettings(samples=32)).posterior
+        solution = fit_mgvi(model, data, MGVISettings(samples=32))
+        posterior = solution.posterior
         mean, std = (moment.double() for moment in posterior.node_log_moments())
         coverages.append(float((((log_density - mean) / std).abs() < 1).double().mean()))
-        lengths.append(float(next(iter(model.kernel_parameters())).detach().exp()))
+        lengths.append(float(solution.model.learned().theta[0].exp()))
         nodes = PointValues(model.prior.grid.points())
         gp, likelihood = gaussian_model(data)
         noise = likelihood.noise_variance(data).detach()

@@ -7,7 +7,7 @@ import torch
 
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
-from dustmap.inference.lognormal._lognormal_energy import Iterate, LogNormalProblem, Tether
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import bends, excess_spread
 from tests.inference.test_mgvi import box, model_of
 
@@ -20,7 +20,7 @@ def at_the_prior(variance: float) -> Iterate:
         model, Batch(node, torch.ones(1).double(), torch.ones(1).double())
     )
     xi = torch.zeros(problem.n_latent, dtype=torch.float64)
-    return Iterate.at(problem, Tether(problem.y, xi), xi)
+    return Iterate.at(problem, EnergyTarget(problem.y, xi), xi)
 
 
 @pytest.mark.parametrize("variance", [0.05, 0.25])

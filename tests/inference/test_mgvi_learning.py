@@ -91,10 +91,10 @@ def fitted(seed: int, start: float) -> tuple[MGVIStatus, float, int]:
     mean = typical_log_density(data, 1.0)
     model = model_of(box(1, NODES), length=start, mean=ConstantMean(mean))
     rows = model.interpolation(data.functional).to_dense()
-    evidence = DenseEvidence(rows, data, mean, model.log_parameters())
+    evidence = DenseEvidence(rows, data, mean, model.learned().theta)
     solution = fit_mgvi(model, data, MGVISettings(samples=4, refinements=1))
     rounds = sum(bool(entry.gradient) for entry in solution.history)
-    return solution.status, evidence.loss(model.log_parameters()), rounds
+    return solution.status, evidence.loss(solution.model.learned().theta), rounds
 
 
 def check(fits: list[tuple[MGVIStatus, float, int]]) -> None:

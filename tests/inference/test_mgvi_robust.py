@@ -66,13 +66,13 @@ def test_gross_outliers_do_not_move_the_map(learn_scale: bool) -> None:
     found = fitted(dirty, RobustSettings(learn_scale=learn_scale))
 
     assert found.status is MGVIStatus.CONVERGED
-    assert found.weighing is not None
+    assert found.weights is not None
     assert error(found, truth) < 1.1 * error(reference, truth)
-    assert bool((found.weighing.weights[hit] < 0.1).all())
-    assert len(hit) <= found.weighing.outliers <= len(hit) + 5
-    assert found.weighing.noise.nu < 6.0
-    assert 0.6 < found.weighing.noise.scale < 1.2
-    assert f"{found.weighing.outliers} of {STARS} data" in found.message()
+    assert bool((found.weights.tau[hit] < 0.1).all())
+    assert len(hit) <= found.weights.outliers <= len(hit) + 5
+    assert found.weights.noise.nu < 6.0
+    assert 0.6 < found.weights.noise.scale < 1.2
+    assert f"{found.weights.outliers} of {STARS} data" in found.message()
 
 
 def test_gross_outliers_bend_what_takes_them_for_normal() -> None:
@@ -86,10 +86,10 @@ def test_clean_data_give_the_same_as_normal_noise() -> None:
     reference, found = (fitted(clean, robust, 64) for robust in (None, RobustSettings()))
 
     assert found.status is MGVIStatus.CONVERGED
-    assert found.weighing is not None
-    assert found.weighing.noise.nu > 15.0
-    assert found.weighing.noise.scale == pytest.approx(1.0, abs=0.12)
-    assert found.weighing.outliers == 0
+    assert found.weights is not None
+    assert found.weights.noise.nu > 15.0
+    assert found.weights.noise.scale == pytest.approx(1.0, abs=0.12)
+    assert found.weights.outliers == 0
     assert error(found, truth) == pytest.approx(error(reference, truth), rel=0.06)
     means, stds = zip(
         *(fit.posterior.node_log_moments() for fit in (found, reference)), strict=True

@@ -160,7 +160,7 @@ def test_the_fitted_mean_is_part_of_the_posterior() -> None:
     solution = solve_global(model, data, replace(TIGHT, rtol=1e-10, fit_mean=True))
     at = some_functionals(2, 6, 5)
     fitted = solution.posterior.predict(at).mean
-    model.mean.assign(solution.mean_coefficients)
+    model = replace(model, mean=model.mean.with_coefficients(solution.mean_coefficients))
     torch.testing.assert_close(fitted, exact(model, data, at)[0], atol=1e-6, rtol=0)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -66,8 +66,8 @@ def test_global_fits_count_draws_and_steps() -> None:
     data = Batch(PointValues(x), torch.sin(9 * x[:, 0]), torch.full((60,), 0.01).double())
     grid, heard = RegularGrid.from_bounds((-0.5,), (0.5,), (30,)), Heard()
     kernel, mean = Matern32(0.3, 1.0, dim=1), ConstantMean(0.0)
-    kernel.requires_grad_(False)
+    model = GPModel(kernel.fixed(), mean, GaussianLikelihood())
     settings = replace(GlobalSettings(), samples=4)
-    fit_global(kernel, mean, GaussianLikelihood(), data, grid, settings, progress=heard)
+    fit_global(model, data, grid, settings, progress=heard)
     assert not heard.open
     assert {"draws", "steps of CG"} <= heard.counts.keys()

@@ -1,7 +1,7 @@
 """Student-t noise beside Gibbs sampling of field and weights, and beside the truth."""
 
 import itertools
-from dataclasses import replace
+import math
 
 import numpy as np
 import pytest
@@ -11,22 +11,23 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     GlobalFit,
     GlobalSettings,
-    NoiseParameters,
     RobustSettings,
     Sites,
+    StudentTModel,
     StudentTNoise,
     fit_global,
     fitted_around,
     student_t_moments,
 )
 from dustmap.inference.evidence._robust import nats_left
+from dustmap.inference.evidence._student_t_noise import noise_nats
 from tests.inference.gibbs import Array, gibbs, matern32
 
 
@@ -51,13 +52,13 @@ def fitted(
 ) -> GlobalFit:
     dim = data.functional.dim
     kernel = Matern32(length, 1.0, dim=dim)
-    kernel.requires_grad_(learn)
     grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, (101,) if dim == 1 else (31, 31))
     settings = GlobalSettings(
         samples=samples, dtype=torch.float64, order=4, start_rows=0, robust=robust, rtol=1e-4
     )
     mean, likelihood = ConstantMean(0.0, learn=False), GaussianLikelihood()
-    return fit_global(kernel, mean, likelihood, data, grid, settings)
+    model = GPModel(kernel if learn else kernel.fixed(), mean, likelihood)
+    return fit_global(model, data, grid, settings)
 
 
 @pytest.mark.parametrize(
@@ -176,19 +177,19 @@ def test_noise_of_a_known_field_is_that_of_its_residuals(nu: float) -> None:
     e = torch.from_numpy(scipy.stats.t.rvs(nu, scale=1.3, size=5000, random_state=0))
     data = batch(np.zeros((5000, 1)), e.numpy(), 1.0)
     zeros = torch.zeros_like(e)
-    learned = NoiseParameters(GaussianLikelihood(), True, True)
-    got = fitted_around(learned, data, zeros, zeros, StudentTNoise(4.0), None)
+    start = StudentTModel.of(StudentTNoise(4.0), GaussianLikelihood(), True, True)
+    got = fitted_around(start, data, zeros, zeros, None).noise
     expected, _, scale = scipy.stats.t.fit(e.numpy(), floc=0.0)
     assert got.nu == pytest.approx(expected, rel=0.02)
     assert got.scale == pytest.approx(scale, rel=0.01)
     own = GaussianLikelihood(scale=1.0)
-    learned = NoiseParameters(own, learn_nu=True, learn_scale=False)
-    got = fitted_around(learned, data, zeros, zeros, StudentTNoise(4.0), None)
-    assert own.log_scale is not None
-    assert got.scale == 1.0
-    assert float(own.log_scale.detach().exp()) == pytest.approx(scale, rel=0.01)
-    far = replace(got, nu=2.0 * got.nu)
-    assert learned.nats(learned.logs(got), learned.logs(far), 5000) > 1.0
+    start = StudentTModel.of(StudentTNoise(4.0), own, learn_nu=True, learn_scale=False)
+    law = fitted_around(start, data, zeros, zeros, None)
+    assert law.likelihood.log_scale is not None
+    assert law.noise.scale == 1.0
+    assert float(law.likelihood.log_scale.exp()) == pytest.approx(scale, rel=0.01)
+    far = law.with_value("nu", law.nu.value + math.log(2.0))
+    assert noise_nats(law.logs(), far.logs(), 5000) > 1.0
 
 
 def test_creeping_is_not_rest() -> None:

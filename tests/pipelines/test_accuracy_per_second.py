@@ -24,8 +24,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     monkeypatch.setattr("pipelines.reproduce.accuracy_per_second._methods.REPEATS", 1)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(360, 2, dtype=torch.float64, generator=generator)
-    kernel, mean = Matern32(0.4, 1.0, dim=2), ConstantMean(0.5, learn=False)
-    kernel.requires_grad_(False)
+    kernel, mean = Matern32(0.4, 1.0, dim=2).fixed(), ConstantMean(0.5, learn=False)
     K = kernel(x[:, None] - x[None, :]) + 1e-9 * torch.eye(360, dtype=torch.float64)
     white = torch.randn(2, 360, dtype=torch.float64, generator=generator)
     f = 0.5 + torch.linalg.cholesky(K) @ white[0]

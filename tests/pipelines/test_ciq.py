@@ -39,7 +39,7 @@ def drawn(observation: Observation) -> Problem:
     60 more to predict."""
     generator = torch.Generator().manual_seed(0)
     x = 2.0 * torch.rand(300, 2, dtype=torch.float64, generator=generator) - 1.0
-    kernel = Matern52(0.6, 1.0, dim=2).requires_grad_(False)
+    kernel = Matern52(0.6, 1.0, dim=2).fixed()
     K = kernel(x[:, None] - x[None, :]) + 0.04 * torch.eye(300, dtype=torch.float64)
     y = torch.linalg.cholesky(K) @ torch.randn(300, dtype=torch.float64, generator=generator)
     if observation is Observation.BERNOULLI:
@@ -109,7 +109,7 @@ def test_scores_are_those_of_the_predictive_density() -> None:
 
 
 def test_both_methods_of_the_crossover_explain_the_same_variance() -> None:
-    kernel = Matern52(0.3, 1.0, dim=2).requires_grad_(False)
+    kernel = Matern52(0.3, 1.0, dim=2).fixed()
     grid = crossover._square(36)
     x = crossover._uniform(20, 2, 1, torch.device("cpu"))
     makers = (crossover.cholesky, crossover.ciq, crossover.preconditioned_ciq)

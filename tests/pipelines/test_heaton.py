@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(3)
 
     def drawn(length: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        kernel = Matern12(length, 1.0, dim=2).requires_grad_(False)
+        kernel = Matern12(length, 1.0, dim=2).fixed()
         prior = GridPrior.padded(kernel, grid, padding=1.0)
         white = torch.randn(prior.n_white, dtype=torch.float64, generator=generator)
         return prior.root().matmul(white).numpy().reshape(SHAPE)
@@ -92,7 +92,7 @@ def test_kriging_with_all_neighbours_is_the_exact_gp() -> None:
     generator = torch.Generator().manual_seed(0)
     x = 5.0 * torch.rand(60, 2, dtype=torch.float64, generator=generator)
     y = torch.randn(60, dtype=torch.float64, generator=generator)
-    kernel = Matern12((2.0, 1.0), 1.5, dim=2).requires_grad_(False)
+    kernel = Matern12((2.0, 1.0), 1.5, dim=2).fixed()
     kriging = LocalKriging(kernel, 0.3, x, y, neighbours=60)
     places = x[:10] + 0.1
     noise = torch.full((60,), 0.09, dtype=torch.float64)
@@ -107,7 +107,7 @@ def test_ordinary_kriging_needs_no_mean_and_is_less_certain() -> None:
     generator = torch.Generator().manual_seed(1)
     x = 5.0 * torch.rand(80, 2, dtype=torch.float64, generator=generator)
     y = torch.randn(80, dtype=torch.float64, generator=generator)
-    kernel = Matern12(2.0, 1.5, dim=2).requires_grad_(False)
+    kernel = Matern12(2.0, 1.5, dim=2).fixed()
     places = torch.rand(7, 2, dtype=torch.float64, generator=generator)
     near, far = (LocalKriging(kernel, 0.3, x, y + c).ordinary(places) for c in (0.0, 100.0))
     assert torch.allclose(near.mean + 100.0, far.mean)
@@ -120,7 +120,7 @@ def test_the_kernel_that_fills_gaps_best_comes_first(folder: Path) -> None:
     assert 0.0 < best.validation_crps < other.validation_crps
     assert {best.name, other.name} == {"matern12", "matern32"}
     assert LEAST_NOISE <= best.sigma < 1.0
-    assert not any(p.requires_grad for p in best.kernel.parameters())
+    assert not best.kernel.is_learned
 
 
 def test_absent_data_are_named(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class Sky:
         added = seen.uniform(float(y.sum() / rays.moments()[:, 0].sum()))
         for _ in range(2):
             dim = scene.grid.dim
-            kernel = Matern32(scene.length, scene.std**2, dim=dim).requires_grad_(False)
+            kernel = Matern32(scene.length, scene.std**2, dim=dim).fixed()
             model = LogNormalModel(
                 GridPrior.padded(kernel, scene.grid, padding=3.0, dtype=torch.float64),
                 ConstantMean(math.log(scene.median), learn=False),

@@ -230,7 +230,7 @@ def _check(
             f"wrapping has {len(wrapping.periods)} periods but the kernel has {kernel.dim} input "
             "dimensions; give one period per axis."
         )
-    _check_devices(functional.device, next(kernel.parameters()).device)
+    _check_devices(functional.device, kernel.device)
     if _count_derivatives(functional):
         kernel.require_derivatives()
 

@@ -289,7 +289,7 @@ def _lag_table(
             f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "
             f"kernel; got {len(spacing)} and {len(shape)}."
         )
-    device = next(kernel.parameters()).device
+    device = kernel.device
     axes = [
         h * torch.arange(m, dtype=torch.float64, device=device)
         for h, m in zip(spacing, shape, strict=True)

@@ -3,15 +3,16 @@
 Rows are made a group at a time.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp.covariances import Wrapping
 from dustmap.gp.functionals import (
     AbstractFunctional,
@@ -109,11 +110,11 @@ class Features:
         )
 
 
-class AbstractFeatureMap(ABC):
+class AbstractFeatureMap(AbstractParametric):
     """f_n = m_n + φ_nᵀ ε + r_n with ε ~ N(0, I): how data see the whitened field.
 
-    Nothing downstream knows which map it got. All sizes are those of one kernel value; `rebuilt`
-    gives the map at the kernel's present parameters, with their autograd graph.
+    Nothing downstream knows which map it got. Its parameters are those of the kernel, and inducing
+    points that are learned; all sizes are those of one kernel, and `with_parameters` keeps them.
     """
 
     @property
@@ -146,22 +147,11 @@ class AbstractFeatureMap(ABC):
 
     @abstractmethod
     def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        """Φ ε for eps (k, M_w): (k, N), differentiable in the kernel's parameters and in eps.
-
-        At the map's present values; for gradients take those of `rebuilt()`.
-        """
+        """Φ ε for eps (k, M_w): (k, N), differentiable in the parameters and in eps."""
 
     @abstractmethod
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         """Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
-
-    @abstractmethod
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Hyperparameters of the kernel."""
-
-    @abstractmethod
-    def rebuilt(self) -> Self:
-        """The same map at the kernel's present parameters (same M_w)."""
 
 
 def products_by_rows(

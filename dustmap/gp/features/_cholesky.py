@@ -3,7 +3,7 @@
 The gradient of the factorisation and the solve is one.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -112,9 +112,6 @@ class CholeskyFeatures(AbstractInducingFeatures):
                 ),
             )
             return ProductOperator(cross, _InverseTriangle(factor))
-
-    def rebuilt(self) -> "CholeskyFeatures":
-        return replace(self)
 
     def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
         with torch.no_grad():

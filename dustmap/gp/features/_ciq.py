@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._base import (
     Features,
@@ -66,7 +67,7 @@ class InducingGram:
         dtype: torch.dtype,
     ) -> "InducingGram":
         """Toeplitz in the covariances of the first node with all: O(M) memory."""
-        device = next(kernel.parameters()).device
+        device = kernel.device
         origin = PointValues(torch.tensor([grid.lower], dtype=torch.float64, device=device))
         row = estimator.cross(kernel, origin, grid, wrapping, torch.float64).reshape(grid.shape)
         unit = torch.zeros_like(row.detach())
@@ -123,6 +124,12 @@ class _TermKernel(AbstractKernel):
     @property
     def dim(self) -> int:
         return self._dim
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return ()
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "_TermKernel":
+        return self
 
     def terms(self) -> tuple[KernelTerm, ...]:
         return self._terms
@@ -241,9 +248,6 @@ class CIQFeatures(AbstractInducingFeatures):
             )
             inverse = InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
-
-    def rebuilt(self) -> "CIQFeatures":
-        return replace(self)
 
     def preconditioned(self) -> "CIQFeatures":
         """The same grid with T. Chan's circulant of the present K_uu as preconditioner.

@@ -3,13 +3,14 @@
 With all points of the padded torus as inducing points one FFT pair takes the place of a solve.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dustmap.gp._parameters import Parameter
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
@@ -122,11 +123,12 @@ class HIPFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         return self.prior.kernel.parameters()
 
-    def rebuilt(self) -> "HIPFeatures":
-        return replace(self, prior=self.prior.rebuilt())
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "HIPFeatures":
+        kernel = self.prior.kernel.with_parameters(parameters)
+        return replace(self, prior=self.prior.with_kernel(kernel))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         return self.estimator.cross(
@@ -242,11 +244,12 @@ class TorusFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         return self.prior.kernel.parameters()
 
-    def rebuilt(self) -> "TorusFeatures":
-        return TorusFeatures(self.prior.rebuilt(), self.estimator, self.memory)
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "TorusFeatures":
+        kernel = self.prior.kernel.with_parameters(parameters)
+        return TorusFeatures(self.prior.with_kernel(kernel), self.estimator, self.memory)
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         return self.estimator.cross(

@@ -6,15 +6,16 @@ the cache; distances are evaluated again in the backward pass, so that nothing b
 held.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.features._base import (
     AbstractFeatureMap,
@@ -217,9 +218,9 @@ def _sum(parts: list[Tensor]) -> Tensor:
 class AbstractInducingFeatures(AbstractFeatureMap):
     """φ_n = L⁻¹ k_{u,n} of some root L Lᵀ = K_uu + ν I, M_w = M.
 
-    inducing: a grid, or free points (M, D). Points that are an `nn.Parameter` are learned like the
-        kernel's: they are among the `parameters`, and rows of point values are differentiable in
-        them (rows of other functionals are refused then).
+    inducing: a grid, or free points (M, D), the parameter "inducing", learned if `learn_points`.
+        Rows of point values are differentiable in them; rows of other functionals are not, and
+        are refused where the points carry a graph.
     nugget: ν relative to the kernel's variance. No further jitter is ever added.
     """
 
@@ -230,6 +231,7 @@ class AbstractInducingFeatures(AbstractFeatureMap):
     nugget: float = 0.0
     rows_dtype: torch.dtype = torch.float64
     memory: int = 2**28
+    learn_points: bool = False
 
     def __post_init__(self) -> None:
         if not self.nugget >= 0:
@@ -263,10 +265,20 @@ class AbstractInducingFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.kernel.parameters()
-        if isinstance(self.inducing, nn.Parameter):
-            yield self.inducing
+    def parameters(self) -> tuple[Parameter, ...]:
+        kernel = self.kernel.parameters()
+        if isinstance(self.inducing, RegularGrid):
+            return kernel
+        return *kernel, Parameter("inducing", self.inducing, False, self.learn_points)
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
+        """Whatever the kernel's parameters and the free points are, factorised anew."""
+        count = len(self.kernel.parameters())
+        kernel = self.kernel.with_parameters(parameters[:count])
+        if isinstance(self.inducing, RegularGrid):
+            return replace(self, kernel=kernel)
+        (points,) = parameters[count:]
+        return replace(self, kernel=kernel, inducing=points.value, learn_points=points.is_learned)
 
     def _points_seen(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor] | None:
         """The places x of the data and the points, where K_fu is differentiable in both."""
@@ -275,9 +287,9 @@ class AbstractInducingFeatures(AbstractFeatureMap):
             return functional.x, z
         if isinstance(z, Tensor) and z.requires_grad and torch.is_grad_enabled():
             raise ValueError(
-                f"inducing is a parameter to be learned, but rows of {type(functional).__name__} "
-                f"are not differentiable in it: use PointValues without wrapping, or give "
-                f"inducing.detach()"
+                f"inducing points are learned, but rows of {type(functional).__name__} "
+                f"are not differentiable in them: use PointValues without wrapping, or "
+                f"learn_points=False"
             )
         return None
 

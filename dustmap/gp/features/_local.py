@@ -1,14 +1,15 @@
 """Features of local kriging weights: sparse rows, two FFTs, whatever the number of data."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dustmap.gp._parameters import Parameter
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
@@ -160,11 +161,12 @@ class LocalFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return by_rows(functional, lambda f: self._residuals.variance(f).value)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> tuple[Parameter, ...]:
         return self.prior.kernel.parameters()
 
-    def rebuilt(self) -> "LocalFeatures":
-        return replace(self, prior=self.prior.rebuilt())
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "LocalFeatures":
+        kernel = self.prior.kernel.with_parameters(parameters)
+        return replace(self, prior=self.prior.with_kernel(kernel))
 
     @cached_property
     def _residuals(self) -> LocalResiduals:

@@ -181,7 +181,7 @@ class Stencil:
 
     @property
     def _device(self) -> torch.device:
-        return next(self.kernel.parameters()).device
+        return self.kernel.device
 
 
 def neighbours_together(rays: LineIntegrals) -> Tensor:

@@ -4,9 +4,11 @@ A kernel is a sum of terms variance · profile(|x / ℓ|); `terms()` hands them 
 estimators. Build one with `Matern12`, `Matern32`, `Matern52` or `SquaredExponential` (one length
 scale, or one per axis), combine with `+` and scale with `*`. Draws from Matérn-½ are continuous
 only; Matérn-3/2 is the usual choice for dust; the squared exponential is so smooth that its
-covariance on a fine grid is numerically singular.
+covariance on a fine grid is numerically singular. `KERNELS` and `kernel_named` have them by name.
+A profile of your own needs a name and `value(r)`: `StationaryKernel(profile, lengthscale)`.
 """
 
+from dustmap.gp.kernels._kernel import KERNELS as KERNELS
 from dustmap.gp.kernels._kernel import AbstractKernel as AbstractKernel
 from dustmap.gp.kernels._kernel import KernelTerm as KernelTerm
 from dustmap.gp.kernels._kernel import Matern12 as Matern12
@@ -16,7 +18,7 @@ from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
 from dustmap.gp.kernels._kernel import SquaredExponential as SquaredExponential
 from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
 from dustmap.gp.kernels._kernel import SumKernel as SumKernel
-from dustmap.gp.kernels._named import KERNELS as KERNELS
+from dustmap.gp.kernels._kernel import kernel_named as kernel_named
 from dustmap.gp.kernels._profiles import AbstractProfile as AbstractProfile
 from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile

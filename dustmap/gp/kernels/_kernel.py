@@ -4,14 +4,16 @@ A term gives the covariances between values and derivatives of the field.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dustmap.gp._parameters import AbstractParametric, Parameter, dealt, joined_parameters
 from dustmap.gp.kernels._profiles import (
     AbstractProfile,
     Matern12Profile,
@@ -78,7 +80,7 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor], weight: Tensor) -> Tensor:
     return total
 
 
-class AbstractKernel(nn.Module, ABC):
+class AbstractKernel(AbstractParametric):
     """Stationary covariance k(x - x') = Σ of `KernelTerm`s on R^dim."""
 
     @property
@@ -90,7 +92,12 @@ class AbstractKernel(nn.Module, ABC):
     def terms(self) -> tuple[KernelTerm, ...]:
         """The terms at the current parameters (they carry the autograd graph)."""
 
-    def forward(self, dx: Tensor) -> Tensor:
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return self.terms()[0].variance.device
+
+    def __call__(self, dx: Tensor) -> Tensor:
         """k(dx) for displacements dx (..., D): (...)."""
         axes = dx.unbind(-1)
         return torch.stack([term.covariance(axes) for term in self.terms()]).sum(0)
@@ -140,12 +147,18 @@ class AbstractKernel(nn.Module, ABC):
 
 
 @final
+@dataclass(frozen=True, eq=False, init=False)
 class StationaryKernel(AbstractKernel):
-    """One profile with one length scale, or one per axis.
+    """One profile with one length scale, or one per axis; parameters "length" and "variance".
 
     profile: correlation profile; lengthscale: ℓ > 0 or D of them; variance: k(0) > 0;
     dim: D, needed when `lengthscale` is a single number.
     """
+
+    profile: AbstractProfile
+    length: Parameter
+    amplitude: Parameter
+    axes: int
 
     def __init__(
         self,
@@ -154,78 +167,124 @@ class StationaryKernel(AbstractKernel):
         variance: float = 1.0,
         dim: int | None = None,
     ) -> None:
-        super().__init__()
         scales = _lengthscales(lengthscale, dim)
         _check_positive("variance", (variance,))
-        self.profile = profile
-        self._dim = len(scales) if dim is None else dim
-        self.log_lengthscale = nn.Parameter(torch.tensor(scales, dtype=torch.float64).log())
-        self.log_variance = nn.Parameter(torch.tensor(math.log(variance), dtype=torch.float64))
+        object.__setattr__(self, "profile", profile)
+        object.__setattr__(self, "length", Parameter.log("length", scales))
+        object.__setattr__(self, "amplitude", Parameter.log("variance", variance))
+        object.__setattr__(self, "axes", len(scales) if dim is None else dim)
 
     @property
     def dim(self) -> int:
-        return self._dim
+        return self.axes
+
+    @property
+    def log_lengthscale(self) -> Tensor:
+        """ln ℓ, (1,) or (D,)."""
+        return self.length.value
+
+    @property
+    def log_variance(self) -> Tensor:
+        """ln k(0), ()."""
+        return self.amplitude.value
 
     @property
     def lengthscale(self) -> Tensor:
         """ℓ per axis, (D,)."""
-        return self.log_lengthscale.double().exp().expand(self._dim)
+        return self.log_lengthscale.double().exp().expand(self.dim)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.length, self.amplitude
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "StationaryKernel":
+        length, variance = parameters
+        made = object.__new__(StationaryKernel)
+        values = {
+            "profile": self.profile,
+            "length": length,
+            "amplitude": variance,
+            "axes": self.axes,
+        }
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
 
     def terms(self) -> tuple[KernelTerm, ...]:
         variance = self.log_variance.double().exp()
         return (KernelTerm(variance, self.lengthscale, self.profile),)
 
-    def extra_repr(self) -> str:
-        scales = [round(v, 6) for v in self.log_lengthscale.exp().tolist()]
+    def __repr__(self) -> str:
+        scales = [round(v, 6) for v in self.log_lengthscale.detach().exp().tolist()]
         return (
-            f"{self.profile.name}, lengthscale={scales}, "
-            f"variance={self.log_variance.exp().item():.6g}, dim={self._dim}"
+            f"StationaryKernel({self.profile.name}, lengthscale={scales}, "
+            f"variance={self.log_variance.detach().exp().item():.6g}, dim={self.dim})"
         )
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class SumKernel(AbstractKernel):
-    """k = Σ_i k_i."""
+    """k = Σ_i k_i; its parameters are those of the k_i: "length[0]", "variance[0]", ..."""
 
-    def __init__(self, kernels: Sequence[AbstractKernel]) -> None:
-        super().__init__()
-        dims = {kernel.dim for kernel in kernels}
-        if len(dims) != 1:
+    kernels: Sequence[AbstractKernel]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", tuple(self.kernels))
+        if len({kernel.dim for kernel in self.kernels}) != 1:
             raise ValueError(
                 f"kernels must be one or more kernels of one dimension, got dimensions "
-                f"{[kernel.dim for kernel in kernels]}."
+                f"{[kernel.dim for kernel in self.kernels]}."
             )
-        self._dim = dims.pop()
-        self.kernels = nn.ModuleList(kernels)
 
     @property
     def dim(self) -> int:
-        return self._dim
+        return self.kernels[0].dim
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(
+            p.indexed(i) for i, kernel in enumerate(self.kernels) for p in kernel.parameters()
+        )
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "SumKernel":
+        own = joined_parameters(*self.kernels)
+        values = [replace(p, name=q.name) for p, q in zip(parameters, own, strict=True)]
+        parts = dealt(values, *self.kernels)
+        return SumKernel(
+            [k.with_parameters(part) for k, part in zip(self.kernels, parts, strict=True)]
+        )
 
     def terms(self) -> tuple[KernelTerm, ...]:
-        found: list[KernelTerm] = []
-        for kernel in self.kernels:
-            assert isinstance(kernel, AbstractKernel)
-            found.extend(kernel.terms())
-        return tuple(found)
+        return tuple(term for kernel in self.kernels for term in kernel.terms())
 
 
 @final
+@dataclass(frozen=True, eq=False, init=False)
 class ScaledKernel(AbstractKernel):
-    """k = factor · k_0 with a learned positive factor."""
+    """k = factor · k_0 with a learned positive factor, the parameter "factor"."""
 
-    def __init__(self, kernel: AbstractKernel, factor: float) -> None:
-        super().__init__()
-        _check_positive("factor", (factor,))
-        self.kernel = kernel
-        self.log_factor = nn.Parameter(torch.tensor(math.log(factor), dtype=torch.float64))
+    kernel: AbstractKernel
+    factor: Parameter
+
+    def __init__(self, kernel: AbstractKernel, factor: float | Parameter) -> None:
+        if not isinstance(factor, Parameter):
+            _check_positive("factor", (factor,))
+            factor = Parameter.log("factor", factor)
+        object.__setattr__(self, "kernel", kernel)
+        object.__setattr__(self, "factor", factor)
 
     @property
     def dim(self) -> int:
         return self.kernel.dim
 
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.factor, *self.kernel.parameters()
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "ScaledKernel":
+        factor, *rest = parameters
+        return ScaledKernel(self.kernel.with_parameters(rest), factor)
+
     def terms(self) -> tuple[KernelTerm, ...]:
-        factor = self.log_factor.double().exp()
+        factor = self.factor.value.double().exp()
         return tuple(
             KernelTerm(factor * t.variance, t.lengthscale, t.profile) for t in self.kernel.terms()
         )
@@ -257,6 +316,29 @@ def SquaredExponential(
 ) -> StationaryKernel:
     """Squared exponential: exp(-r²/2)."""
     return StationaryKernel(SquaredExponentialProfile(), lengthscale, variance, dim)
+
+
+#: Kernels by the names of configurations.
+KERNELS = MappingProxyType(
+    {
+        "matern12": Matern12,
+        "matern32": Matern32,
+        "matern52": Matern52,
+        "squared-exponential": SquaredExponential,
+    }
+)
+
+
+def kernel_named(
+    name: str,
+    lengthscale: float | Sequence[float],
+    variance: float = 1.0,
+    dim: int | None = None,
+) -> StationaryKernel:
+    """The kernel of a name in `KERNELS`; other arguments as for `Matern32`."""
+    if name not in KERNELS:
+        raise ValueError(f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}')
+    return KERNELS[name](lengthscale, variance, dim)
 
 
 def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:

@@ -9,15 +9,16 @@ from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp._batch import Batch
+from dustmap.gp._parameters import AbstractParametric
 
 #: Half width of the interval of `SinhTrapezoid` in standard deviations: 1.2e-15 lies outside.
 _REACH = 8.0
 
 
-class AbstractLikelihood(nn.Module, ABC):
+class AbstractLikelihood(AbstractParametric):
     """p(y_n | f_n) of independent data, averaged over q(f_n) = N(μ_n, v_n).
 
     All arguments and results are (N,): y, mean μ, variance v, and noise_variance, which is what

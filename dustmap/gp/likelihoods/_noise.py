@@ -4,13 +4,15 @@ Predictions of data with Student-t noise are normal distributions of unknown var
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dustmap.gp._batch import Batch
+from dustmap.gp._parameters import Parameter
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
 
 #: e-foldings by which the integrand has fallen at the ends of the quadrature.
@@ -28,6 +30,10 @@ _COUNT = 96
 _LEAST = 2.0
 
 
+#: What parameters of the noise are in reports.
+_NAMES = {"scale": "noise", "jitter": "scatter", "relative": "relative_scatter"}
+
+
 @final
 class GaussianLikelihood(AbstractLikelihood):
     """y_n ~ N(f_n, scale² σ_n² + v_n + jitter² + (relative a_n)²), σ_n² and v_n from the batch:
@@ -39,7 +45,8 @@ class GaussianLikelihood(AbstractLikelihood):
     GaussianLikelihood(relative=0.1)              noise that grows with the field
 
     scale, jitter, relative > 0: starting values, jitter in the units of y; what is None is not in
-    the model. With `learn=False` they stay fixed.
+    the model. Parameters "noise" (ln scale), "scatter" (ln jitter) and "relative_scatter" (ln
+    relative); with `learn=False` they stay fixed.
 
     a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
     small would weigh more than those it has made large. Whoever fits the field sets it, and
@@ -54,10 +61,37 @@ class GaussianLikelihood(AbstractLikelihood):
         *,
         learn: bool = True,
     ) -> None:
-        super().__init__()
-        self.log_scale = _log_parameter("scale", scale, learn)
-        self.log_jitter = _log_parameter("jitter", jitter, learn)
-        self.log_relative = _log_parameter("relative", relative, learn)
+        named = (("scale", scale), ("jitter", jitter), ("relative", relative))
+        for name, value in named:
+            _check_positive(name, value)
+        self._parameters = {
+            part: Parameter.log(_NAMES[part], value, learn=learn)
+            for part, value in named
+            if value is not None
+        }
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(self._parameters.values())
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "GaussianLikelihood":
+        made = GaussianLikelihood()
+        made._parameters = dict(zip(self._parameters, parameters, strict=True))
+        return made
+
+    @property
+    def log_scale(self) -> Tensor | None:
+        """ln of the factor on the given errors, None where they are taken as given."""
+        return self._log("scale")
+
+    @property
+    def log_jitter(self) -> Tensor | None:
+        """ln of the standard deviation that is added, None for none."""
+        return self._log("jitter")
+
+    @property
+    def log_relative(self) -> Tensor | None:
+        """ln of the noise in proportion to the response, None for none."""
+        return self._log("relative")
 
     def noise_variance(self, batch: Batch) -> Tensor:
         given = batch.noise_variance
@@ -108,18 +142,18 @@ class GaussianLikelihood(AbstractLikelihood):
         """μ and v + σ²."""
         return mean, variance + noise_variance
 
+    def _log(self, part: str) -> Tensor | None:
+        parameter = self._parameters.get(part)
+        return None if parameter is None else parameter.value
+
 
 def _log_normal_density(residual: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * ((2.0 * math.pi * variance).log() + residual.square() / variance)
 
 
-def _log_parameter(name: str, value: float | None, learn: bool) -> nn.Parameter | None:
-    if value is None:
-        return None
-    if not (math.isfinite(value) and value > 0):
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number or None, got {value}")
-    log_value = torch.tensor(math.log(value), dtype=torch.float64)
-    return nn.Parameter(log_value, requires_grad=learn)
 
 
 @final
@@ -200,7 +234,8 @@ class StudentTLikelihood(AbstractLikelihood):
 
     dof: ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2). scale > 0: where
     the batch has no noise_variance it is s_n itself, in the units of y; where it has σ_n², the
-    factor of the given errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
+    factor of the given errors, s_n = scale · σ_n. Parameters "excess" (ln(ν − 2)) and "noise"
+    (ln scale), both learned unless `learn=False`.
 
     Noise variances in the sense of the methods are the squared widths s_n², not the variances of
     the noise. Expectations by the trapezoidal rule in t, f = y + a sinh t, which is as good for a
@@ -212,15 +247,35 @@ class StudentTLikelihood(AbstractLikelihood):
     """
 
     def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
-        super().__init__()
         if not (math.isfinite(dof) and dof > _LEAST):
             raise ValueError(
                 f"dof must be a number above {_LEAST:g}, where the noise has a variance, got {dof}"
             )
         if not (math.isfinite(scale) and scale > 0):
             raise ValueError(f"scale must be a positive number, got {scale}")
-        self.log_excess = nn.Parameter(_log(dof - _LEAST), requires_grad=learn)
-        self.log_scale = nn.Parameter(_log(scale), requires_grad=learn)
+        self._parameters = (
+            Parameter.log("excess", dof - _LEAST, learn=learn),
+            Parameter.log("noise", scale, learn=learn),
+        )
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self._parameters
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "StudentTLikelihood":
+        made = StudentTLikelihood()
+        excess, noise = parameters
+        made._parameters = (excess, noise)
+        return made
+
+    @property
+    def log_excess(self) -> Tensor:
+        """ln(ν − 2)."""
+        return self._parameters[0].value
+
+    @property
+    def log_scale(self) -> Tensor:
+        """ln of the width of the noise, or of the factor of the given errors."""
+        return self._parameters[1].value
 
     @property
     def dof(self) -> float:
@@ -290,7 +345,3 @@ class StudentTLikelihood(AbstractLikelihood):
         dof = self._dof()
         gammas = torch.lgamma(0.5 * (dof + 1.0)) - torch.lgamma(0.5 * dof)
         return gammas - 0.5 * (math.pi * dof * width2).log()
-
-
-def _log(value: float) -> Tensor:
-    return torch.tensor(math.log(value), dtype=torch.float64)

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, Parameters
 from dustmap.gp.features import LocalFeatures, chunks
 from dustmap.inference.evidence._information import (
     Moments,
     Recolouring,
     differentiate,
-    split_like,
     total_variance,
 )
 from dustmap.inference.solve._grid_model import GridModel
@@ -25,14 +24,15 @@ _PER_PASS = 2**20
 @final
 @dataclass(frozen=True, eq=False)
 class EvidenceGradient:
-    """∂ ln p(y | θ), one tensor per parameter, in the order of `GridModel.parameters`.
+    """∂ ln p(y | θ) (P,), in the order of `Parameters.of(model)`.
 
-    values; standard_errors: of the Monte Carlo average over the deviations (the posterior mean is
-    known without error, and so is the gradient in the prior mean).
+    names; values; standard_errors: of the Monte Carlo average over the deviations (the posterior
+    mean is known without error, and so is the gradient in the prior mean).
     """
 
-    values: tuple[Tensor, ...]
-    standard_errors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    values: Tensor
+    standard_errors: Tensor
 
 
 def evidence_gradient(
@@ -67,42 +67,45 @@ def evidence_gradient(
     standard errors are the scatter of the single deviations.
     """
     moments = Moments(eps_mean, deviations, prior_draws)
-    values = gradient_values(model, data, moments, weights)
+    parameters = Parameters.of(model)
+    parameters.require_some("the model")
+    leaf = parameters.theta.clone().requires_grad_()
+    values = gradient_values(parameters.build(leaf), leaf, data, moments, weights)
     errors = differentiate(model, data, moments, weights).monte_carlo_covariance.diagonal().sqrt()
-    return EvidenceGradient(values, split_like(errors, list(model.parameters())))
+    return EvidenceGradient(parameters.names, values, errors)
 
 
 def gradient_values(
     model: GridModel,
+    theta: Tensor,
     data: Batch,
     moments: Moments,
     weights: Tensor | None = None,
     sigma: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """The values of `evidence_gradient` alone; data go by chunks, a backward pass for each.
+) -> Tensor:
+    """The values (P,) of `evidence_gradient` alone; data go by chunks, a backward pass for each.
 
-    sigma (N,): Σ with the graph of `model`, which must then be at the present parameters.
+    theta (P,): the leaf whose graph `model` carries. sigma (N,): Σ with that graph, where known.
     """
-    parameters = _check(model, data, moments, weights)
+    _check(model, data, moments, weights)
     eps = torch.cat([moments.eps_mean[None], moments.deviations]).to(model.features.dtype)
-    inputs: list[Tensor] = [*parameters]
+    inputs: list[Tensor] = [theta]
     if moments.prior_draws is not None:
         inputs.append(eps.requires_grad_())
     with torch.enable_grad():
-        present = model.rebuilt() if sigma is None else model
         total = [torch.zeros_like(p) for p in inputs]
         for part in chunks(len(data), data_per_pass(model)):
             batch, tau = data[part], None if weights is None else weights[part]
-            variance = total_variance(present, batch, tau) if sigma is None else sigma[part]
-            objective = _expected_log_density(present, batch, eps, variance)
+            variance = total_variance(model, batch, tau) if sigma is None else sigma[part]
+            objective = _expected_log_density(model, batch, eps, variance)
             # What the chunks share (spectrum, tables) must outlive the first of them.
             total = _added(total, objective, inputs)
         if moments.prior_draws is not None:
-            recolouring = Recolouring.at(present.features)
+            recolouring = Recolouring.at(model.features)
             power = _centring_power(recolouring, moments, moments.prior_draws, eps, total.pop())
-            objective = recolouring.log_spectrum(present.features, power)
-            total = _added(total, objective, parameters)
-    return tuple(total)
+            objective = recolouring.log_spectrum(model.features, power)
+            total = _added(total, objective, [theta])
+    return total[0]
 
 
 def data_per_pass(model: GridModel) -> int:
@@ -144,15 +147,9 @@ def _expected_log_density(model: GridModel, data: Batch, eps: Tensor, sigma: Ten
     return -0.5 * (square / sigma + sigma.log()).sum()
 
 
-def _check(
-    model: GridModel, data: Batch, moments: Moments, weights: Tensor | None
-) -> list[nn.Parameter]:
+def _check(model: GridModel, data: Batch, moments: Moments, weights: Tensor | None) -> None:
     moments.check(model.features.n_features)
     if weights is not None and weights.shape != (len(data),):
         raise ValueError(
             f"weights must have shape ({len(data)},), one per datum, got {tuple(weights.shape)}"
         )
-    parameters = list(model.parameters())
-    if not parameters:
-        raise ValueError("nothing to learn: no parameter of the model requires grad")
-    return parameters

@@ -7,13 +7,13 @@ takes the derivatives of λ out of the products.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import Batch, GridPrior
+from dustmap.gp import Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._grid_model import GridModel, prior_of
@@ -184,36 +184,32 @@ def differentiate(
     *,
     residual_variance: Tensor | None = None,
     residual_rates: Tensor | None = None,
+    without: Sequence[str] = (),
 ) -> Derivatives:
     """Forward differences of what `evidence_gradient` averages, at fixed moments.
 
-    The parameters are moved in place, one at a time, and set back.
-
-    residual_variance (N,): Var r, where known; `model` is then one at the present parameters.
+    residual_variance (N,): Var r, where known. without: names of parameters that are left out.
     residual_rates (P, N): ∂_i ln Var r, where known from parameters nearby.
     """
-    present = model if residual_variance is not None else model.rebuilt()
     if residual_variance is None:
-        residual_variance = present.features.residual_variance(data.functional)
+        residual_variance = model.features.residual_variance(data.functional)
     here_r = residual_variance.detach().double()
-    phi = present.features.operator(data.functional)
-    sigma = noise_variance(present, data, weights) + here_r
+    phi = model.features.operator(data.functional)
+    sigma = noise_variance(model, data, weights) + here_r
     seen = phi.matmul(moments.eps_mean.to(phi.dtype)).double()
-    alpha = (data.y.double() - present.mean.values(data.functional) - seen) / sigma
-    probe = _Probe.of(alpha, moments, present)
-    here = probe.applied(present.features, phi, sigma)
-    in_kernel = {id(p) for p in model.features.parameters()}
+    alpha = (data.y.double() - model.mean.values(data.functional) - seen) / sigma
+    probe = _Probe.of(alpha, moments, model)
+    here = probe.applied(model.features, phi, sigma)
     step = _SHIFT[phi.dtype]
     changes: list[_Applied] = []
     rates: list[Tensor] = []
-    for i, parameter in enumerate(_shifted(list(model.parameters()), step)):
-        moved, moved_phi, rate = present, phi, torch.zeros_like(here_r)
-        if id(parameter) in in_kernel:
-            moved = model.rebuilt()
+    for i, moved in enumerate(_shifted(model, without, step)):
+        moved_phi, rate = phi, torch.zeros_like(here_r)
+        if moved.features is not model.features:
             moved_phi = moved.features.operator(data.functional)
             rate = _log_rate(moved, data, here_r, step, residual_rates, i)
         there_r = here_r * (step * rate).exp()
-        moved_sigma = noise_variance(present, data, weights) + there_r
+        moved_sigma = noise_variance(moved, data, weights) + there_r
         there = probe.applied(moved.features, moved_phi, moved_sigma)
         changes.append(there.since(here, step))
         rates.append(rate)
@@ -319,25 +315,10 @@ def total_variance(model: GridModel, data: Batch, weights: Tensor | None = None)
     return noise_variance(model, data, weights) + residual_variance.double()
 
 
-def split_like(flat: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, ...]:
-    """A vector (P,) cut into one tensor per parameter, of its shape."""
-    parts = torch.split(flat, [p.numel() for p in parameters])
-    return tuple(part.reshape(p.shape) for part, p in zip(parts, parameters, strict=True))
-
-
-def joined(values: Sequence[Tensor]) -> Tensor:
-    """One vector (P,) of all numbers of the tensors, float64, without a graph."""
-    return torch.cat([value.detach().double().reshape(-1) for value in values])
-
-
-def _shifted(parameters: Sequence[nn.Parameter], step: float) -> Iterator[nn.Parameter]:
-    """Each number of the parameters moved by `step` in turn, and set back."""
-    for parameter in parameters:
-        flat = parameter.data.view(-1)
-        for i in range(len(flat)):
-            before = flat[i].clone()
-            flat[i] += step
-            try:
-                yield parameter
-            finally:
-                flat[i] = before
+def _shifted(model: GridModel, without: Sequence[str], step: float) -> Iterator[GridModel]:
+    """The model with each learned number moved by `step` in turn; the same features where these
+    do not depend on it."""
+    for part in ("features", "mean", "likelihood"):
+        own = Parameters.of(getattr(model, part), without=without)
+        for unit in torch.eye(len(own), dtype=own.theta.dtype):
+            yield replace(model, **{part: own.build(own.theta + step * unit)})

@@ -1,18 +1,18 @@
-"""Hyperparameters by climbing the evidence: few outer steps, each one global solve.
+"""Hyperparameters by Newton steps on the evidence: few of them, each one global solve.
 
 The evidence itself is never computed, only its gradient. Random numbers are the same in every step,
 so the gradient is a smooth, deterministic function of the parameters, whose root is found by Newton
 steps in log-parameters with the average information as metric, inside a trust radius.
 """
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Generic, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, FitStatus
+from dustmap.gp import Batch, FitStatus, GPModel, Parameters
 from dustmap.inference._journal import (
     NO_JOURNAL,
     AbstractJournal,
@@ -22,7 +22,7 @@ from dustmap.inference._journal import (
     Reading,
     state,
 )
-from dustmap.inference.evidence._climb_point import Evaluator, Point, assign_mean, with_prior
+from dustmap.inference._newton import TrustRegion, bounded_step
 from dustmap.inference.evidence._learn_values import (
     AbstractMaker,
     AbstractSolver,
@@ -32,45 +32,36 @@ from dustmap.inference.evidence._learn_values import (
     PriorDraws,
     T,
 )
+from dustmap.inference.evidence._newton_point import Evaluator, Point
 from dustmap.inference.solve._grid_model import GRID_STREAM
 from dustmap.linalg import KeyedNormal
 
-#: Log-parameters stay within this distance of their start, a factor of 1000 either way, and below
-#: their ceilings.
-_LOG_RANGE = math.log(1e3)
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
-#: Rejected trials in a row after which the climb has stagnated.
+#: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
 
 
-#: What the states of a climb are called.
-_CLIMB = "learn_evidence"
+#: What the states of the iteration are called.
+_NEWTON = "learn_evidence"
 
 
 @final
-class _Climb(Generic[T]):
-    """The state of one climb."""
+class _Newton(Generic[T]):
+    """The state of the iteration."""
 
     def __init__(
         self,
+        evaluator: Evaluator[T],
         maker: AbstractMaker,
-        data: Batch,
         settings: LearnSettings,
-        solve: AbstractSolver[T],
-        prior_draws: PriorDraws | None,
-        weights: Tensor | None,
-        ceilings: Mapping[int, float],
-        floors: Mapping[int, float],
+        floor: Tensor,
         journal: AbstractJournal,
     ) -> None:
         self._settings, self._maker, self._journal = settings, maker, journal
-        self._evaluator = Evaluator(maker, data, solve, prior_draws, weights)
-        self._origin = self._evaluator.present()
-        self._floor = self._evaluator.limits(floors, -math.inf).minimum(self._origin)
-        self._low = (self._origin - _LOG_RANGE).maximum(self._floor)
-        ceiling = self._evaluator.limits(ceilings, math.inf).maximum(self._origin)
-        self._high = (self._origin + _LOG_RANGE).minimum(ceiling)
+        self._evaluator, self._floor = evaluator, floor
+        parameters = evaluator.parameters
+        self._origin, self._low, self._high = parameters.theta, parameters.lower, parameters.upper
         self._samples = settings.samples
         self._theta, self._radius, self._rejected = self._origin, settings.largest_step, 0
         self._best: Point[T] | None = None
@@ -79,7 +70,7 @@ class _Climb(Generic[T]):
 
     def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
         """One solve after the other, until the status is known; from where the journal is."""
-        reading = Reading.latest(self._journal, _CLIMB)
+        reading = Reading.latest(self._journal, _NEWTON)
         if reading is not None:
             if reading.finished:
                 return self._restored_result(reading)
@@ -99,7 +90,7 @@ class _Climb(Generic[T]):
         if base is None or accepted:
             self._rejected = 0
             if base is not None:
-                self._radius = self._new_radius(self._radius, base, point)
+                self._radius = self._new_radius(base, point)
             self._best = base = point
         else:
             self._rejected += 1
@@ -116,7 +107,7 @@ class _Climb(Generic[T]):
             self._theta = self._next(base, self._radius)
 
     def _result(self) -> LearnedModel[T]:
-        """The best point; its parameters are put back."""
+        """The best point."""
         point = self._best
         assert point is not None
         down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
@@ -124,7 +115,8 @@ class _Climb(Generic[T]):
         if bool((room < 1e-3).any()):
             self._status = FitStatus.AT_BOUND
         learned = LearnedModel(
-            point.model,
+            self._evaluator.gp_at(point.theta, point.solution),
+            point.model.detached(),
             point.solution,
             self._status,
             tuple(self._history),
@@ -132,8 +124,6 @@ class _Climb(Generic[T]):
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        self._evaluator.load(point.theta)
-        assign_mean(point.model, point.solution)
         self._journal.finish(self._kept_result(point, learned))
         return learned
 
@@ -151,7 +141,7 @@ class _Climb(Generic[T]):
             "evaluator": self._evaluator.kept(),
             "best": self._evaluator.kept_point(self._best),
         }
-        return state(_CLIMB, values, {"theta": self._theta}, parts)
+        return state(_NEWTON, values, {"theta": self._theta}, parts)
 
     def _restore(self, reading: Reading) -> None:
         self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
@@ -173,14 +163,14 @@ class _Climb(Generic[T]):
             "choices": self._maker.choices(),
         }
         parts = {"solution": self._evaluator.kept_solved(point.solved)}
-        return state(_CLIMB, values, {}, parts, finished=True)
+        return state(_NEWTON, values, {}, parts, finished=True)
 
     def _restored_result(self, reading: Reading) -> LearnedModel[T]:
-        """What `_result` gave, with the parameters and the maker as it left them."""
+        """What `_result` gave, with the maker as it left it."""
         best = self._evaluator.restored_solved(reading)
-        assign_mean(best.model, best.solution)
         self._maker.choose(reading.value("choices"))
         return LearnedModel(
+            self._evaluator.gp_at(best.theta, best.solution),
             best.model,
             best.solution,
             FitStatus(reading.text("status")),
@@ -195,9 +185,7 @@ class _Climb(Generic[T]):
 
     def _point(self, theta: Tensor) -> Point[T]:
         journal = PartOfWhole(self._journal.within("solve"), len(self._history))
-        point = self._evaluator.at(theta, self._samples, journal)
-        std = self._settings.prior_std
-        return point if std is None else with_prior(point, self._origin, std)
+        return self._evaluator.at(theta, self._samples, journal)
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
         theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
@@ -208,13 +196,10 @@ class _Climb(Generic[T]):
         above = (point.theta >= self._high) & (point.gradient > 0)
         return above | ((point.theta <= self._low) & (point.gradient < 0))
 
-    def _new_radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
-        step = point.theta - base.theta
-        gain = 0.5 * float(step @ (base.gradient + point.gradient))
-        promised = float(step @ base.gradient - 0.5 * step @ base.information @ step)
-        if gain > 0.5 * promised:
-            return min(2.0 * radius, self._settings.largest_step)
-        return radius if gain > 0.25 * promised else 0.5 * radius
+    def _new_radius(self, base: Point[T], point: Point[T]) -> float:
+        region = TrustRegion(self._settings.largest_step, self._radius)
+        taken = region.after(point.theta - base.theta, base.gradient, base.information)
+        return taken.radius_at(point.gradient)
 
     def _finished(self, point: Point[T]) -> bool:
         held = self._held(point)
@@ -243,27 +228,6 @@ class _Climb(Generic[T]):
         )
 
 
-def bounded_step(
-    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
-) -> Tensor:
-    """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
-
-    The others are solved for anew each time: one badly determined parameter then does not hold back
-    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
-    """
-    step = torch.zeros_like(gradient)
-    free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
-    while bool(free.any()):
-        rest = gradient[free] - information[free][:, ~free] @ step[~free]
-        step[free] = torch.linalg.solve(information[free][:, free], rest)
-        if float(step.abs().max()) <= radius:
-            break
-        worst = int(torch.where(free, step.abs(), -1.0).argmax())
-        step[worst] = math.copysign(radius, float(step[worst]))
-        free[worst] = False
-    return step
-
-
 def _comparable(base: Point[T], point: Point[T]) -> bool:
     """Whether both gradients are of one function: equal random numbers on equal tori."""
     return base.solution.deviations.shape == point.solution.deviations.shape
@@ -283,33 +247,37 @@ def _fraction(base: Point[T], point: Point[T]) -> float:
 
 def learn_evidence(
     maker: AbstractMaker,
+    model: GPModel,
     data: Batch,
     settings: LearnSettings,
     solve: AbstractSolver[T],
     *,
     prior_draws: PriorDraws | None = None,
     weights: Tensor | None = None,
-    ceilings: Mapping[int, float] | None = None,
-    floors: Mapping[int, float] | None = None,
+    ceilings: Mapping[str, float] | None = None,
+    floors: Mapping[str, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
     journal: AbstractJournal = NO_JOURNAL,
 ) -> LearnedModel[T]:
-    """Maximises ln p(y | θ) over the learned parameters of kernel and likelihood, in place.
+    """Maximises ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
-    All of them are logarithms. Coefficients of a learned mean take the values of each solution.
+    Coefficients of a learned mean take the values of each solution. The fitted model is in the
+    result.
 
-    maker: of the model; it may change the torus, and what solves can reuse is then dropped.
+    maker: of the gridded model; it may change the torus, and what solves can reuse is then dropped.
     prior_draws: without them the gradient in the length scale is many times noisier where the data
         determine the field well; `keyed_prior_draws` has those of `solve_global`.
     weights (N,): the noise variances are divided by them.
-    ceilings: the largest log-parameters, by the id of the parameter; where the climb ends there, it
-        says so. floors: the least ones; what ends there is next to nothing, and that is no fault.
+    ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
+        so. floors: the least ones; what ends there is next to nothing, and that is no fault.
     journal: kept after every step, and inside the solves; progress hears of new steps only.
     """
-    climb = _Climb(
-        maker, data, settings, solve, prior_draws, weights, ceilings or {}, floors or {}, journal
-    )
-    return climb.learned(progress)
+    start = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
+    start.require_some("kernel or likelihood")
+    parameters = start.limited(ceilings or {}, floors or {})
+    floor = replace(start, lower=torch.full_like(start.theta, -torch.inf)).limited({}, floors or {})
+    evaluator = Evaluator(maker, parameters, data, solve, prior_draws, weights)
+    return _Newton(evaluator, maker, settings, floor.lower, journal).learned(progress)
 
 
 def keyed_prior_draws(seed: int) -> PriorDraws:

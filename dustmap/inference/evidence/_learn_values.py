@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
-from dustmap.gp import FitStatus
+from dustmap.gp import FitStatus, GPModel
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain, Reading
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
@@ -20,7 +20,7 @@ PriorDraws = Callable[[Tensor], Tensor]
 
 
 class PosteriorMoments(Protocol):
-    """What a solve tells the climb; `GlobalSolution` is one.
+    """What a solve tells Newton's method; `GlobalSolution` is one.
 
     eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
     holds; preconditioner of Λ or None; block_steps: of the solver.
@@ -69,11 +69,12 @@ class AbstractSolver(ABC, Generic[T]):
 
 
 class AbstractMaker(ABC):
-    """Makes the gridded model at the kernel's present parameters, time and again."""
+    """Makes gridded models at one value of the parameters after the other."""
 
     @abstractmethod
-    def build(self) -> GridModel:
-        """The model; its torus may be another one than before."""
+    def build(self, model: GPModel) -> GridModel:
+        """The model on a grid, with the graph of its parameters; its torus may be another one than
+        before."""
 
     @abstractmethod
     def choices(self) -> Plain:
@@ -87,7 +88,7 @@ class AbstractMaker(ABC):
 @final
 @dataclass(frozen=True)
 class LearnSettings:
-    """How to climb.
+    """How to maximise the evidence.
 
     max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
         where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
@@ -121,10 +122,10 @@ class LearnSettings:
 @final
 @dataclass(frozen=True)
 class LearnStep:
-    """One solve of the climb; P numbers each, of the parameters that climb.
+    """One solve on the way; P numbers each, of the parameters that are learned.
 
     parameters: logs; gradient: of ln evidence + ln prior; errors: Monte Carlo, of the gradient;
-    samples; solver_steps; n_features; accepted: whether the climb went on from here.
+    samples; solver_steps; n_features; accepted: whether the next step started here.
     """
 
     parameters: tuple[float, ...]
@@ -157,14 +158,16 @@ class LearnStep:
 @final
 @dataclass(frozen=True, eq=False)
 class LearnedModel(Generic[T]):
-    """Where the climb ended.
+    """Where Newton's steps ended.
 
-    model, solution: at the final parameters. status. history: every solve.
+    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. status. history:
+    every solve.
     standard_deviations: of each log-parameter given the data, from the average information.
     monte_carlo_errors: what the finite number of deviations adds to that.
     grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
     """
 
+    gp: GPModel
     model: GridModel
     solution: T
     status: FitStatus

@@ -21,17 +21,17 @@ from dustmap.inference._journal import (
     Reading,
     state,
 )
-from dustmap.inference.evidence._climb_point import assign_mean
 from dustmap.inference.evidence._information import noise_variance
 from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
     OUTLIER_WEIGHT,
-    NoiseParameters,
     RobustSettings,
     Sites,
+    StudentTModel,
     StudentTNoise,
     fitted_around,
     measured_share,
+    noise_nats,
     student_t_moments,
 )
 from dustmap.inference.solve._grid_model import GridModel
@@ -95,11 +95,13 @@ class RobustStep:
 class RobustFit(Generic[T]):
     """The posterior under Student-t noise.
 
-    solution: of the last solve; noise: ν and the scale of σ; sites: the normal data of the next
-    solve; weights (N,) = E τ_n, about one for ordinary data; logs: of all that is learned of the
-    noise; history: every round; converged: whether sites and noise rest.
+    model: with the fitted noise, and the mean of the last solve; solution: of that; noise: ν and
+    the scale of σ; sites: the normal data of the next solve; weights (N,) = E τ_n, about one for
+    ordinary data; logs: of all that is learned of the noise; history: every round; converged:
+    whether sites and noise rest.
     """
 
+    model: GridModel
     solution: T
     noise: StudentTNoise
     sites: Sites
@@ -146,14 +148,11 @@ def fit_student_t(
     remain to a Gibbs sampler's where a few data or more share every length scale; single data of
     ν near 2 far apart have tails that no normal distribution has, and up to 10 to 25 % more.
 
-    model: at its present parameters; its likelihood gives σ_n². solver: as in `learn_evidence`, of
+    model: its likelihood gives σ_n². solver: as in `learn_evidence`, of
     the data it is called with. start: an earlier fit of the same data. journal: kept after every
     round, and inside the solves; progress hears of new rounds only.
     """
-    rounds = _Rounds(model, data, settings, solver, start, journal)
-    fit = rounds.fit(progress)
-    assign_mean(model, fit.solution)
-    return fit
+    return _Rounds(model, data, settings, solver, start, journal).fit(progress)
 
 
 #: What the states of rounds are called.
@@ -176,8 +175,9 @@ class _Rounds(Generic[T]):
     ) -> None:
         self._model, self._data, self._settings = model, data, settings
         self._solver, self._journal = solver, journal
-        self._learned = NoiseParameters(model.likelihood, settings.learn_nu, settings.learn_scale)
-        self._noise = StudentTNoise(settings.nu) if start is None else start.noise
+        noise = StudentTNoise(settings.nu) if start is None else start.noise
+        learn = settings.learn_nu, settings.learn_scale
+        self._law = StudentTModel.of(noise, model.likelihood, *learn)
         self._sites = self._first_sites() if start is None else start.sites
         self._weights = torch.ones_like(self._sites.precision)
         self._steps: list[RobustStep] = []
@@ -200,12 +200,19 @@ class _Rounds(Generic[T]):
                 self._journal.keep(self._kept)
             self._journal.finish(self._kept(finished=True))
         assert self._solution is not None
+        learned = (p.is_learned for p in self._model.likelihood.parameters())
+        pairs = zip(self._law.likelihood.parameters(), learned, strict=True)
+        likelihood = self._model.likelihood.with_parameters(
+            [replace(p, is_learned=is_learned) for p, is_learned in pairs]
+        )
+        model = self._model.with_fitted_mean(self._solution.mean_coefficients)
         return RobustFit(
+            replace(model, likelihood=likelihood),
             self._solution,
-            self._noise,
+            self._law.noise,
             self._sites,
             self._weights,
-            self._learned.logs(self._noise),
+            self._law.logs(),
             tuple(self._steps),
             self._converged,
         )
@@ -218,13 +225,13 @@ class _Rounds(Generic[T]):
 
     @property
     def _given(self) -> Tensor:
-        return noise_variance(self._model, self._data)
+        return self._law.likelihood.noise_variance(self._data).double()
 
     def _first_sites(self) -> Sites:
         residual = self._data.y.double() - self._model.mean.values(self._data.functional)
-        if any(p.requires_grad for p in self._model.mean.parameters()):
+        if self._model.mean.is_learned:
             residual = residual - residual.median()
-        return Sites.first(self._data.y, residual, self._given, self._noise.nu)
+        return Sites.first(self._data.y, residual, self._given, self._law.noise.nu)
 
     def _round(self, phi: AbstractOperator) -> None:
         """One solve at the present sites, and the noise and sites of its field."""
@@ -233,18 +240,18 @@ class _Rounds(Generic[T]):
         samples = self._settings.samples
         solution = solver(self._model, sigma, samples, self._solution, journal)
         mean, variance = self._seen(solution, phi)
-        before = self._learned.logs(self._noise)
-        share, data = measured_share(self._data), self._data
-        self._noise = fitted_around(self._learned, data, mean, variance, self._noise, share)
-        nats = self._learned.nats(before, self._learned.logs(self._noise), len(data))
-        width2 = self._noise.scale**2 * self._given
-        moments = student_t_moments(data.y, mean, variance, width2, self._noise.nu)
+        before, data = self._law.logs(), self._data
+        self._law = fitted_around(self._law, data, mean, variance, measured_share(data))
+        noise = self._law.noise
+        nats = noise_nats(before, self._law.logs(), len(data))
+        width2 = noise.scale**2 * self._given
+        moments = student_t_moments(data.y, mean, variance, width2, noise.nu)
         change = self._sites.change(moments, mean, width2)
         step = 1.0 if self._is_new and not self._steps else _STEP
         self._sites = self._sites.updated(moments, mean, width2, step)
         self._weights, self._solution = moments.weight, solution
         outliers = int((self._weights < OUTLIER_WEIGHT).sum())
-        self._steps.append(RobustStep(self._noise, change, nats, outliers, solution.block_steps))
+        self._steps.append(RobustStep(noise, change, nats, outliers, solution.block_steps))
 
     @property
     def _solving(self) -> AbstractSolver[T]:
@@ -261,10 +268,10 @@ class _Rounds(Generic[T]):
 
     def _kept(self, finished: bool = False) -> Kept:
         assert self._solution is not None
-        own = self._learned.logs(self._noise)[2:]
+        law = [float(p.value) for p in self._law.parameters()]
         return state(
             _ROBUST,
-            {"history": [step.plain for step in self._steps], "own": list(own)},
+            {"history": [step.plain for step in self._steps], "law": law},
             {
                 "weights": self._weights,
                 "target": self._sites.target,
@@ -277,11 +284,12 @@ class _Rounds(Generic[T]):
     def _restore(self, reading: Reading) -> None:
         n, like = len(self._data), self._weights
         self._steps = list(reading.each("history", RobustStep.read))
-        self._noise = self._steps[-1].noise
         self._weights = reading.array("weights", like, n)
         self._sites = Sites(reading.array("target", like, n), reading.array("precision", like, n))
-        for p, value in zip(self._learned.own, reading.numbers("own"), strict=True):
-            p.fill_(value)
+        pairs = zip(self._law.parameters(), reading.numbers("law"), strict=True)
+        self._law = self._law.with_parameters(
+            [p.at(torch.full_like(p.value, value)) for p, value in pairs]
+        )
         self._solution = self._solving.restored(self._model, reading.inside("solution"))
 
 
@@ -306,22 +314,21 @@ def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
 class Turns:
     """The turns so far. nats: ½ Δᵀ I Δ of what kernel and noise changed by in each."""
 
-    learned: NoiseParameters
     n: int
     nats: list[float] = field(default_factory=list)
     _noise: tuple[float, ...] | None = None
 
-    def add(self, weighed: RobustFit[T], climbed: LearnedModel[T]) -> None:
+    def add(self, weighed: RobustFit[T], learned: LearnedModel[T]) -> None:
         """One more: noise at a fixed kernel, then the kernel at fixed sites."""
         step = zip(
-            climbed.history[0].parameters,
-            climbed.parameters,
-            climbed.standard_deviations,
+            learned.history[0].parameters,
+            learned.parameters,
+            learned.standard_deviations,
             strict=True,
         )
         nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
         if self._noise is not None:
-            nats += self.learned.nats(self._noise, weighed.logs, self.n)
+            nats += noise_nats(self._noise, weighed.logs, self.n)
         self._noise = weighed.logs
         self.nats.append(nats)
 

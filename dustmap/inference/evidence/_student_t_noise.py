@@ -12,22 +12,27 @@ too small at ν = 2 to 4.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import Batch
-from dustmap.gp._hyperparameters import Coordinates, ascend
+from dustmap.gp import (
+    AbstractParametric,
+    Batch,
+    Parameter,
+    Parameters,
+    gradient_at,
+    maximise,
+)
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
-_LEAST_NU, _MOST_NU = 1.0, 1e3
+LEAST_NU, MOST_NU = 1.0, 1e3
 #: Data of smaller weight count as outliers in reports.
 OUTLIER_WEIGHT = 0.1
-#: σ changes by at most this factor in one round.
-_SCALES = 4.0
 #: Data that the noise is learned from at most, nodes of their quadrature, steps of L-BFGS and the
 #: largest gradient per datum at its end.
 _ROWS, _NODES, _STEPS, _GRADIENT = 50_000, 32, 40, 1e-6
@@ -86,8 +91,8 @@ class RobustSettings:
                 f"positive, got max_rounds={self.max_rounds}, max_turns={self.max_turns}, "
                 f"samples={self.samples}, tolerance={self.tolerance}"
             )
-        if not _LEAST_NU <= self.nu <= _MOST_NU:
-            raise ValueError(f"nu must be between {_LEAST_NU:g} and {_MOST_NU:g}, got {self.nu}")
+        if not LEAST_NU <= self.nu <= MOST_NU:
+            raise ValueError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
 
 
 def measured_share(data: Batch) -> Tensor | None:
@@ -97,112 +102,71 @@ def measured_share(data: Batch) -> Tensor | None:
     return 1.0 - (data.added_variance / data.noise_variance).double()
 
 
-def fitted_noise(
-    ratio: Tensor,
-    present: StudentTNoise,
-    settings: RobustSettings,
-    share: Tensor | None = None,
-) -> StudentTNoise:
-    """ν and scale s of largest Σ_n p_n [ln t_ν(√u_n / s) − ln s] for u (N,) = E e_n²/σ_n².
-
-    σ_n as given; p = share (N,), 1 where left out: data whose noise is no error of measurement have
-    no say in its law. By turns: ν on a refined grid of ln ν, s by the fixed point s² = mean w u,
-    w = (ν+1)/(ν+u/s²).
-    """
-    share = torch.ones_like(ratio) if share is None else share.to(ratio)
-    share = share / share.mean()
-    nu, scale = present.nu, present.scale
-    for _ in range(20):
-        before = (nu, scale)
-        if settings.learn_scale:
-            free = _fitted_scale(ratio, nu, scale, share)
-            scale = min(max(free, present.scale / _SCALES), present.scale * _SCALES)
-        if settings.learn_nu:
-            nu = _fitted_nu(ratio / scale**2, share)
-        if abs(math.log(nu / before[0])) + abs(math.log(scale / before[1])) < 1e-3:
-            break
-    return StudentTNoise(nu, scale)
-
-
-def _fitted_scale(ratio: Tensor, nu: float, scale: float, share: Tensor) -> float:
-    square = scale**2
-    for _ in range(100):
-        weights = (nu + 1.0) / (nu + ratio / square)
-        new = float((share * weights * ratio).mean())
-        done = abs(math.log(new / square)) < 1e-6
-        square = new
-        if done:
-            break
-    return math.sqrt(square)
-
-
-def _fitted_nu(ratio: Tensor, share: Tensor) -> float:
-    """argmax_ν of mean ln t_ν, by a grid in ln ν refined three times."""
-    low, high = math.log(_LEAST_NU), math.log(_MOST_NU)
-    best = low
-    for _ in range(4):
-        grid = torch.linspace(low, high, 15, dtype=torch.float64)
-        values = torch.stack([_mean_log_t(ratio, math.exp(v), share) for v in grid.tolist()])
-        best = float(grid[int(values.argmax())])
-        width = float(grid[1] - grid[0])
-        low, high = max(best - width, math.log(_LEAST_NU)), min(best + width, math.log(_MOST_NU))
-    return math.exp(best)
-
-
-def _mean_log_t(ratio: Tensor, nu: float, share: Tensor) -> Tensor:
-    """Mean of ln t_ν at squared values u (N,)."""
-    constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(math.pi * nu)
-    return constant - 0.5 * (nu + 1.0) * (share * (ratio / nu).log1p()).mean()
-
-
 @final
 @dataclass(frozen=True, eq=False)
-class NoiseParameters:
-    """What of the noise is learned: ν and s by their logarithms, and parameters of the likelihood.
+class StudentTModel(AbstractParametric):
+    """The law of the noise as it is learned: ν and s by their logarithms, and the likelihood of σ.
 
-    own: those of the likelihood but for its scale where s is learned, for the two are one.
+    Parameters "nu" and "scale" beside those of the likelihood; where s is learned, the likelihood's
+    own scale is not, for the two are one.
     """
 
+    nu: Parameter
+    scale: Parameter
     likelihood: GaussianLikelihood
-    learn_nu: bool
-    learn_scale: bool
+
+    @staticmethod
+    def of(
+        noise: StudentTNoise, likelihood: GaussianLikelihood, learn_nu: bool, learn_scale: bool
+    ) -> "StudentTModel":
+        """At this noise."""
+        return StudentTModel(
+            Parameter.log("nu", noise.nu, learn=learn_nu),
+            Parameter.log("scale", noise.scale, learn=learn_scale),
+            likelihood.holding("noise") if learn_scale else likelihood,
+        )
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.nu, self.scale, *self.likelihood.parameters()
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "StudentTModel":
+        nu, scale, *rest = parameters
+        return StudentTModel(nu, scale, self.likelihood.with_parameters(rest))
 
     @property
-    def own(self) -> list[nn.Parameter]:
-        """The likelihood's parameters that are learned here."""
-        held = self.likelihood.log_scale if self.learn_scale else None
-        return [p for p in self.likelihood.parameters() if p.requires_grad and p is not held]
+    def noise(self) -> StudentTNoise:
+        """ν within its range, and s."""
+        nu, scale = (float(p.value.detach().exp()) for p in (self.nu, self.scale))
+        return StudentTNoise(min(max(nu, LEAST_NU), MOST_NU), scale)
 
-    def logs(self, noise: StudentTNoise) -> tuple[float, ...]:
-        """ln ν, ln s and the likelihood's own (2 + K,)."""
-        return (math.log(noise.nu), math.log(noise.scale), *(float(p.detach()) for p in self.own))
+    def logs(self) -> tuple[float, ...]:
+        """ln ν, ln s and what is learned of the likelihood (2 + K,)."""
+        own = (p for p in self.likelihood.parameters() if p.is_learned)
+        noise = self.noise
+        return (math.log(noise.nu), math.log(noise.scale), *(float(p.value) for p in own))
 
-    def nats(self, before: tuple[float, ...], after: tuple[float, ...], n: int) -> float:
-        """½ Δᵀ I Δ of a change of `logs` by n data, I their Fisher information but for what one
-        parameter says of another.
 
-        Per datum 2ν/(ν + 3) of ln s, and of ν, with the trigamma function ψ',
-        ¼ ψ'(ν/2) − ¼ ψ'((ν + 1)/2) − (ν + 5)/(2ν (ν + 1)(ν + 3)).
-        """
-        nu = math.exp(after[0])
-        half = torch.tensor([0.5 * nu, 0.5 * (nu + 1.0)], dtype=torch.float64)
-        low, high = torch.special.polygamma(1, half).tolist()
-        of_nu = 0.25 * (low - high) - 0.5 * (nu + 5.0) / (nu * (nu + 1.0) * (nu + 3.0))
-        squares = [(b - a) ** 2 for a, b in zip(before, after, strict=True)]
-        of_scale = 2.0 * nu / (nu + 3.0)
-        nats: float = max(of_nu, 0.0) * nu**2 * squares[0] + of_scale * sum(squares[1:])
-        return 0.5 * n * nats
+def noise_nats(before: Sequence[float], after: Sequence[float], n: int) -> float:
+    """½ Δᵀ I Δ of a change of `StudentTModel.logs` by n data, I their Fisher information but for
+    what one parameter says of another.
+
+    Per datum 2ν/(ν + 3) of ln s, and of ν, with the trigamma function ψ',
+    ¼ ψ'(ν/2) − ¼ ψ'((ν + 1)/2) − (ν + 5)/(2ν (ν + 1)(ν + 3)).
+    """
+    nu = math.exp(after[0])
+    half = torch.tensor([0.5 * nu, 0.5 * (nu + 1.0)], dtype=torch.float64)
+    low, high = torch.special.polygamma(1, half).tolist()
+    of_nu = 0.25 * (low - high) - 0.5 * (nu + 5.0) / (nu * (nu + 1.0) * (nu + 3.0))
+    squares = [(b - a) ** 2 for a, b in zip(before, after, strict=True)]
+    of_scale = 2.0 * nu / (nu + 3.0)
+    nats: float = max(of_nu, 0.0) * nu**2 * squares[0] + of_scale * sum(squares[1:])
+    return 0.5 * n * nats
 
 
 def fitted_around(
-    parameters: NoiseParameters,
-    data: Batch,
-    mean: Tensor,
-    variance: Tensor,
-    present: StudentTNoise,
-    share: Tensor | None,
-) -> StudentTNoise:
-    """Maximises Σ_n p_n E ln t over ν and s, and in place over the likelihood's own parameters.
+    present: StudentTModel, data: Batch, mean: Tensor, variance: Tensor, share: Tensor | None
+) -> StudentTModel:
+    """The law of largest Σ_n p_n E ln t over what is learned of ν, s and the likelihood.
 
     f_n ~ N(mean, variance) (N,), y_n = f_n + s σ_n t_ν; p (N,) = share. At a fixed field that is a
     step of expectation–maximisation, which creeps where data determine a field of much freedom:
@@ -211,22 +175,22 @@ def fitted_around(
     part = _some(len(data), data.y.device)
     some, m, v = data[part], mean[part].double(), variance[part].double()
     p = torch.ones_like(m) if share is None else share[part].to(m)
-    objective = _Objective(parameters, some, m, p / p.mean())
-    noise, first = present, objective.typical_width(present)
+    objective = _Objective(some, m, p / p.mean())
+    at, first = present, objective.typical_width(present)
     for _ in range(_TURNS):
-        before = objective.typical_width(noise)
-        noise = objective.maximised(noise, v * (before / first) ** 2)
-        if abs(math.log(objective.typical_width(noise) / before)) < 1e-3:
+        before = objective.typical_width(at)
+        at = objective.maximised(at, v * (before / first) ** 2)
+        if abs(math.log(objective.typical_width(at) / before)) < 1e-3:
             break
-    return noise
+    return at
 
 
 @torch.no_grad()
-def jitter_floor(likelihood: GaussianLikelihood, data: Batch) -> float:
-    """The least log jitter: so small a part of σ is none."""
+def scatter_floor(likelihood: GaussianLikelihood, data: Batch) -> dict[str, float]:
+    """The least log jitter by the name of its parameter: so small a part of σ is none."""
     if likelihood.log_jitter is None or data.noise_variance is None:
-        return -math.inf
-    return math.log(_LEAST_JITTER * float(data.noise_variance.median().sqrt()))
+        return {}
+    return {"scatter": math.log(_LEAST_JITTER * float(data.noise_variance.median().sqrt()))}
 
 
 @final
@@ -234,64 +198,55 @@ def jitter_floor(likelihood: GaussianLikelihood, data: Batch) -> float:
 class _Objective:
     """N⁻¹ Σ_n p_n E ln t of data around a field of this mean (N,)."""
 
-    parameters: NoiseParameters
     data: Batch
     mean: Tensor
     share: Tensor
 
-    def maximised(self, start: StudentTNoise, variance: Tensor) -> StudentTNoise:
-        """ν and s where it is largest at this variance (N,) of the field, by L-BFGS."""
-        learn, own = self.parameters, self.parameters.own
-        at = self.mean.device
-        log_nu, log_scale = (
-            nn.Parameter(torch.tensor(math.log(value), dtype=torch.float64, device=at))
-            for value in (start.nu, start.scale)
-        )
-        free = [(log_nu, learn.learn_nu), (log_scale, learn.learn_scale)]
-        learned = [*(p for p, is_learned in free if is_learned), *own]
-        if not learned:
+    def maximised(self, start: StudentTModel, variance: Tensor) -> StudentTModel:
+        """The law where it is largest at this variance (N,) of the field, by L-BFGS."""
+        parameters = Parameters.of(start)
+        if len(parameters) == 0:
             return start
-        coordinates = Coordinates.at_present(
-            learned, [True] * len(learned), [torch.ones_like(p) for p in learned]
-        )
         square, shares = self._nodes(start, variance)
-
-        def attempt(z: Tensor) -> tuple[float, Tensor]:
-            rates = coordinates.load(z)
-            with torch.enable_grad():
-                value = self._value(log_nu, log_scale, square, shares)
-                slopes = torch.autograd.grad(value, learned)
-            slope = torch.cat([s.reshape(-1) for s in slopes])
-            return float(value.detach()), rates * slope
-
-        ascend(coordinates, attempt, attempt, max_steps=_STEPS, tolerance=_GRADIENT)
-        jitter = learn.likelihood.log_jitter
-        with torch.no_grad():
-            if any(p is jitter for p in own) and jitter is not None:
-                jitter.clamp_(min=jitter_floor(learn.likelihood, self.data))
-        nu = min(max(math.exp(float(log_nu.detach())), _LEAST_NU), _MOST_NU)
-        return replace(start, nu=nu, scale=math.exp(float(log_scale.detach())))
+        maximum = maximise(
+            parameters,
+            lambda theta: gradient_at(
+                theta, lambda at: self._value(parameters.build(at), square, shares)
+            ),
+            n_data=1,
+            max_steps=_STEPS,
+            tolerance=_GRADIENT,
+        )
+        found = parameters.build(maximum.theta)
+        for name, floor in scatter_floor(found.likelihood, self.data).items():
+            held = found.likelihood.log_jitter
+            learned = any(p.is_learned and p.name == name for p in found.likelihood.parameters())
+            if learned and held is not None:
+                found = found.with_value(name, held.clamp_min(floor))
+        return found.with_value("nu", torch.tensor(math.log(found.noise.nu)).double())
 
     @torch.no_grad()
-    def typical_width(self, noise: StudentTNoise) -> float:
+    def typical_width(self, model: StudentTModel) -> float:
         """s σ of the median datum."""
-        return noise.scale * float(self._given().median().sqrt())
+        return model.noise.scale * float(self._given(model).median().sqrt())
 
     @torch.no_grad()
-    def _nodes(self, start: StudentTNoise, variance: Tensor) -> tuple[Tensor, Tensor]:
+    def _nodes(self, start: StudentTModel, variance: Tensor) -> tuple[Tensor, Tensor]:
         """e² (N, Q) and weights of the rule that suits the present width."""
-        bend = start.scale * (start.nu * self._given()).sqrt()
+        noise = start.noise
+        bend = noise.scale * (noise.nu * self._given(start)).sqrt()
         target = self.data.y.double()
         x, log_weights = SinhTrapezoid(target, bend, _NODES).standard(self.mean, variance)
         e = (target - self.mean)[:, None] - variance.sqrt()[:, None] * x
         return e.square(), log_weights.exp()
 
-    def _given(self) -> Tensor:
-        return self.parameters.likelihood.noise_variance(self.data).double()
+    def _given(self, model: StudentTModel) -> Tensor:
+        return model.likelihood.noise_variance(self.data).double()
 
-    def _value(self, log_nu: Tensor, log_scale: Tensor, square: Tensor, shares: Tensor) -> Tensor:
-        nu = log_nu.clamp(math.log(_LEAST_NU), math.log(_MOST_NU)).exp()
-        width2 = self._given() * (2.0 * log_scale).exp()
+    def _value(self, model: StudentTModel, square: Tensor, shares: Tensor) -> Tensor:
+        log_nu, log_scale = (p.value.to(square) for p in (model.nu, model.scale))
+        nu = log_nu.clamp(math.log(LEAST_NU), math.log(MOST_NU)).exp()
+        width2 = self._given(model) * (2.0 * log_scale).exp()
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails

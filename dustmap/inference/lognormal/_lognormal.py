@@ -4,14 +4,26 @@ Their posterior comes from samples of its logarithm at the nodes.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import AbstractMean, AbstractPosterior, Batch, ConstantMean, GridPrior, Prediction
+from dustmap.gp import (
+    AbstractMean,
+    AbstractParametric,
+    AbstractPosterior,
+    Batch,
+    ConstantMean,
+    GridPrior,
+    Parameter,
+    Parameters,
+    Prediction,
+    dealt,
+    joined_parameters,
+)
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -25,7 +37,7 @@ _CHUNK = 65_536
 
 @final
 @dataclass(frozen=True, eq=False)
-class LogNormalModel:
+class LogNormalModel(AbstractParametric):
     """y = L ρ + noise with ρ = exp(H β + R ε) at the grid's nodes, ε ~ N(0, I).
 
     Between nodes ρ is its multilinear interpolant: weights ≥ 0 that sum to one, the same for
@@ -52,28 +64,22 @@ class LogNormalModel:
                 "learn=False"
             )
 
-    def rebuilt(self) -> "LogNormalModel":
-        """The model at the kernel's present parameters, on the same torus."""
-        return replace(self, prior=self.prior.rebuilt())
+    def parameters(self) -> tuple[Parameter, ...]:
+        return joined_parameters(self.prior.kernel, self.mean, self.likelihood)
 
-    def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
-        """What is learned of the kernel."""
-        return tuple(p for p in self.prior.kernel.parameters() if p.requires_grad)
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "LogNormalModel":
+        """On the same torus."""
+        kernel, mean, noise = dealt(parameters, self.prior.kernel, self.mean, self.likelihood)
+        return replace(
+            self,
+            prior=self.prior.with_kernel(self.prior.kernel.with_parameters(kernel)),
+            mean=self.mean.with_parameters(mean),
+            likelihood=self.likelihood.with_parameters(noise),
+        )
 
-    def noise_parameters(self) -> tuple[nn.Parameter, ...]:
-        """What is learned of the noise."""
-        return tuple(p for p in self.likelihood.parameters() if p.requires_grad)
-
-    def log_parameters(self) -> Tensor:
-        """θ (Q,): present values of both, kernel first; float64."""
-        learned = self.kernel_parameters() + self.noise_parameters()
-        parts = [p.detach().reshape(-1).double() for p in learned]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Trainable hyperparameters of kernel, mean and likelihood."""
-        for owner in (self.prior.kernel, self.mean, self.likelihood):
-            yield from (p for p in owner.parameters() if p.requires_grad)
+    def learned(self) -> "Parameters[LogNormalModel]":
+        """What is learned of kernel and noise, kernel first; the mean is part of the field."""
+        return Parameters.of(self, without=("mean",))
 
     @torch.no_grad()
     def log_mean(self) -> Tensor:
@@ -91,7 +97,7 @@ class LogNormalModel:
     def scales(self) -> Tensor:
         """B (P,), P = 0 where the mean is not learned; float64."""
         basis = self.mean.basis(self._nodes())
-        if not any(p.requires_grad for p in self.mean.parameters()):
+        if not self.mean.is_learned:
             return basis.new_zeros(0)
         return self.mean.prior_stds(basis, self.mean_std)
 

@@ -81,14 +81,20 @@ class LogNormalProblem:
         root = self.root.with_root(prior.root())
         return replace(self, model=model, root=root, covariance=prior.covariance())
 
+    @property
+    def theta(self) -> Tensor:
+        """θ (Q,): what is learned of kernel and noise."""
+        return self.model.learned().theta
+
     @torch.no_grad()
-    def rebuilt(self) -> "LogNormalProblem":
-        """At the kernel's present parameters; noise and mean as they are here."""
-        return self.on(self.model.prior.rebuilt())
+    def at(self, theta: Tensor) -> "LogNormalProblem":
+        """At other θ (Q,), on the same torus; the mean and the response as they are here."""
+        model = self.model.learned().build(theta)
+        return replace(self, model=model).on(model.prior).with_present_noise()
 
     @torch.no_grad()
     def with_present_noise(self) -> "LogNormalProblem":
-        """At the likelihood's present parameters."""
+        """With the noise of the likelihood under present weights and response."""
         noise = self.model.likelihood.noise_variance(self.data).to(self.y.dtype)
         return replace(self, noise=noise / self.weights)
 
@@ -123,16 +129,21 @@ class LogNormalProblem:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Tether:
-    """What holds a fit: target t (N,) in the data, anchor a (n,) in the latent space.
+class EnergyTarget:
+    """What the energy is measured from: t (N,) in the data, anchor a (n,) in the latent space.
 
         E(ξ) = mean_s ½ ‖t − L ρ(ξ + δ_s)‖²_{Σ⁻¹} + ½ ‖ξ − a‖²
 
     The posterior's mode and mean have t = y and a = 0; samples perturb both.
     """
 
-    target: Tensor
+    data: Tensor
     anchor: Tensor
+
+    @staticmethod
+    def posterior(y: Tensor, xi: Tensor) -> "EnergyTarget":
+        """The posterior's: t = y (N,), a = 0 like xi (n,)."""
+        return EnergyTarget(y, torch.zeros_like(xi))
 
 
 @final
@@ -146,7 +157,7 @@ class Iterate:
     """
 
     problem: LogNormalProblem
-    tether: Tether
+    target: EnergyTarget
     xi: Tensor
     deviations: Tensor
     log_density: Tensor
@@ -157,7 +168,10 @@ class Iterate:
     @staticmethod
     @torch.no_grad()
     def at(
-        problem: LogNormalProblem, tether: Tether, xi: Tensor, deviations: Tensor | None = None
+        problem: LogNormalProblem,
+        target: EnergyTarget,
+        xi: Tensor,
+        deviations: Tensor | None = None,
     ) -> "Iterate":
         """Everything that ξ and δ_s determine; without deviations, of ξ alone."""
         alone = deviations is None
@@ -170,18 +184,18 @@ class Iterate:
         del moved
         densities = (fields if alone else fields[1:]).exp()
         responses = problem.rows.matmul(densities)
-        energy = _energy(problem, tether, xi, responses)
+        energy = _energy(problem, target, xi, responses)
         if not (math.isfinite(energy) and bool(densities.isfinite().all())):
             energy = math.inf
         kept = torch.zeros_like(xi)[None] if deviations is None else deviations
-        return Iterate(problem, tether, xi, kept, fields[0], densities, responses, energy)
+        return Iterate(problem, target, xi, kept, fields[0], densities, responses, energy)
 
     def with_own_response(self) -> "Iterate":
         """The same ξ and δ_s under the noise of their own mean response, where it grows with it."""
         if self.problem.model.likelihood.log_relative is None:
             return self
         problem = self.problem.with_response(self.responses.mean(0))
-        energy = _energy(problem, self.tether, self.xi, self.responses)
+        energy = _energy(problem, self.target, self.xi, self.responses)
         return replace(self, problem=problem, energy=energy)
 
     @property
@@ -192,7 +206,7 @@ class Iterate:
     @property
     def residuals(self) -> Tensor:
         """t − L ρ_s (S, N)."""
-        return self.tether.target - self.responses
+        return self.target.data - self.responses
 
     @property
     def density(self) -> Tensor:
@@ -208,7 +222,7 @@ class Iterate:
         """∂E/∂ξ (n,) = ξ − a − mean_s J_sᵀ Σ⁻¹ (t − L ρ_s)."""
         forces = self.problem.rows.rmatmul(self.residuals / self.problem.noise)
         pull = (self.densities * forces).mean(0)
-        return self.xi - self.tether.anchor - self.problem.root.rmatmul(pull)
+        return self.xi - self.target.anchor - self.problem.root.rmatmul(pull)
 
     def covariance_pull(self) -> Tensor:
         """mean_s J_sᵀ Σ⁻¹ r_s − Jᵀ Σ⁻¹ mean_s r_s (n,): the part of the data's pull on ξ that
@@ -220,10 +234,12 @@ class Iterate:
         return self.problem.root.rmatmul(pull)
 
 
-def _energy(problem: LogNormalProblem, tether: Tether, xi: Tensor, responses: Tensor) -> float:
+def _energy(
+    problem: LogNormalProblem, target: EnergyTarget, xi: Tensor, responses: Tensor
+) -> float:
     """E(ξ) of responses L ρ_s (S, N), in nats."""
-    misfit = ((tether.target - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
-    strain = (xi - tether.anchor).square().sum(dtype=torch.float64)
+    misfit = ((target.data - responses).square() / problem.noise).sum(-1, dtype=torch.float64)
+    strain = (xi - target.anchor).square().sum(dtype=torch.float64)
     return 0.5 * float(misfit.mean() + strain)
 
 
@@ -303,7 +319,7 @@ def solve_multipliers(
     """z of the next step, and a + e; tight scales the residual asked for."""
     problem, density = iterate.problem, iterate.density
     root_weights = problem.noise.rsqrt()
-    anchor = iterate.tether.anchor + iterate.covariance_pull()
+    anchor = iterate.target.anchor + iterate.covariance_pull()
     carried = problem.jacobian(density, iterate.xi - anchor)
     target = root_weights * (iterate.residuals.mean(0) + carried)
     misfit = iterate.misfit()
@@ -332,7 +348,7 @@ def line_search(iterate: Iterate, step: Tensor) -> Iterate | None:
     length = min(1.0, _REACH / max(reach, 1e-30))
     deviations = None if len(iterate.densities) == 1 else iterate.deviations
     for _ in range(_HALVINGS):
-        trial = Iterate.at(iterate.problem, iterate.tether, iterate.xi + length * step, deviations)
+        trial = Iterate.at(iterate.problem, iterate.target, iterate.xi + length * step, deviations)
         if trial.energy < iterate.energy:
             return trial
         length *= 0.5

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
+from dustmap.inference.evidence._student_t_weights import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import FitState
 from dustmap.linalg import Progress, unwatched
 
@@ -74,7 +75,7 @@ class MGVISolution:
     Deviations and samples come in pairs +δ_0, −δ_0, +δ_1, −δ_1, ...: any even number of the first
     ones is as good as a fit with so many.
 
-    coefficients β (P,) of the mean, posterior means where they are learned; float64. weighing: of
+    coefficients β (P,) of the mean, posterior means where they are learned; float64. weights: of
     the data under Student-t noise, None for normal noise.
     """
 
@@ -85,7 +86,7 @@ class MGVISolution:
     deviations: Tensor
     history: tuple[MGVIRound, ...]
     status: MGVIStatus
-    weighing: Weighing | None = None
+    weights: StudentTWeights | None = None
 
     @property
     def rejected_steps(self) -> int:
@@ -95,7 +96,7 @@ class MGVISolution:
     def message(self) -> str:
         """One sentence for the report."""
         last = self.history[-1]
-        noise = "" if self.weighing is None else f"{self.weighing.message()}, "
+        noise = "" if self.weights is None else f"{self.weights.message()}, "
         return (
             f"log-normal fit {self.status.value} after {len(self.history)} rounds, {noise}"
             f"rms residual {last.misfit:.2f} of the noise: {self.status.remedy}"
@@ -112,7 +113,7 @@ def fit_mgvi(
     journal: AbstractJournal = NO_JOURNAL,
     progress: Progress = unwatched,
 ) -> MGVISolution:
-    """Posterior of a log-normal field, hyperparameters of kernel and noise learned in place.
+    """Posterior of a log-normal field, with what is learned of kernel and noise.
 
     1. The mode of ξ by Gauss-Newton, every linear system solved from the side of the data.
     2. Newton steps on the evidence of the model linearised there, each followed by the mode of the
@@ -130,7 +131,7 @@ def fit_mgvi(
     Ruppert (1982), which are right on average whatever the shape of the noise.
 
     origin (Q,): centre of the priors of the log-parameters, in the order of
-    `LogNormalModel.log_parameters`; None: where they start.
+    `LogNormalModel.learned`; None: where they start.
 
     journal: kept after every round, and between curved samples; rounds is called with new rounds
     only, progress with draws and steps of solvers.
@@ -143,16 +144,16 @@ def fit_mgvi(
     if len(data) == 0:
         raise ValueError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
-    scale = model.likelihood.log_scale
     twice = settings.robust is not None and settings.robust.learn_scale
-    if twice and scale is not None and scale.requires_grad:
+    noise = model.likelihood.parameters()
+    if twice and any(p.is_learned and p.name == "noise" for p in noise):
         raise ValueError(
             "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
-            "is fixed (log_scale.requires_grad_(False)), or RobustSettings(learn_scale=False)"
+            'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )
     problem = LogNormalProblem.of(model, data)
-    fit = Fit(problem, settings, rounds, progress, origin, journal)
-    return _solution_of(fit.state, settings.seed)
+    state = Fit(problem, settings, rounds, progress, origin, journal).run()
+    return _solution_of(state, settings.seed)
 
 
 def _solution_of(state: FitState, seed: int) -> MGVISolution:
@@ -174,7 +175,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         deviations,
         tuple(state.history),
         _status(state),
-        state.weighing,
+        state.weights,
     )
 
 

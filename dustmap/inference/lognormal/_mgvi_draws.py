@@ -11,9 +11,9 @@ from torch import Tensor
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Descent,
+    EnergyTarget,
     Iterate,
     LogNormalProblem,
-    Tether,
     descend,
     relative,
 )
@@ -278,8 +278,8 @@ def curved_draw(
     """
     problem = mean.problem
     centre = problem.rows.matmul(mean.log_density.exp())
-    tether = Tether(centre + problem.noise.sqrt() * noise, mean.xi + white)
-    first = Iterate.at(problem, tether, mean.xi + start)
+    target = EnergyTarget(centre + problem.noise.sqrt() * noise, mean.xi + white)
+    first = Iterate.at(problem, target, mean.xi + start)
     if not first.is_finite:
-        first = Iterate.at(problem, tether, mean.xi)
+        first = Iterate.at(problem, target, mean.xi)
     return descend(first, z, accuracy, preconditioner, progress)

@@ -4,20 +4,21 @@ A trust radius limits the steps and says when they rest.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.inference.evidence._learn_evidence import bounded_step
+from dustmap.gp import AbstractParametric, Parameters
+from dustmap.inference._newton import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
+    EnergyTarget,
     Iterate,
     LogNormalProblem,
-    Tether,
     relative,
 )
 from dustmap.linalg import (
@@ -31,7 +32,7 @@ from dustmap.linalg import (
 )
 
 #: Bounds |Δθ| of one evidence step: the model is linearised where θ was.
-_LARGEST_STEP = 0.5
+LARGEST_STEP = 0.5
 #: |Δθ| that no user needs: solves of large data are no more accurate than that.
 _NEGLIGIBLE_STEP = 1e-3
 #: Step of differences in a log-parameter: errors of order 1e-4 of a derivative whose Monte Carlo
@@ -39,38 +40,7 @@ _NEGLIGIBLE_STEP = 1e-3
 _STEP = 1e-4
 #: Draws whose fields are held at once.
 _AT_ONCE = 8
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Trust:
-    """The last step Δθ (Q,) that was taken and the gradient (Q,) where it started, if there was
-    one; promised: gain in nats that it was taken for; radius: bound of |Δθ|."""
-
-    radius: float = _LARGEST_STEP
-    step: Tensor | None = None
-    gradient: Tensor | None = None
-    promised: float = 0.0
-
-    def new_radius(self, gradient: Tensor) -> float:
-        """Twice the radius after a step that gained what it promised, half of it after one that
-        did not; by the trapezoid rule the gain is ½ sᵀ(g₀ + g)."""
-        if self.step is None or self.gradient is None:
-            return self.radius
-        gain = 0.5 * float(self.step @ (self.gradient + gradient))
-        if gain > 0.5 * self.promised:
-            return min(2.0 * self.radius, _LARGEST_STEP)
-        return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
-
-    def turns_back(self, delta: Tensor) -> bool:
-        """Whether Δθ leads back where the last step came from. The linearisation and the weights of
-        the data move with θ: such a step is cut to `half_a_step`, lest θ goes round in circles."""
-        return self.step is not None and float(delta @ self.step) < 0.0
-
-    @property
-    def half_a_step(self) -> float:
-        """Half of the last step's largest component."""
-        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+M = TypeVar("M", bound=AbstractParametric)
 
 
 def _widths_to_go(gradient: Tensor, information: Tensor) -> float:
@@ -78,28 +48,20 @@ def _widths_to_go(gradient: Tensor, information: Tensor) -> float:
     return math.sqrt(max(0.0, float(gradient @ torch.linalg.solve(information, gradient))))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class HyperPrior:
-    """θ ~ N(origin, std²) for log-parameters θ (Q,): weak log-normal priors around the start."""
-
-    origin: Tensor
-    std: float
-
-    @staticmethod
-    def around(model: LogNormalModel, origin: Tensor | None, std: float) -> "HyperPrior":
-        """Around `origin` (Q,), or the model's present log-parameters."""
-        present = model.log_parameters()
-        if origin is not None and origin.shape != present.shape:
-            raise ValueError(
-                f"origin must have shape {tuple(present.shape)}, one centre per log-parameter that "
-                f"is learned, got {tuple(origin.shape)}"
-            )
-        return HyperPrior(present if origin is None else origin, std)
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        """∂/∂θ ln p(θ) = −(θ − origin) / std² (Q,)."""
-        return (self.origin - theta) / self.std**2
+def learned_from(
+    model: LogNormalModel, origin: Tensor | None, std: float
+) -> Parameters[LogNormalModel]:
+    """What `model` learns, with weak log-normal priors of width std around `origin` (Q,) or the
+    present log-parameters."""
+    learned = replace(model.learned(), prior_std=std)
+    if origin is None:
+        return learned
+    if origin.shape != learned.theta.shape:
+        raise ValueError(
+            f"origin must have shape {tuple(learned.theta.shape)}, one centre per log-parameter "
+            f"that is learned, got {tuple(origin.shape)}"
+        )
+    return replace(learned, centre=origin.to(learned.theta))
 
 
 @final
@@ -132,10 +94,10 @@ def evidence_step(
     iterate: Iterate,
     z: Tensor,
     draws: Tensor,
-    prior: HyperPrior,
+    prior: Parameters[LogNormalModel],
     accuracy: Accuracy,
     preconditioner: AbstractOperator | None,
-    trust: Trust,
+    trust: TrustRegion,
     progress: Progress = unwatched,
 ) -> EvidenceStep:
     """One Newton step on the log evidence of the model linearised at ξ̄.
@@ -152,13 +114,14 @@ def evidence_step(
 
     Reference: Gilmour, Thompson & Cullis (1995) on average information.
     """
-    problem, theta = iterate.problem, read(iterate.problem)
+    problem, theta = iterate.problem, iterate.problem.theta
     slopes = _slopes(problem, iterate.density)
     own = torch.stack([slope.quadratic(z) for slope in slopes])
     parts = torch.split(draws, _AT_ONCE)
     drawn = torch.stack([torch.cat([s.quadratic(part) for part in parts]) for s in slopes])
-    gradient = 0.5 * (own - drawn.mean(-1)) + prior.gradient(theta)
-    error = 0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5
+    _, pull = prior.log_prior(theta)
+    gradient = (0.5 * (own - drawn.mean(-1))).cpu() + pull
+    error = (0.5 * drawn.std(-1) / drawn.shape[-1] ** 0.5).cpu()
     v = torch.stack([slope.product(z) for slope in slopes])
     solve = pcg(
         problem.gram(iterate.density),
@@ -169,9 +132,11 @@ def evidence_step(
         progress=progress,
     )
     products = v.double() @ solve.x.double().mT
-    information = 0.25 * (products + products.mT) + torch.eye(len(theta)).to(own) / prior.std**2
-    radius = trust.new_radius(gradient)
+    information = (0.25 * (products + products.mT)).cpu() + prior.prior_precision()
+    radius = trust.radius_at(gradient)
     delta = bounded_step(gradient, information, radius)
+    # The linearisation and the weights of the data move with θ: a step back is cut to half, lest θ
+    # goes round in circles.
     if trust.turns_back(delta):
         radius = min(radius, trust.half_a_step)
         delta = bounded_step(gradient, information, radius)
@@ -211,26 +176,7 @@ def carry(
         progress=progress,
     )
     xi = problem.jacobian_transpose(density, root_weights * solve.x)
-    tether = Tether(problem.y, torch.zeros_like(xi))
-    return Iterate.at(problem, tether, xi), solve.x
-
-
-def read(problem: LogNormalProblem) -> Tensor:
-    """θ (Q,): what is learned of kernel and noise, float64."""
-    return problem.model.log_parameters()
-
-
-@torch.no_grad()
-def write(problem: LogNormalProblem, theta: Tensor) -> None:
-    """Sets the learned parameters of kernel and noise."""
-    parameters = _parameters(problem)
-    sizes = [p.numel() for p in parameters]
-    for p, value in zip(parameters, torch.split(theta, sizes), strict=True):
-        p.copy_(value.reshape(p.shape))
-
-
-def _parameters(problem: LogNormalProblem) -> tuple[nn.Parameter, ...]:
-    return problem.model.kernel_parameters() + problem.model.noise_parameters()
+    return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi), solve.x
 
 
 @final
@@ -272,32 +218,22 @@ class _NoiseSlope:
 
 
 def _slopes(problem: LogNormalProblem, density: Tensor) -> list[_KernelSlope | _NoiseSlope]:
-    """A_p of every learned parameter, in the order of `read`."""
-    prior, found = problem.model.prior, list[_KernelSlope | _NoiseSlope]()
-    for p in problem.model.kernel_parameters():
-        for place in range(p.numel()):
-            spectrum = _difference(p, place, prior.spectrum, lambda: prior.rebuilt().spectrum)
-            slope = spectrum.to(problem.y.dtype)
-            box = prior.grid.shape
-            covariance = CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
-            found.append(_KernelSlope(problem, density, divided(covariance, prior.world)))
-    for p in problem.model.noise_parameters():
-        for place in range(p.numel()):
-            given = problem.model.likelihood.noise_variance(problem.data)
-            slope = _difference(
-                p, place, given, lambda: problem.model.likelihood.noise_variance(problem.data)
-            )
-            found.append(_NoiseSlope((slope / given).to(problem.y.dtype)))
-    return found
+    """A_p of every learned parameter, by forward differences: reverse mode would give one number of
+    a spectrum at a time."""
+    model, slopes = problem.model, list[_KernelSlope | _NoiseSlope]()
+    prior, noise = model.prior, model.likelihood.noise_variance(problem.data)
+    for kernel in _shifted(Parameters.of(prior.kernel)):
+        change = (prior.with_kernel(kernel).spectrum - prior.spectrum) / _STEP
+        slope, box = change.to(problem.y.dtype), prior.grid.shape
+        covariance = CirculantOperator(slope, prior.torus_shape, rows=box, columns=box)
+        slopes.append(_KernelSlope(problem, density, divided(covariance, prior.world)))
+    for likelihood in _shifted(Parameters.of(model.likelihood)):
+        change = (likelihood.noise_variance(problem.data) - noise) / _STEP
+        slopes.append(_NoiseSlope((change / noise).to(problem.y.dtype)))
+    return slopes
 
 
-def _difference(
-    p: nn.Parameter, place: int, present: Tensor, value: Callable[[], Tensor]
-) -> Tensor:
-    """∂ value / ∂ p[place] by a difference; reverse mode would give one number at a time."""
-    flat = p.data.view(-1)
-    old = float(flat[place])
-    flat[place] = old + _STEP
-    moved = value()
-    flat[place] = old
-    return (moved - present) / _STEP
+def _shifted(parameters: Parameters[M]) -> Iterator[M]:
+    """The value with each of its learned numbers moved by the step of differences."""
+    for unit in torch.eye(len(parameters), dtype=parameters.theta.dtype):
+        yield parameters.build(parameters.theta + _STEP * unit)

@@ -1,7 +1,7 @@
 """The phases of a log-normal fit: weights, mode, hyperparameters, samples."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import final
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from dustmap.inference._journal import AbstractJournal, Reading
+from dustmap.inference._newton import TrustRegion
 from dustmap.inference.evidence._student_t_noise import measured_share
+from dustmap.inference.evidence._student_t_weights import StudentTWeights
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Descent,
@@ -26,15 +28,8 @@ from dustmap.inference.lognormal._mgvi_draws import (
     metric_draws,
     probed,
 )
-from dustmap.inference.lognormal._mgvi_hyper import (
-    EvidenceStep,
-    Trust,
-    carry,
-    evidence_step,
-    read,
-    write,
-)
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
+from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase, on_its_torus
 from dustmap.linalg import Progress, nystrom
 
@@ -79,7 +74,7 @@ _Place = tuple[Phase, int]
 
 @final
 class Fit:
-    """The fit while it runs, one turn of a phase after the other."""
+    """A fit of one problem: `run` takes one turn of a phase after the other."""
 
     def __init__(
         self,
@@ -98,6 +93,18 @@ class Fit:
             self.state = FitState.first(problem, settings, origin)
         else:
             self.state = FitState.restored(problem, settings, reading)
+        self._is_new = reading is None or not reading.finished
+
+    def run(self) -> FitState:
+        """The state that is done, from wherever the journal was."""
+        for _ in self.states():
+            self.journal.keep(self.state.kept)
+        if self._is_new:
+            self.journal.finish(self.state.kept())
+        return self.state
+
+    def states(self) -> Iterator[FitState]:
+        """The complete state after every turn but the last."""
         turns = {
             Phase.WEIGHTS: self._find_weights,
             Phase.MODE: self._find_mode,
@@ -107,9 +114,7 @@ class Fit:
         while self.state.phase is not Phase.DONE:
             self.state.phase, self.state.turn = turns[self.state.phase](self.state.turn)
             if self.state.phase is not Phase.DONE:
-                journal.keep(self.state.kept)
-        if reading is None or not reading.finished:
-            journal.finish(self.state.kept())
+                yield self.state
 
     @property
     def problem(self) -> LogNormalProblem:
@@ -121,17 +126,17 @@ class Fit:
         state, robust, accuracy = self.state, self.settings.robust, self._rough()
         assert robust is not None
         if turn == 0:
-            self._weigh(Weighing.first(robust, self._ratios(None)[0]))
+            self._weigh(StudentTWeights.first(robust, self._ratios(None)[0]))
         self._precondition()
         found = self._descend(replace(accuracy, steps=_STRIDE), "weights")
         spread = None
         if turn >= _BARE:
             self._precondition()
             spread = self._probe().spread
-        assert state.weighing is not None
+        assert state.weights is not None
         share = measured_share(self.problem.data)
-        self._weigh(state.weighing.updated(*self._ratios(spread), turn > _BARE, share))
-        rests = turn > _BARE and state.weighing.settled and found.decrease < accuracy.decrease
+        self._weigh(state.weights.updated(*self._ratios(spread), turn > _BARE, share))
+        rests = turn > _BARE and state.weights.settled and found.decrease < accuracy.decrease
         if rests or turn + 1 == robust.max_rounds:
             return Phase.MODE, 0
         return Phase.WEIGHTS, turn + 1
@@ -148,7 +153,7 @@ class Fit:
 
     def _learn(self, turn: int) -> _Place:
         """An evidence step, until θ rests."""
-        if len(self.state.prior.origin) == 0:
+        if len(self.state.prior) == 0:
             self._descend(self._accuracy(), "mode")
             return Phase.SAMPLE, 0
         if turn == self.settings.rounds:
@@ -184,13 +189,13 @@ class Fit:
         left = self.state.centre.residuals[0].double().square() / given
         return left, torch.zeros_like(left) if spread is None else spread.double() / given
 
-    def _weigh(self, weighing: Weighing) -> None:
+    def _weigh(self, weights: StudentTWeights) -> None:
         """Other weights, the mode where it is, and its multipliers where the residuals are."""
-        before, self.state.weighing = self.state.centre, weighing
-        problem = before.problem.weighted(weighing.precision_weights)
+        before, self.state.weights = self.state.centre, weights
+        problem = before.problem.weighted(weights.precision_weights)
         self.state.z = self.state.z * (before.problem.noise / problem.noise).sqrt()
-        self.state.centre = Iterate.at(problem, before.tether, before.xi)
-        if weighing.change > _MUCH:
+        self.state.centre = Iterate.at(problem, before.target, before.xi)
+        if weights.change > _MUCH:
             self.state.slowest = QUICK
 
     def _evidence_round(self, at_rest: bool) -> bool:
@@ -211,18 +216,17 @@ class Fit:
         if step.widths < _NEAR and state.evidence_count < more:
             state.evidence_count = more
             probe = self._probe()
-            step = self._evidence_step(probe, Trust(step.radius))
+            step = self._evidence_step(probe, state.trust.within(step.radius))
         is_near = state.evidence_count == more and step.widths < 2.0 * _NEAR
         state.near = state.near + 1 if is_near else 0
         gain = 1.0 / max(1, state.near)
         taken = gain * self._move(gain * step.delta)
-        state.trust = Trust(step.radius)
+        state.trust = state.trust.within(step.radius)
         if taken > 0.0:
-            delta = taken * step.delta
-            promised = float(delta @ step.gradient - 0.5 * delta @ step.information @ delta)
+            followed = state.trust.after(taken * step.delta, step.gradient, step.information)
             # After a short step the gradient changes by its own uncertainty, not by the step.
-            if promised > _ONE_WIDTH:
-                state.trust = Trust(step.radius, delta, step.gradient, promised)
+            if followed.promised > _ONE_WIDTH:
+                state.trust = followed
         self._record(
             "evidence" if taken > 0.0 else "rejected",
             before,
@@ -232,14 +236,14 @@ class Fit:
         )
         averaged = state.near >= _AVERAGED and gain * step.widths < _SHORT
         rests = averaged or step.rests(settings.tolerance)
-        if state.weighing is not None:
+        if state.weights is not None:
             share = measured_share(self.problem.data)
-            self._weigh(state.weighing.updated(*self._ratios(probe.spread), share=share))
-            assert state.weighing is not None
-            rests = rests and state.weighing.settled
+            self._weigh(state.weights.updated(*self._ratios(probe.spread), share=share))
+            assert state.weights is not None
+            rests = rests and state.weights.settled
         return rests if taken > 0.0 else at_rest
 
-    def _evidence_step(self, probe: Probe, trust: Trust) -> EvidenceStep:
+    def _evidence_step(self, probe: Probe, trust: TrustRegion) -> EvidenceStep:
         state = self.state
         how = self._accuracy(), state.preconditioner, trust, self.progress
         return evidence_step(state.centre, state.z, probe.z, state.prior, *how)
@@ -267,19 +271,15 @@ class Fit:
 
         Where they never do, everything stays as it is, and t is 0.
         """
-        before, theta = self.state.centre, read(self.problem)
+        before, theta = self.state.centre, self.problem.theta
         for length in _LENGTHS if bool(delta.isfinite().all()) else ():
-            write(before.problem, theta + length * delta)
-            changed = on_its_torus(
-                before.problem.rebuilt().with_present_noise(), self.settings.padding
-            )
+            changed = on_its_torus(before.problem.at(theta + length * delta), self.settings.padding)
             how = self._accuracy(), self.state.preconditioner, self.progress
             centre, z = carry(before, changed, self.state.z, *how)
             near = centre.misfit() < 2.0 * max(before.misfit(), 1.0)
             if near and centre.is_finite:
                 self.state.centre, self.state.z = centre, z
                 return length
-        write(before.problem, theta)
         return 0.0
 
     def _refine(self, turn: int) -> None:
@@ -291,7 +291,7 @@ class Fit:
         mode, z = state.mode
         # The deviations of the turn before are not held any longer than this.
         state.centre = Iterate.at(
-            self.problem, state.centre.tether, state.centre.xi, state.deviations
+            self.problem, state.centre.target, state.centre.xi, state.deviations
         )
         state.slowest = QUICK  # the mean density of the samples is not that of their centre
         state.strayed = not state.centre.is_finite
@@ -357,7 +357,7 @@ class Fit:
     def _mode_here(self) -> Iterate:
         """The centre without deviations."""
         centre = self.state.centre
-        return Iterate.at(self.problem, centre.tether, centre.xi)
+        return Iterate.at(self.problem, centre.target, centre.xi)
 
     def _descend(self, accuracy: Accuracy, stage: str, quiet: bool = False) -> Descent:
         before = self.state.centre
@@ -403,7 +403,7 @@ class Fit:
     ) -> None:
         change = self.state.centre.responses.mean(0) - before.responses.mean(0)
         moved = float((change.square() / self.problem.noise).mean().sqrt())
-        theta = tuple(read(self.problem).tolist())
+        theta = tuple(self.problem.theta.tolist())
         entry = MGVIRound(
             stage,
             self.state.centre.energy,

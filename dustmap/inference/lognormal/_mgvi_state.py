@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import MOST_INFLATION, GridPrior, torus_for
+from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
 from dustmap.inference._journal import (
     Kept,
     Plain,
@@ -18,10 +18,13 @@ from dustmap.inference._journal import (
     restored_preconditioner,
     state,
 )
+from dustmap.inference._newton import TrustRegion
 from dustmap.inference.evidence._student_t_noise import StudentTNoise
-from dustmap.inference.lognormal._lognormal_energy import Iterate, LogNormalProblem, Tether
-from dustmap.inference.lognormal._mgvi_hyper import HyperPrior, Trust, read, write
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings, Weighing
+from dustmap.inference.evidence._student_t_weights import StudentTWeights
+from dustmap.inference.lognormal._lognormal import LogNormalModel
+from dustmap.inference.lognormal._lognormal_energy import EnergyTarget, Iterate, LogNormalProblem
+from dustmap.inference.lognormal._mgvi_hyper import LARGEST_STEP, learned_from
+from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
 from dustmap.linalg import NystromPreconditioner
 
 _log = logging.getLogger(__name__)
@@ -64,31 +67,21 @@ def on_its_torus(problem: LogNormalProblem, padding: float) -> LogNormalProblem:
 
 
 def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalProblem:
-    """At the kernel's present parameters, on a torus of so many points per axis."""
+    """On a torus of so many points per axis."""
     prior = problem.model.prior
     if shape == prior.torus_shape:
-        return problem.rebuilt()
+        return problem
     if prior.wrapping is None or len(shape) != prior.grid.dim:
         raise ValueError(
             f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
             "another computation"
         )
-    return problem.on(
-        GridPrior.padded(
-            prior.kernel,
-            prior.grid,
-            nugget=prior.nugget,
-            dtype=prior.dtype,
-            torus_shape=shape,
-            memory=prior.memory,
-            world=prior.world,
-        )
-    )
+    return problem.on(prior.on_torus(prior.kernel, shape))
 
 
 @final
 class Phase(enum.Enum):
-    """What a fit is at."""
+    """What a fit does next."""
 
     WEIGHTS = "weights"
     MODE = "mode"
@@ -112,7 +105,7 @@ class FitState:
     since the last preconditioner.
     """
 
-    prior: HyperPrior
+    prior: Parameters[LogNormalModel]
     centre: Iterate
     z: Tensor
     phase: Phase
@@ -127,13 +120,13 @@ class FitState:
     mode: tuple[Iterate, Tensor] | None = None
     evidence_count: int = 0
     near: int = 0
-    trust: Trust = field(default_factory=Trust)
+    trust: TrustRegion = field(default_factory=lambda: TrustRegion.of(LARGEST_STEP))
     slowest: int = QUICK
     moved: bool = False
     unsolved: bool = False
     strayed: bool = False
     curved: bool = False
-    weighing: Weighing | None = None
+    weights: StudentTWeights | None = None
     history: list[MGVIRound] = field(default_factory=list)
 
     @staticmethod
@@ -143,7 +136,7 @@ class FitState:
         """At ξ = 0."""
         xi = torch.zeros(problem.n_latent).to(problem.y)
         return FitState(
-            HyperPrior.around(problem.model, origin, settings.prior_std),
+            learned_from(problem.model, origin, settings.prior_std),
             posterior_at(problem, xi),
             torch.zeros_like(problem.y),
             Phase.MODE if settings.robust is None else Phase.WEIGHTS,
@@ -174,7 +167,7 @@ class FitState:
 
     def _values(self) -> dict[str, Plain]:
         prior = self.centre.problem.model.prior
-        noise = None if self.weighing is None else asdict(self.weighing.noise)
+        noise = None if self.weights is None else asdict(self.weights.noise)
         return {
             "data": len(self.z),
             "nodes": prior.grid.size,
@@ -192,7 +185,7 @@ class FitState:
             "strayed": self.strayed,
             "curved": self.curved,
             "noise": noise,
-            "change": None if self.weighing is None else self.weighing.change,
+            "change": None if self.weights is None else self.weights.change,
             "history": [entry.plain for entry in self.history],
         }
 
@@ -200,9 +193,9 @@ class FitState:
         """Hyperparameters, centre and samples."""
         centre, problem = self.centre, self.centre.problem
         return {
-            "origin": self.prior.origin,
-            "theta": read(problem),
-            "weights": None if self.weighing is None else self.weighing.weights,
+            "origin": self.prior.centre,
+            "theta": problem.theta,
+            "weights": None if self.weights is None else self.weights.tau,
             "response": problem.data.response,
             "xi": centre.xi,
             "centre_deviations": None if len(centre.deviations) == 1 else centre.deviations,
@@ -211,17 +204,18 @@ class FitState:
 
     @staticmethod
     def restored(problem: LogNormalProblem, settings: MGVISettings, reading: Reading) -> "FitState":
-        """What was kept of a fit of this problem; sets its learned parameters."""
+        """What was kept of a fit of this problem."""
         y, n = problem.y, len(problem.y)
         reading.refuse_other("data", n)
         reading.refuse_other("nodes", problem.model.prior.grid.size)
-        present = read(problem)
+        present = problem.theta
         origin = reading.array("origin", present, len(present))
-        write(problem, reading.array("theta", present, len(present)))
+        prior = learned_from(problem.model, origin, settings.prior_std)
+        problem = problem.at(reading.array("theta", present, len(present)))
         problem = _on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
-        weighing = _restored_weighing(reading, settings, n, y)
-        if weighing is not None:
-            problem = problem.weighted(weighing.precision_weights)
+        weights = _restored_weights(reading, settings, n, y)
+        if weights is not None:
+            problem = problem.weighted(weights.precision_weights)
         if reading.has("response"):
             problem = problem.with_response(reading.real("response", y, n))
         width = problem.n_latent
@@ -230,7 +224,7 @@ class FitState:
             problem.with_present_noise(), xi, reading.maybe("centre_deviations", y, None, width)
         )
         found = FitState(
-            HyperPrior(origin, settings.prior_std),
+            prior,
             centre,
             torch.zeros_like(y) if reading.finished else reading.array("z", y, n),
             Phase(reading.text("phase")),
@@ -243,7 +237,8 @@ class FitState:
             is_drawing=reading.flag("is_drawing"),
             evidence_count=reading.integer("evidence_count"),
             near=reading.integer("near"),
-            trust=Trust(
+            trust=TrustRegion(
+                LARGEST_STEP,
                 reading.number("radius"),
                 reading.maybe("last_step", present, len(present)),
                 reading.maybe("last_gradient", present, len(present)),
@@ -254,7 +249,7 @@ class FitState:
             unsolved=reading.flag("unsolved"),
             strayed=reading.flag("strayed"),
             curved=reading.flag("curved"),
-            weighing=weighing,
+            weights=weights,
             history=list(reading.each("history", MGVIRound.read)),
         )
         if reading.has("drawn_xi"):
@@ -271,12 +266,12 @@ def posterior_at(
     problem: LogNormalProblem, xi: Tensor, deviations: Tensor | None = None
 ) -> Iterate:
     """ξ with its deviations, held by data and prior as they are."""
-    return Iterate.at(problem, Tether(problem.y, torch.zeros_like(xi)), xi, deviations)
+    return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
 
 
-def _restored_weighing(
+def _restored_weights(
     reading: Reading, settings: MGVISettings, n: int, y: Tensor
-) -> Weighing | None:
+) -> StudentTWeights | None:
     if not reading.has("weights"):
         return None
     if settings.robust is None:
@@ -284,4 +279,4 @@ def _restored_weighing(
     told = Reading("Student-t noise", reading.inside("noise"))
     noise = StudentTNoise(told.number("nu"), told.number("scale"))
     weights = reading.real("weights", y, n)
-    return Weighing(settings.robust, noise, weights, reading.number("change"))
+    return StudentTWeights(settings.robust, noise, weights, reading.number("change"))

@@ -4,15 +4,24 @@ Its posterior mean's equation, with the coefficients of the prior mean eliminate
 right-hand sides of its pathwise draws, from keyed noise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch, GridPrior, orthogonal_directions
+from dustmap.gp import (
+    AbstractMean,
+    AbstractParametric,
+    Batch,
+    GridPrior,
+    Parameter,
+    dealt,
+    joined_parameters,
+    orthogonal_directions,
+)
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
@@ -27,7 +36,7 @@ _LENGTHS = 4
 
 @final
 @dataclass(frozen=True, eq=False)
-class GridModel:
+class GridModel(AbstractParametric):
     """y = H β + Φ ε + r + noise with ε ~ N(0, I); Σ = diag(noise + Var r).
 
     features: Φ and Var r; mean: H β; likelihood: the variance of the noise. The residuals r of
@@ -38,14 +47,22 @@ class GridModel:
     mean: AbstractMean
     likelihood: GaussianLikelihood
 
-    def rebuilt(self) -> "GridModel":
-        """The model at the kernel's present parameters, with their graph."""
-        return replace(self, features=self.features.rebuilt())
+    def parameters(self) -> tuple[Parameter, ...]:
+        return joined_parameters(self.features, self.mean, self.likelihood)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Trainable hyperparameters of kernel, mean and likelihood."""
-        for owner in (self.features, self.mean, self.likelihood):
-            yield from (p for p in owner.parameters() if p.requires_grad)
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "GridModel":
+        kernel, mean, noise = dealt(parameters, self.features, self.mean, self.likelihood)
+        return GridModel(
+            self.features.with_parameters(kernel),
+            self.mean.with_parameters(mean),
+            self.likelihood.with_parameters(noise),
+        )
+
+    def with_fitted_mean(self, coefficients: Tensor) -> "GridModel":
+        """With coefficients β (P,) of the mean, where these are learned."""
+        if not self.mean.is_learned:
+            return self
+        return replace(self, mean=self.mean.with_coefficients(coefficients))
 
     def sigma(self, data: Batch) -> Tensor:
         """Diagonal of Σ (N,): variance of the noise plus Var r, differentiable."""

@@ -34,14 +34,14 @@ process approximations".
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, own_batch
+from dustmap.gp import Batch, Parameters, own_batch
 from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussian
 from dustmap.gp.features import Features, chunks
 from dustmap.gp.functionals import world_of
@@ -115,10 +115,10 @@ class CollapsedSolution:
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedGradient:
-    """solution, and ∂L/∂θ for each of `model.parameters()`, in their order."""
+    """solution, and ∂L/∂θ (P,)."""
 
     solution: CollapsedSolution
-    gradient: tuple[Tensor, ...]
+    gradient: Tensor
 
 
 @torch.no_grad()
@@ -142,9 +142,12 @@ def solve_collapsed(
 
 
 def collapsed_gradient(
-    model: VariationalModel, batch: Batch, objective: AbstractCollapsedObjective | None = None
+    parameters: Parameters[VariationalModel],
+    theta: Tensor,
+    batch: Batch,
+    objective: AbstractCollapsedObjective | None = None,
 ) -> CollapsedGradient:
-    """L and its gradient in the parameters of kernel, points, mean and noise, chunk by chunk.
+    """L and its gradient at θ (P,) in what is learned of the model, chunk by chunk.
 
     L is the maximum over q of
 
@@ -154,32 +157,29 @@ def collapsed_gradient(
     larger than that of a chunk of rows. No factor of Λ is differentiated. Rows of one chunk are
     computed once, of more than one twice.
     """
-    problem = _Problem.of(model.rebuilt(), batch, objective)
-    parameters = tuple(problem.model.parameters())
+    leaf = theta.detach().clone().requires_grad_()
+    problem = _Problem.of(parameters.build(leaf), batch, objective)
     rows = problem.rows()
     with torch.no_grad():
         q = problem.posterior(rows)
     total = torch.zeros((), dtype=torch.float64, device=batch.y.device)
-    sums = [torch.zeros_like(p) for p in parameters]
+    gradient = torch.zeros_like(theta)
     for part, found in rows():
         terms = problem.log_density(q, found, part)
         total += terms.detach().sum()
         spread, _ = problem.spread(found, part)
         expected = terms - 0.5 * q.quadratic(found.phi.double()) / spread
-        _add_slopes(expected.sum(), parameters, sums)
-    gradient = tuple(problem.world.total(part) for part in sums)
+        gradient += _slope(expected.sum(), leaf)
+    gradient = problem.world.total(gradient.to(total.device)).to(theta.device)
     return CollapsedGradient(problem.solution(q, problem.world.total(total)), gradient)
 
 
-def _add_slopes(value: Tensor, parameters: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-    """sums += ∂value/∂parameters, in place."""
-    if not parameters:
-        return
-    # Kept, for the rows of all chunks hang on the one graph of the kernel's matrices.
-    slopes = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    for slope, into in zip(slopes, sums, strict=True):
-        if slope is not None:
-            into += slope
+def _slope(value: Tensor, leaf: Tensor) -> Tensor:
+    """∂value/∂leaf; the graph is kept, for the rows of all chunks hang on the kernel's matrices."""
+    if not value.requires_grad:
+        return torch.zeros_like(leaf)
+    (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    return slope
 
 
 @final

@@ -3,105 +3,116 @@
 Adam alternates with natural steps (002, appendix B.2).
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import Batch, Coordinates, FitStatus, ascend, own_batch
+from dustmap.gp import Batch, FitStatus, Parameters, maximise, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional, world_of
 from dustmap.inference._journal import Kept, Reading, state
 from dustmap.inference.variational._collapsed import (
     AbstractCollapsedObjective,
+    CollapsedGradient,
     CollapsedSolution,
     collapsed_gradient,
 )
 from dustmap.inference.variational._model import VariationalModel
 
-#: What the state of a learner is called, and what Adam has of each parameter.
-_ADAM, _AVERAGES = "adam", ("step", "exp_avg", "exp_avg_sq")
-#: How far below the start a point is taken to be at which the model is refused, per datum: a wall
-#: from which the line search turns back.
-_WALL = 1e3
+#: What the state of a learner is called.
+_ADAM = "adam"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """The averages of Kingma & Ba (2015) after `steps` gradients: of g (P,), and of g² (P,)."""
+
+    mean: Tensor
+    square: Tensor
+    steps: int = 0
+
+    #: Decay of the two averages, and what keeps the denominator from 0.
+    BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+    def updated(self, gradient: Tensor) -> "Adam":
+        """With one more gradient (P,)."""
+        return Adam(
+            self.mean + (1.0 - self.BETA_1) * (gradient - self.mean),
+            self.BETA_2 * self.square + (1.0 - self.BETA_2) * gradient.square(),
+            self.steps + 1,
+        )
+
+    def step(self, rate: float) -> Tensor:
+        """The step (P,) down the gradient."""
+        mean = self.mean / (1.0 - self.BETA_1**self.steps)
+        square = self.square / (1.0 - self.BETA_2**self.steps)
+        return -rate * mean / (square.sqrt() + self.EPSILON)
 
 
 @final
 class HyperparameterLearner:
     """Adam on kernel, mean and noise at fixed q(ε), through the exact gradient of the features.
 
-    learning_rate 0 makes it inactive. `model` always has features of the present parameters.
+    learning_rate 0 makes it inactive. theta (P,): where it is; `model`: built from it, with its
+    graph where active.
     """
 
     def __init__(self, model: VariationalModel, learning_rate: float) -> None:
-        self._parameters = list(model.parameters())
-        self.active = learning_rate > 0 and len(self._parameters) > 0
-        self.model = model.rebuilt() if self.active else model
-        self._adam = torch.optim.Adam(self._parameters, lr=learning_rate) if self.active else None
+        self.parameters = Parameters.of(model)
+        self.active = learning_rate > 0 and len(self.parameters) > 0
+        zeros = torch.zeros_like(self.parameters.theta)
+        self.theta, self.model, self._adam = self.parameters.theta, model, Adam(zeros, zeros)
+        if self.active:
+            self._move_to(self.theta)
 
     def rows(self, functional: AbstractFunctional) -> Features:
         """Rows of a minibatch at the present parameters, with their graph."""
         return self.model.features.rows(functional)
 
-    def snapshot(self) -> tuple[Tensor, ...]:
-        """Copies of the present parameters, to restore them with `restored`; () when inactive."""
-        return tuple(p.detach().clone() for p in self._parameters) if self.active else ()
-
     def step(
         self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float, rate: float
     ) -> None:
         """One Adam step of this rate down the minibatch's −ELBO / N; nothing when inactive."""
-        if self._adam is None:
+        if not self.active:
             return
-        self._adam.param_groups[0]["lr"] = rate
-        self._adam.zero_grad()
         # Without the divergence of q, which knows nothing of the hyperparameters.
         loss = -self.model.expected_log_likelihood(posterior, rows, batch) / len(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._adam.step()
-        self.model = self.model.rebuilt()
+        (gradient,) = torch.autograd.grad(loss, self.theta)
+        self._adam = self._adam.updated(gradient)
+        self._move_to(self.theta.detach() + self._adam.step(rate))
+
+    def at(self, theta: Tensor) -> VariationalModel:
+        """The model at θ (P,), without a graph; the one it started from when inactive."""
+        return self.parameters.build(theta.detach()) if self.active else self.model
 
     def kept(self) -> Kept | None:
         """Parameters and Adam's averages, None when inactive."""
-        if self._adam is None:
+        if not self.active:
             return None
-        averages = self._adam.state_dict()["state"]
-        arrays = {f"parameter_{i}": p for i, p in enumerate(self._parameters)}
-        arrays |= {f"{name}_{i}": averages[i][name] for i in averages for name in _AVERAGES}
-        return state(_ADAM, {}, arrays)
+        arrays = {"theta": self.theta, "mean": self._adam.mean, "square": self._adam.square}
+        return state(_ADAM, {"steps": self._adam.steps}, arrays)
 
     def restore(self, reading: Reading, name: str) -> None:
         """Goes back to where `kept` was called, which gave the part of this name."""
         if reading.has(name) != self.active:
             told = "no learning of hyperparameters" if self.active else "learned hyperparameters"
             raise reading.refusal(told)
-        if self._adam is None:
+        if not self.active:
             return
-        part, averages = reading.part(name, _ADAM), dict[int, dict[str, Tensor]]()
-        with torch.no_grad():
-            for i, p in enumerate(self._parameters):
-                p.copy_(part.array(f"parameter_{i}", p, *p.shape))
-                if part.has(f"step_{i}"):
-                    averages[i] = {"step": part.array(f"step_{i}", torch.zeros(()))}
-                    for average in _AVERAGES[1:]:
-                        averages[i][average] = part.array(f"{average}_{i}", p, *p.shape)
-        groups = self._adam.state_dict()["param_groups"]
-        self._adam.load_state_dict({"state": averages, "param_groups": groups})
-        self.model = self.model.rebuilt()
+        part, like = reading.part(name, _ADAM), self.parameters.theta
+        mean, square, theta = (
+            part.array(each, like, len(like)) for each in ("mean", "square", "theta")
+        )
+        self._adam = Adam(mean, square, part.integer("steps"))
+        self._move_to(theta)
 
-
-@torch.no_grad()
-def restored(model: VariationalModel, values: Sequence[Tensor]) -> VariationalModel:
-    """The model with its parameters set back to `values` of a `snapshot`, in place."""
-    if not values:
-        return model
-    for parameter, value in zip(model.parameters(), values, strict=True):
-        parameter.copy_(value)
-    return model.rebuilt()
+    def _move_to(self, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        self.model = self.parameters.build(self.theta)
 
 
 @final
@@ -132,106 +143,58 @@ def fit_collapsed(
     tolerance: float = 1e-5,
     prior_std: float | None = None,
 ) -> CollapsedFit:
-    """Maximises the collapsed bound over `model.parameters()`, in place, by L-BFGS.
+    """Maximises the collapsed bound over what the model learns, by L-BFGS.
 
-    Kernel, mean, noise and inducing points are learned, each unless it does not require grad.
+    Kernel, mean, noise and inducing points are learned, each where it says so. Inducing points and
+    the mean's coefficients are no logarithms: their spacing and their effect on y are what a step
+    of one is to them.
 
     objective: SGPR unless another is given; others are no bounds, see this module's neighbour.
     tolerance: stop when the largest |gradient| of the objective per datum is below.
     prior_std: if given, every log-parameter gets a normal prior of this width around its start.
     """
-    climb = _Climb(model, batch, objective, prior_std)
-    ascent = ascend(
-        climb.coordinates,
-        climb.attempt,
-        climb.evaluate,
+    parameters = Parameters.of(model, scales=_linear_scales(model, batch), prior_std=prior_std)
+    parameters.require_some("the model")
+    found: list[CollapsedGradient] = []
+
+    def value_and_gradient(theta: Tensor) -> tuple[float, Tensor]:
+        found[:] = [collapsed_gradient(parameters, theta, batch, objective)]
+        return found[0].solution.value, found[0].gradient
+
+    maximum = maximise(
+        parameters,
+        value_and_gradient,
+        n_data=len(batch),
         max_steps=max_steps,
         tolerance=tolerance,
     )
     return CollapsedFit(
-        model=model.rebuilt(),
-        solution=climb.solution,
-        objective=ascent.history,
-        status=ascent.status,
-        largest_gradient=ascent.largest_gradient,
-        refused=climb.refused,
+        model=parameters.build(maximum.theta),
+        solution=found[0].solution,
+        objective=maximum.history,
+        status=maximum.status,
+        largest_gradient=maximum.largest_gradient,
+        refused=maximum.refused,
     )
 
 
-@final
-class _Climb:
-    """The objective per datum as a function of the coordinates of what is learned.
-
-    Inducing points and the mean's coefficients are no logarithms: their spacing and their effect
-    on y are what a step of one is to them.
-    """
-
-    solution: CollapsedSolution
-
-    def __init__(
-        self,
-        model: VariationalModel,
-        batch: Batch,
-        objective: AbstractCollapsedObjective | None,
-        prior_std: float | None,
-    ) -> None:
-        parameters = tuple(model.parameters())
-        if not parameters:
-            raise ValueError("nothing to learn: no parameter of the model requires grad")
-        self.model, self.batch, self.objective = model, batch, objective
-        self.prior_std, self.refused, self._wall = prior_std, 0, math.nan
-        linear = _linear_scales(model, batch)
-        self.coordinates = Coordinates.at_present(
-            parameters,
-            [id(p) not in linear for p in parameters],
-            [linear.get(id(p), torch.ones_like(p)) for p in parameters],
-        )
-
-    def attempt(self, z: Tensor) -> tuple[float, Tensor]:
-        """`evaluate`, or a wall where the model is refused; not at the start."""
-        try:
-            value, gradient = self.evaluate(z)
-        except ValueError:
-            if math.isnan(self._wall):
-                raise
-            self.refused += 1
-            return self._wall, torch.zeros_like(z)
-        if math.isnan(self._wall):
-            self._wall = value - _WALL * (1.0 + abs(value))
-        return value, gradient
-
-    def evaluate(self, z: Tensor) -> tuple[float, Tensor]:
-        """(L + ln prior) / N at z and its gradient in z."""
-        slope = self.coordinates.load(z)
-        found = collapsed_gradient(self.model, self.batch, self.objective)
-        self.solution = found.solution
-        gradient = torch.cat([part.reshape(-1) for part in found.gradient])
-        log_prior, pull = self.coordinates.log_prior(self.prior_std)
-        n = len(self.batch)
-        return (found.solution.value + log_prior) / n, (gradient + pull) * slope / n
-
-
-def _linear_scales(model: VariationalModel, batch: Batch) -> dict[int, Tensor]:
-    """What a step of one is to parameters that are no logarithms, by their id.
-
-    Of the features these are the matrices (M, D) of inducing points.
-    """
-    scales = {id(p): _spacing(p) for p in model.features.parameters() if p.ndim == 2}
+def _linear_scales(model: VariationalModel, batch: Batch) -> dict[str, Tensor]:
+    """What a step of one is to parameters that are no logarithms, by their names."""
     own, total = own_batch(batch), world_of(batch.functional).total
     effect = total(model.mean.basis(own.functional).square().sum(0)) / len(batch)
     tiny = torch.finfo(torch.float64).tiny
     spread = batch.y.double().square().mean().sqrt() + tiny
-    sizes, start = spread / effect.sqrt().clamp_min(tiny), 0
-    for p in model.mean.parameters():
-        scales[id(p)] = sizes[start : start + p.numel()].reshape(p.shape)
-        start += p.numel()
-    return scales
+    points = (p for p in model.features.parameters() if p.name == "inducing")
+    return {
+        "mean": spread / effect.sqrt().clamp_min(tiny),
+        **{p.name: _spacing(p.value) for p in points},
+    }
 
 
-def _spacing(points: nn.Parameter) -> Tensor:
+def _spacing(points: Tensor) -> Tensor:
     """About the distance between neighbours of inducing points along each axis (M, D)."""
     count, dim = points.shape
-    widths: Tensor = points.detach().amax(0) - points.detach().amin(0)
+    widths: Tensor = points.amax(0) - points.amin(0)
     widths = torch.where(widths > 0, widths, torch.ones_like(widths))
     spacing: Tensor = widths / count ** (1.0 / dim)
     return spacing.expand(count, dim)

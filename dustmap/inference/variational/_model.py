@@ -3,14 +3,21 @@
 Rows are computed once when they fit in memory, else when needed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch
+from dustmap.gp import (
+    AbstractMean,
+    AbstractParametric,
+    Batch,
+    Parameter,
+    dealt,
+    joined_parameters,
+)
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, chunks
 from dustmap.gp.functionals import AbstractFunctional, Sharded, operator_by_rows, world_of
@@ -29,7 +36,7 @@ class Moments:
 
 @final
 @dataclass(frozen=True, eq=False)
-class VariationalModel:
+class VariationalModel(AbstractParametric):
     """y_n ~ p(y_n | f_n), f_n = m_n + φ_nᵀ ε + r_n, ε ~ N(0, I), q(ε) in a structured family.
 
     features: Φ and Var r; mean: m; likelihood: p(y | f); family: the structure of S.
@@ -47,14 +54,17 @@ class VariationalModel:
                 f"{self.features.n_features}: build the family for features.n_features"
             )
 
-    def rebuilt(self) -> "VariationalModel":
-        """The model at the kernel's present parameters."""
-        return replace(self, features=self.features.rebuilt())
+    def parameters(self) -> tuple[Parameter, ...]:
+        return joined_parameters(self.features, self.mean, self.likelihood)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Trainable hyperparameters of kernel, mean and likelihood."""
-        for owner in (self.features, self.mean, self.likelihood):
-            yield from (p for p in owner.parameters() if p.requires_grad)
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "VariationalModel":
+        kernel, mean, noise = dealt(parameters, self.features, self.mean, self.likelihood)
+        return replace(
+            self,
+            features=self.features.with_parameters(kernel),
+            mean=self.mean.with_parameters(mean),
+            likelihood=self.likelihood.with_parameters(noise),
+        )
 
     def moments(
         self, state: AbstractGaussian, rows: Features, functional: AbstractFunctional

@@ -4,7 +4,7 @@ Coefficients of the mean are fitted to its data, with their uncertainty.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -122,8 +122,7 @@ def mean_spread(
     Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise
     alone, by CG with the posterior's S as preconditioner.
     """
-    fitted = any(p.requires_grad for p in model.mean.parameters())
-    if not (fitted and isinstance(model.likelihood, GaussianLikelihood)):
+    if not (model.mean.is_learned and isinstance(model.likelihood, GaussianLikelihood)):
         return None
     weights = 1.0 / model.likelihood.noise_variance(batch).double()
     D = weights.sqrt()
@@ -149,8 +148,8 @@ def fit_mean(
     batch: Batch,
     source: RowSource,
     spread: CoefficientSpread,
-) -> AbstractGaussian:
-    """Sets the coefficients to their generalised-least-squares values β̂, in place; q at them.
+) -> VariationalPosterior:
+    """The posterior with coefficients at their generalised-least-squares values β̂, and q at them.
 
         β̂ = β + T z,   E ε = m + Eᵀ z,   z = Tᵀ Hᵀ Σ⁻¹ (y − H β − Φ m)
 
@@ -161,5 +160,6 @@ def fit_mean(
     weights = 1.0 / model.likelihood.noise_variance(batch).double()
     left = batch.y.double() - H @ beta - source.operator().matmul(state.mean).double()
     z = spread.directions.mT @ (H.mT @ (weights * left))
-    model.mean.assign(beta + spread.directions @ z)
-    return state.with_mean(state.mean + z.to(state.mean) @ spread.fields)
+    mean = model.mean.with_coefficients(beta + spread.directions @ z)
+    moved = state.with_mean(state.mean + z.to(state.mean) @ spread.fields)
+    return VariationalPosterior(replace(model, mean=mean), moved, spread)

@@ -13,7 +13,7 @@ from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
 from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading, state
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._hyperparameters import HyperparameterLearner, restored
+from dustmap.inference.variational._hyperparameters import HyperparameterLearner
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
 
@@ -126,16 +126,15 @@ class SVISettings:
 class SVIState:
     """One state of the iteration.
 
-    step, epoch: counts so far, from 1. model: with features of the kernel's present parameters.
-    taken: the step that led here, with q. hyperparameters: copies of what is learned, () if
-    nothing is: the modules of `model` go on changing.
+    step, epoch: counts so far, from 1. model: at the present θ (P,) = theta, which is None where
+    nothing is learned. taken: the step that led here, with q.
     """
 
     step: int
     epoch: int
     model: VariationalModel
     taken: NaturalStep
-    hyperparameters: tuple[Tensor, ...] = ()
+    theta: Tensor | None = None
 
     @property
     def posterior(self) -> AbstractGaussian:
@@ -156,14 +155,15 @@ class SVIState:
             "share": taken.share,
             "halvings": taken.halvings,
         }
-        q, learned = taken.posterior, enumerate(self.hyperparameters)
-        arrays = {"mean": q.mean, "statistics": q.statistics}
-        return state(_STATE, values, arrays | {f"parameter_{i}": p for i, p in learned})
+        q = taken.posterior
+        arrays = {"mean": q.mean, "statistics": q.statistics, "theta": self.theta}
+        return state(_STATE, values, arrays)
 
     @staticmethod
-    def restored(model: VariationalModel, reading: Reading, like: Tensor) -> "SVIState":
-        """What was kept of a state of this model, whose parameters may be others; on the device
-        of `like`."""
+    def restored(learner: HyperparameterLearner, reading: Reading, like: Tensor) -> "SVIState":
+        """What was kept of a state of this learner's model; on the device of `like`."""
+        model, start = learner.model, learner.parameters.theta
+        theta = reading.maybe("theta", start, len(start))
         family, mean = model.family, like[:0].to(model.features.dtype)
         sizes = family.zero_statistics("meta").shape
         q = family.posterior(
@@ -173,15 +173,10 @@ class SVIState:
         fit, stability, length = map(reading.number, ("fit", "stability", "length_mean"))
         divergence = KnownDivergence(reading.number("divergence"))
         negative, share = reading.integer("negative"), reading.number("share")
-        learned = tuple(
-            reading.array(f"parameter_{i}", p, *p.shape)
-            for i, p in enumerate(model.parameters())
-            if reading.has(f"parameter_{i}")
-        )
         return SVIState(
             reading.integer("step"),
             reading.integer("epoch"),
-            model,
+            model if theta is None else learner.at(theta),
             NaturalStep(
                 q,
                 fit,
@@ -192,7 +187,7 @@ class SVIState:
                 share,
                 reading.integer("halvings"),
             ),
-            learned,
+            theta,
         )
 
 
@@ -252,7 +247,8 @@ class _Run:
             )
             learner.step(taken.posterior, rows, part, scale, self.settings.rate(self.epoch))
             self.posterior, self.step = taken.posterior, self.step + 1
-            yield SVIState(self.step, self.epoch, learner.model, taken, learner.snapshot())
+            theta = learner.theta.detach() if active else None
+            yield SVIState(self.step, self.epoch, learner.model, taken, theta)
 
 
 def fit_svi(
@@ -267,8 +263,6 @@ def fit_svi(
     journal: AbstractJournal = NO_JOURNAL,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
-
-    The learned modules are left with the parameters of the state returned.
 
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
@@ -292,7 +286,9 @@ def fit_svi(
         raise ValueError("the data set is empty: at least one datum is needed")
     if reading is None or not reading.finished:
         journal.finish(passes.kept(run, finished=True))
-    return replace(chosen, model=restored(chosen.model, chosen.hyperparameters))
+    if chosen.theta is None:
+        return chosen
+    return replace(chosen, model=run.learner.at(chosen.theta))
 
 
 #: What the states of a fit are called.
@@ -339,11 +335,11 @@ class _Passes:
         """None yet, or those that were kept; the run then goes on from the last."""
         if reading is None:
             return _Passes()
-        model, y = run.learner.model, run.batch.y
-        last = SVIState.restored(model, reading.part("last", _STATE), y)
+        learner, y = run.learner, run.batch.y
+        last = SVIState.restored(learner, reading.part("last", _STATE), y)
         best = None
         if reading.has("best"):
-            best = SVIState.restored(model, reading.part("best", _STATE), y)
+            best = SVIState.restored(learner, reading.part("best", _STATE), y)
         run.posterior = last.posterior
         chosen = last if reading.flag("is_best") else best
         return _Passes(last, chosen, reading.number("best_score"), reading.integer("waited"))

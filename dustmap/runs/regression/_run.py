@@ -14,7 +14,7 @@ from dustmap.config import Config
 from dustmap.engines import MOST_DENSE
 from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
-from dustmap.gp.kernels import KERNELS
+from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Kept, Scores, scores
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._ranks import ALONE
@@ -257,7 +257,7 @@ def _kernel(config: Config, rows: Rows) -> Any:
     if "length" in model.learn:
         lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
     std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
-    return KERNELS[model.kernel](lengths, std**2)
+    return kernel_named(model.kernel, lengths, std**2)
 
 
 def _noise(config: Config) -> str:

@@ -13,16 +13,16 @@ from typing import final
 import torch
 
 from dustmap.config import Config, GridConfig, ModelConfig
-from dustmap.engines import GPModel
 from dustmap.gp import (
     AbstractMean,
     Batch,
     ConstantMean,
     DiscMean,
+    GPModel,
     LogDiscMean,
     RegularGrid,
 )
-from dustmap.gp.kernels import KERNELS, StationaryKernel
+from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import typical_log_density
 from dustmap.runs.stars._hyperparameters import Hyperparameters
@@ -152,7 +152,8 @@ class LogNormalDensity(AbstractDensity):
         mean = self.profile(model, at.mean)
         if isinstance(mean, LogDiscMean) and at.disc_height and at.disc_length:
             slopes = (-mean.height / at.disc_height, -mean.length / at.disc_length)
-            mean.assign(torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64))
+            beta = torch.tensor([math.log(at.mean), *slopes], dtype=torch.float64)
+            mean = mean.with_coefficients(beta)
         return PriorDust(kernel_of(model, at), mean, True, at.beyond, at.beyond_std)
 
 
@@ -170,13 +171,14 @@ def density_of(config: Config) -> AbstractDensity:
 def model_of(config: Config, at: Hyperparameters, data: Batch) -> GPModel:
     """Kernel, mean and noise at these values, on the device of the data; what model.learn names is
     learned."""
-    learn, device = config.model.learn, data.y.device
     mean = density_of(config).profile(config.model, at.mean)
-    mean.requires_grad_("mean" in learn)
-    kernel = kernel_of(config.model, at)
-    kernel.log_lengthscale.requires_grad_("length" in learn)
-    kernel.log_variance.requires_grad_("std" in learn)
-    return GPModel(kernel.to(device), mean.to(device), _likelihood(config.model, at, data))
+    model = GPModel(kernel_of(config.model, at), mean, _likelihood(config.model, at, data))
+    names = {"std": "variance"}
+    learned = {names.get(name, name) for name in config.model.learn}
+    if learns_scale_with_nu(config.model):
+        learned.discard("noise")
+    known = {p.name for p in model.parameters()}
+    return model.learning(*(learned & known)).to(data.y.device)
 
 
 @torch.no_grad()
@@ -198,7 +200,7 @@ def hyperparameters_of(config: Config, model: GPModel) -> Hyperparameters:
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
     """The kernel that model.kernel names, in three dimensions."""
-    return KERNELS[model.kernel](at.length, at.std**2, dim=3)
+    return kernel_named(model.kernel, at.length, at.std**2, dim=3)
 
 
 def learns_scale_with_nu(model: ModelConfig) -> bool:
@@ -226,7 +228,7 @@ def _start(model: ModelConfig, std: float) -> Hyperparameters:
 
 
 def _likelihood(model: ModelConfig, at: Hyperparameters, data: Batch) -> GaussianLikelihood:
-    """Noise of variance noise² σ² + scatter² + (relative_scatter a)², on the device of the data.
+    """Noise of variance noise² σ² + scatter² + (relative_scatter a)².
 
     A scatter that is learned and starts at nothing starts at a tenth of the median error, for its
     logarithm is what is learned, and where that is far down no slope leads up; with Student-t
@@ -242,12 +244,4 @@ def _likelihood(model: ModelConfig, at: Hyperparameters, data: Batch) -> Gaussia
         rivals = model.noise != "gaussian" or relative > 0
         part = 1.0 if rivals else _SCATTER
         scatter = part * float(data.noise_variance.median().sqrt())
-    likelihood = GaussianLikelihood(at.noise, scatter or None, relative or None)
-    learned = {
-        "log_scale": "noise" in model.learn and not learns_scale_with_nu(model),
-        "log_jitter": "scatter" in model.learn,
-        "log_relative": "relative_scatter" in model.learn,
-    }
-    for name, parameter in likelihood.named_parameters():
-        parameter.requires_grad_(learned[name])
-    return likelihood.to(data.y.device)
+    return GaussianLikelihood(at.noise, scatter or None, relative or None)

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from dustmap.gp import AbstractPosterior, ExactGP, GridPrior, Prediction
+from dustmap.gp import AbstractPosterior, ExactGP, GPModel, GridPrior, Prediction
 from dustmap.gp.families import AbstractFamily, BlockFamily, FullRankFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, HIPFeatures
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -99,10 +99,8 @@ def engine(task: Task, shape: tuple[int, ...], samples: int) -> Run:
 
 def _global_fit(task: Task, shape: tuple[int, ...], samples: int) -> AbstractPosterior:
     settings = GlobalSettings(samples=samples)
-    likelihood = GaussianLikelihood()
-    return fit_global(
-        task.kernel, task.mean, likelihood, task.train, task.grid(shape), settings
-    ).posterior
+    model = GPModel(task.kernel, task.mean, GaussianLikelihood())
+    return fit_global(model, task.train, task.grid(shape), settings).posterior
 
 
 def _direct(

@@ -87,8 +87,7 @@ def rays(request: Request) -> Task:
     catalog = load(request)
     sky = simulated(catalog, Correlations(catalog.rays).at(SIMULATED[0]), seed=0)
     assert sky.truth is not None
-    kernel = Matern32(*SIMULATED, dim=3)
-    kernel.requires_grad_(False)
+    kernel = Matern32(*SIMULATED, dim=3).fixed()
     truth = sky.truth[sky.test]
     return Task(
         "simulated Ananke rays",

@@ -1,9 +1,9 @@
 """The global engine on one sky, its hyperparameters learned from a poor start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from dustmap.gp import AbstractPosterior, ConstantMean, Prediction
+from dustmap.gp import AbstractPosterior, ConstantMean, GPModel, Prediction
 from dustmap.gp.kernels import Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalFit, GlobalSettings, LearnSettings, fit_global
@@ -62,7 +62,8 @@ def fit(sky: Sky, effort: Effort) -> Fitted:
         return found, found.posterior.predict(sky.held_out)
 
     (found, prediction), seconds = stopwatch(work)
-    length, variance = float(kernel.lengthscale[0].detach()), float(kernel.variance().detach())
+    learned = found.gp.kernel
+    length, variance = float(learned.terms()[0].lengthscale[0]), float(learned.variance())
     return Fitted(found.posterior, prediction, length, variance, seconds, dict(found.report))
 
 
@@ -73,7 +74,8 @@ def _global_fit(kernel: StationaryKernel, sky: Sky, effort: Effort) -> GlobalFit
         max_steps=effort.steps, samples=LEARNING_SAMPLES, max_samples=MOST_SAMPLES
     )
     coarse = GlobalSettings(samples=2, order=ORDERS[0], start_rows=0, learn=learn)
-    fit_global(kernel, mean, likelihood, batch, grid(effort.learning), coarse)
-    kernel.requires_grad_(False)
+    start = GPModel(kernel, mean, likelihood)
+    learned = fit_global(start, batch, grid(effort.learning), coarse).gp
     fine = GlobalSettings(samples=effort.samples, order=ORDERS[1])
-    return fit_global(kernel, mean, likelihood, batch, grid(effort.shape), fine)
+    held = replace(learned, kernel=learned.kernel.fixed())
+    return fit_global(held, batch, grid(effort.shape), fine)

@@ -14,7 +14,16 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid, fit_hyperparameters
+from dustmap.gp import (
+    Batch,
+    ConstantMean,
+    ExactGP,
+    GPModel,
+    GridPrior,
+    Parameters,
+    RegularGrid,
+    fit_hyperparameters,
+)
 from dustmap.gp.covariances import ClosedForm, Quadrature
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals
@@ -71,8 +80,9 @@ def _variances(quick: bool) -> list[Claim]:
         grid = RegularGrid.from_bounds((0.0,) * dim, (1.0,) * dim, (nodes,) * dim)
         settings = GridSettings(order=2, dtype=torch.float64)
         likelihood = GaussianLikelihood(jitter=0.1)
-        maker = ModelMaker(kernel, ConstantMean(), likelihood, grid, settings, ClosedForm())
-        prior = maker.build().features.prior  # type: ignore[attr-defined]
+        maker = ModelMaker(grid, settings, ClosedForm())
+        model = maker.build(GPModel(kernel, ConstantMean(), likelihood))
+        prior = model.features.prior  # type: ignore[attr-defined]
         ratio = float(prior.lags.detach().view(-1)[0] / kernel.variance().detach())
         case = f"length of {length:g} boxes, Matérn-3/2, {dim}-D"
         # Before: the torus ended at three boxes.
@@ -134,18 +144,14 @@ def _length_error(seed: int) -> tuple[float, float]:
         y = truth.mean.values(rays) + torch.linalg.cholesky(A) @ white
     batch = Batch(rays, y, sigma.square())
 
-    def start() -> tuple[StationaryKernel, ConstantMean, GaussianLikelihood]:
-        return Matern32(0.2, 0.7, dim=1), ConstantMean(0.8), GaussianLikelihood(scale=1.2)
-
-    exact, mean, likelihood = start()
-    fit_hyperparameters(ExactGP(exact, mean), likelihood, batch, max_steps=200, tolerance=1e-7)
-    kernel, mean, likelihood = start()
+    start = GPModel(Matern32(0.2, 0.7, dim=1), ConstantMean(0.8), GaussianLikelihood(scale=1.2))
+    exact = fit_hyperparameters(start, batch, max_steps=200, tolerance=1e-7).model
     grid = RegularGrid.from_bounds((0.0,), (1.0,), (60,))
     settings = GlobalSettings(samples=8, dtype=torch.float64, seed=seed, learn=LearnSettings())
-    fit = fit_global(kernel, mean, likelihood, batch, grid, settings)
+    fit = fit_global(start, batch, grid, settings)
     assert fit.learned is not None
-    delta = kernel.log_lengthscale.detach() - exact.log_lengthscale.detach()
-    return float(delta), fit.learned.standard_deviations[0]
+    found, wanted = (Parameters.of(model.kernel).theta[0] for model in (fit.gp, exact))
+    return float(found - wanted), fit.learned.standard_deviations[0]
 
 
 def _loss(seed: int, start: float) -> float:
@@ -164,9 +170,9 @@ def _loss(seed: int, start: float) -> float:
     mean = typical_log_density(data, 1.0)
     model = _model(start, ConstantMean(mean))
     rows = model.interpolation(rays).to_dense()
-    evidence = _DenseEvidence(rows, data, mean, model.log_parameters())
-    fit_mgvi(model, data, MGVISettings(samples=4, refinements=1))
-    return evidence.loss(model.log_parameters())
+    evidence = _DenseEvidence(rows, data, mean, model.learned().theta)
+    found = fit_mgvi(model, data, MGVISettings(samples=4, refinements=1)).model
+    return evidence.loss(found.learned().theta)
 
 
 def _model(length: float, mean: ConstantMean) -> LogNormalModel:

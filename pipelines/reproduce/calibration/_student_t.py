@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import integrate, special
 
-from dustmap.gp import Batch, ConstantMean, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood, StudentTLikelihood
@@ -124,13 +124,13 @@ def _fit(
     target = torch.from_numpy(y)
     data = Batch(PointValues(torch.from_numpy(x)), target, torch.full_like(target, error**2))
     kernel = Matern32(length, 1.0, dim=2)
-    kernel.requires_grad_(learn)
     grid = RegularGrid.from_bounds((0.0, 0.0), (1.0, 1.0), (31, 31))
     settings = GlobalSettings(
         samples=samples, dtype=torch.float64, order=4, start_rows=0, robust=robust, rtol=1e-4
     )
     mean = ConstantMean(0.0, learn=False)
-    return fit_global(kernel, mean, GaussianLikelihood(), data, grid, settings)
+    model = GPModel(kernel if learn else kernel.fixed(), mean, GaussianLikelihood())
+    return fit_global(model, data, grid, settings)
 
 
 def _gibbs(covariance: Array, y: Array, width: float, nu: float, draws: int) -> Array:

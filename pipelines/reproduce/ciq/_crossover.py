@@ -8,7 +8,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
-from dustmap.gp import RegularGrid
+from dustmap.gp import Parameters, RegularGrid
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, CIQFeatures, Features
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern52, StationaryKernel
@@ -114,13 +114,14 @@ class _Case:
 
     def _gradient(self) -> None:
         """With the gradient in the kernel's parameters and the points, as a step of Adam has it."""
-        places = self.places
+        kernel, places = Parameters.of(self.kernel), self.places
+        leaf = kernel.theta.clone().requires_grad_()
         if isinstance(places, Tensor):
-            places = torch.nn.Parameter(places)
-        features = self.make(self.kernel, places).rows(PointValues(self.x))
+            places = places.clone().requires_grad_()
+        features = self.make(kernel.build(leaf), places).rows(PointValues(self.x))
         total = features.phi.sum() + features.residual_variance.sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        self.kernel.zero_grad()
+        leaves = [leaf, places] if isinstance(places, Tensor) else [leaf]
+        torch.autograd.grad(total, leaves)
 
 
 def _timed(call: Callable[[], "Features | None"]) -> tuple[Timing, Features]:

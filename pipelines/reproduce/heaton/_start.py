@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from dustmap.gp import Batch, ConstantMean, fit_neighbour_evidence
+from dustmap.gp import Batch, ConstantMean, GPModel, fit_neighbour_evidence
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern12, Matern32, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -68,17 +68,18 @@ def learn_all(scene: Scene, max_rows: int = MAX_ROWS) -> list[Learned]:
 
 
 def learn(scene: Scene, name: str, max_rows: int = MAX_ROWS) -> Learned:
-    """One kernel at its optimum; its parameters need no gradient any more."""
+    """One kernel at its optimum; its parameters are fixed."""
     data = Batch(PointValues(scene.x), scene.y)
     kernel = KERNELS[name]((LENGTH, LENGTH), float(scene.y.var()), dim=2)
     mean, likelihood = ConstantMean(float(scene.y.mean())), GaussianLikelihood(jitter=NOISE)
-    fit = fit_neighbour_evidence(kernel, mean, likelihood, data, max_rows=max_rows)
-    kernel.requires_grad_(False)
+    fit = fit_neighbour_evidence(GPModel(kernel, mean, likelihood), data, max_rows=max_rows)
+    learned, likelihood = fit.model.kernel.fixed(), fit.model.likelihood
+    assert isinstance(learned, StationaryKernel)
     assert likelihood.log_jitter is not None
     sigma = max(LEAST_NOISE, float(likelihood.log_jitter.detach().exp()))
-    level = float(mean.value.detach())
-    crps = validated(scene, kernel, sigma, level)
-    return Learned(name, kernel, level, sigma, fit.log_evidence / fit.n_data, crps)
+    level = float(mean.coefficients())
+    crps = validated(scene, learned, sigma, level)
+    return Learned(name, learned, level, sigma, fit.log_evidence / fit.n_data, crps)
 
 
 def validated(scene: Scene, kernel: StationaryKernel, sigma: float, mean: float) -> float:

@@ -11,10 +11,10 @@ from typing import TypeVar, final
 
 import torch
 
-from dustmap.gp import ConstantMean, ExactGP, Prediction, fit_hyperparameters
+from dustmap.gp import ConstantMean, ExactGP, GPModel, Prediction, fit_hyperparameters
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import CholeskyFeatures
-from dustmap.gp.kernels import Matern52, StationaryKernel
+from dustmap.gp.kernels import AbstractKernel, Matern52
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 from dustmap.inference import (
     RowSource,
@@ -150,7 +150,9 @@ def sgpr(problem: Problem, m: int, steps: int) -> Row:
         posterior = VariationalPosterior(found.model, found.solution.state)
         with torch.no_grad():
             prediction = posterior.predict(problem.test.functional)
-        return Fitted(likelihood, prediction, length_of(kernel))
+        assert isinstance(found.model.features, CholeskyFeatures)
+        fitted = found.model.features.kernel
+        return Fitted(found.model.likelihood, prediction, length_of(fitted))
 
     return timed(problem, "SGPR", f"M = {m}, {steps} steps", fit)
 
@@ -161,16 +163,16 @@ def exact(problem: Problem, steps: int = 100) -> Row:
     def fit() -> Fitted:
         kernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
         likelihood, batch = GaussianLikelihood(jitter=math.sqrt(NOISE)), problem.train
-        gp = ExactGP(kernel, ConstantMean())
-        fit_hyperparameters(gp, likelihood, batch, max_steps=steps, tolerance=1e-3)
-        with torch.no_grad():
-            noise = likelihood.noise_variance(batch)
-            posterior = gp.condition(batch.functional, batch.y, noise)
-            return Fitted(likelihood, posterior.predict(problem.test.functional), length_of(kernel))
+        start = GPModel(kernel, ConstantMean(), likelihood)
+        best = fit_hyperparameters(start, batch, max_steps=steps, tolerance=1e-3).model
+        noise = best.likelihood.noise_variance(batch)
+        posterior = ExactGP(best.kernel, best.mean).condition(batch.functional, batch.y, noise)
+        prediction = posterior.predict(problem.test.functional)
+        return Fitted(best.likelihood, prediction, length_of(best.kernel))
 
     return timed(problem, "exact GP", f"N = {len(problem.y)}", fit)
 
 
-def length_of(kernel: StationaryKernel) -> float:
+def length_of(kernel: AbstractKernel) -> float:
     """Of an isotropic kernel."""
-    return float(kernel.lengthscale[0].detach())
+    return float(kernel.terms()[0].lengthscale[0].detach())

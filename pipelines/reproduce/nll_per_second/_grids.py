@@ -7,16 +7,17 @@ data at a fixed kernel, by a few solves, and the kernel at fixed weights take tu
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import (
+    AbstractMean,
     Batch,
     ConstantMean,
-    ExactGP,
+    GPModel,
     GridPrior,
     RegularGrid,
     fit_hyperparameters,
@@ -24,7 +25,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.families import AbstractFamily, BlockFamily, MeanFieldFamily
 from dustmap.gp.features import LocalFeatures, TorusFeatures
-from dustmap.gp.kernels import Matern52, StationaryKernel
+from dustmap.gp.kernels import AbstractKernel, Matern52, StationaryKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood, StudentTLikelihood
 from dustmap.inference import (
     NO_JOURNAL,
@@ -71,8 +72,8 @@ TILE, ROWS_MEMORY = 256, 2**31
 class Prior:
     """Kernel, mean and width of the noise, in standardised units."""
 
-    kernel: StationaryKernel
-    mean: ConstantMean
+    kernel: AbstractKernel
+    mean: AbstractMean
     width: float
 
     @property
@@ -85,23 +86,24 @@ def learned_prior(problem: Problem, conditionals: int = CONDITIONALS) -> Prior:
     """By the evidence of near neighbours, with Gaussian noise, from the start of all others."""
     kernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
     likelihood, mean = GaussianLikelihood(jitter=math.sqrt(NOISE)), ConstantMean()
-    fit_neighbour_evidence(kernel, mean, likelihood, problem.train, max_rows=conditionals)
-    assert likelihood.log_jitter is not None
-    return Prior(kernel, mean, float(likelihood.log_jitter.detach().exp()))
+    start = GPModel(kernel, mean, likelihood)
+    return _prior(fit_neighbour_evidence(start, problem.train, max_rows=conditionals).model)
 
 
 def subset_prior(problem: Problem, rows: int = ROWS) -> Prior:
     """By the exact evidence of some data: so few tell of no finer scales than a coarse grid has."""
     kernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
-    likelihood, gp = GaussianLikelihood(jitter=math.sqrt(NOISE)), ExactGP(kernel, ConstantMean())
+    start = GPModel(kernel, ConstantMean(), GaussianLikelihood(jitter=math.sqrt(NOISE)))
     # The data are in random order.
-    fit_hyperparameters(gp, likelihood, problem.train[:rows], tolerance=1e-3)
-    assert likelihood.log_jitter is not None
-    assert isinstance(gp.mean, ConstantMean)
-    return Prior(kernel, gp.mean, float(likelihood.log_jitter.detach().exp()))
+    return _prior(fit_hyperparameters(start, problem.train[:rows], tolerance=1e-3).model)
 
 
-def grid_of(problem: Problem, kernel: StationaryKernel, cells: float) -> RegularGrid:
+def _prior(model: GPModel) -> Prior:
+    assert model.likelihood.log_jitter is not None
+    return Prior(model.kernel, model.mean, float(model.likelihood.log_jitter.exp()))
+
+
+def grid_of(problem: Problem, kernel: AbstractKernel, cells: float) -> RegularGrid:
     """So many nodes per length scale over the box of all data."""
     everything = torch.cat([problem.x, problem.x_test])
     lower, upper = everything.amin(0), everything.amax(0)
@@ -133,11 +135,13 @@ def whole(problem: Problem, cells: float, samples: int) -> Fitted:
 
 def whole_student_t(problem: Problem, cells: float, samples: int, turns: int) -> Iterator[Fitted]:
     """The global engine with Student-t noise, after every turn of parameters and weights."""
-    kernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
+    kernel: AbstractKernel = Matern52(problem.lengthscale, 1.0, dim=problem.dim)
     likelihood = StudentTLikelihood(DOF, math.sqrt(NOISE))
     mean, weights = ConstantMean(), torch.ones_like(problem.y)
     for _ in range(turns):
-        learn_student_t(kernel, mean, likelihood, problem.train, weights, CONDITIONALS)
+        kernel, likelihood = learn_student_t(
+            kernel, mean, likelihood, problem.train, weights, CONDITIONALS
+        )
         width = likelihood.scale
         model = _model(Prior(kernel, mean, width), problem, cells)
         data = _single(problem.train, torch.full_like(problem.y, width**2))
@@ -172,7 +176,7 @@ def hip(problem: Problem, m: int, tile: int = TILE) -> Fitted:
 def hip_student_t(problem: Problem, m: int, rate: float) -> Iterator[SVIState]:
     """HIP-GP with Student-t noise by natural steps; ν and width by Adam, the kernel beforehand."""
     prior = subset_prior(problem)
-    prior.kernel.requires_grad_(False)
+    prior = replace(prior, kernel=prior.kernel.fixed())
     likelihood = StudentTLikelihood(DOF, prior.width)
     model = _variational(prior, problem, m, likelihood, TILE)
     source = RowSource(model.features, problem.train.functional, ROWS_MEMORY)

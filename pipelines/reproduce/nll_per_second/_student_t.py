@@ -5,10 +5,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp import AbstractMean, Batch, NeighbourEvidence
+from dustmap.gp import AbstractMean, Batch, NeighbourEvidence, Parameters
 from dustmap.gp._neighbour_evidence import conditional
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import StationaryKernel
+from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import StudentTLikelihood
 from pipelines.reproduce.ciq._problem import SEED
 
@@ -25,7 +25,7 @@ class NeighbourDensity:
     """
 
     def __init__(
-        self, kernel: StationaryKernel, data: Batch, weights: Tensor, conditionals: int
+        self, kernel: AbstractKernel, data: Batch, weights: Tensor, conditionals: int
     ) -> None:
         found = NeighbourEvidence.of(kernel, data, max_rows=conditionals, seed=SEED)
         everything = torch.cat([found.rows[:, None], found.before.clamp_min(0)], -1)
@@ -34,7 +34,7 @@ class NeighbourDensity:
         self._seen, self._tau = data[everything.flatten()], weights[everything].double()
 
     def mean(
-        self, kernel: StationaryKernel, mean: AbstractMean, likelihood: StudentTLikelihood
+        self, kernel: AbstractKernel, mean: AbstractMean, likelihood: StudentTLikelihood
     ) -> Tensor:
         """Per datum, differentiable in all parameters."""
         points = self._seen.functional
@@ -49,18 +49,19 @@ class NeighbourDensity:
 
 
 def learn(
-    kernel: StationaryKernel,
+    kernel: AbstractKernel,
     mean: AbstractMean,
     likelihood: StudentTLikelihood,
     data: Batch,
     weights: Tensor,
     conditionals: int,
-) -> None:
-    """Maximises the density of neighbours over kernel, width and ν, in place, by L-BFGS."""
-    parameters = [*kernel.parameters(), *likelihood.parameters()]
+) -> tuple[AbstractKernel, StudentTLikelihood]:
+    """Kernel, width and ν of largest density of neighbours, by L-BFGS."""
+    of_kernel, of_noise = Parameters.of(kernel), Parameters.of(likelihood)
+    leaves = [p.theta.clone().requires_grad_() for p in (of_kernel, of_noise)]
     density = NeighbourDensity(kernel, data, weights, conditionals)
     optimiser = torch.optim.LBFGS(
-        parameters,
+        leaves,
         max_iter=_STEPS,
         tolerance_grad=_TOLERANCE,
         tolerance_change=1e-9,
@@ -69,9 +70,9 @@ def learn(
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = -density.mean(kernel, mean, likelihood)
+        loss = -density.mean(of_kernel.build(leaves[0]), mean, of_noise.build(leaves[1]))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
-    optimiser.zero_grad()
+    return of_kernel.build(leaves[0].detach()), of_noise.build(leaves[1].detach())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from dustmap.gp import AbstractPosterior, Batch, ConstantMean, RegularGrid
+from dustmap.gp import AbstractPosterior, Batch, ConstantMean, GPModel, RegularGrid
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalFit, GlobalSettings, LearnSettings, fit_global
@@ -52,17 +52,18 @@ class Fitted:
 def fit(data: Batch, grid: RegularGrid, plan: Plan) -> Fitted:
     """Weights, learning where wanted, and the final solve."""
     kernel = Matern32(plan.length, plan.std**2, dim=3)
-    kernel.requires_grad_(plan.learn)
+    kernel = kernel if plan.learn else kernel.fixed()
     mean = ConstantMean(plan.mean, learn=plan.learn)
     found, fit_s = stopwatch(
-        lambda: fit_global(kernel, mean, GaussianLikelihood(), data, grid, _settings(plan))
+        lambda: fit_global(GPModel(kernel, mean, GaussianLikelihood()), data, grid, _settings(plan))
     )
+    learned = found.gp.kernel
     report: Row = {
         "fit_s": fit_s,
         "steps_wanted": plan.steps,
-        "length": float(kernel.lengthscale[0].detach()),
-        "std": float(kernel.variance().detach().sqrt()),
-        "mean": float(mean.value.detach()),
+        "length": float(learned.terms()[0].lengthscale[0]),
+        "std": float(learned.variance().sqrt()),
+        "mean": float(found.gp.mean.coefficients()),
         **_learning(found),
         "M_w": found.model.features.n_features,
         "block_steps": found.solution.block_steps,

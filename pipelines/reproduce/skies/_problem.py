@@ -158,8 +158,8 @@ def _fit(
 
 def _noise(solution: MGVISolution) -> tuple[float, float]:
     """Factor on the errors and degrees of freedom."""
-    if solution.weighing is not None:
-        return solution.weighing.noise.scale, solution.weighing.noise.nu
+    if solution.weights is not None:
+        return solution.weights.noise.scale, solution.weights.noise.nu
     scale = solution.model.likelihood.log_scale
     assert scale is not None
     return float(scale.detach().exp()), math.inf

@@ -66,7 +66,7 @@ def _model(problem: Problem, n: int) -> Any:
                 )
             )
             self.mean = gpytorch.means.ConstantMean()
-            self.mean.constant.data.fill_(float(problem.mean.value))
+            self.mean.constant.data.fill_(float(problem.mean.coefficients()))
             self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(nu=2.5))
             self.kernel.outputscale = float(problem.kernel.variance())
             self.kernel.base_kernel.lengthscale = float(problem.kernel.lengthscale[0])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, ExactGP, RegularGrid, fit_hyperparameters
+from dustmap.gp import Batch, ConstantMean, GPModel, RegularGrid, fit_hyperparameters
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32, Matern52, StationaryKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -101,7 +101,7 @@ class Problem:
             "lengthscale_km": float(self.kernel.lengthscale[0].detach()),
             "std": math.sqrt(float(self.kernel.variance().detach())),
             "noise_std": self.sigma,
-            "mean": float(self.mean.value.detach()),
+            "mean": float(self.mean.coefficients()),
         }
 
 
@@ -164,10 +164,10 @@ def learn(
     kernel = profile(0.1 * extent, 0.5 * spread, dim=x.shape[1])
     mean = ConstantMean(float(y.mean()))
     likelihood = GaussianLikelihood(jitter=math.sqrt(0.5 * spread))
-    gp = ExactGP(kernel, mean)
     batch = Batch(PointValues(x[chosen]), y[chosen])
-    fit_hyperparameters(gp, likelihood, batch, max_steps=50)
-    for parameter in (*kernel.parameters(), *mean.parameters()):
-        parameter.requires_grad_(False)
-    assert likelihood.log_jitter is not None
-    return kernel, mean, float(likelihood.log_jitter.detach().exp())
+    best = fit_hyperparameters(GPModel(kernel, mean, likelihood), batch, max_steps=50).model
+    assert best.likelihood.log_jitter is not None
+    assert isinstance(best.kernel, StationaryKernel)
+    assert isinstance(best.mean, ConstantMean)
+    noise = float(best.likelihood.log_jitter.exp())
+    return best.kernel.fixed(), best.mean.fixed(), noise

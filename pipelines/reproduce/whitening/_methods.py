@@ -57,7 +57,7 @@ class Problem:
     @property
     def kernel(self) -> AbstractKernel:
         """k with ℓ = 2 / M; nothing is learned here."""
-        return KERNELS[self.name](EXTENT / self.M).requires_grad_(False)
+        return KERNELS[self.name](EXTENT / self.M).fixed()
 
     @property
     def grid(self) -> RegularGrid:

@@ -27,7 +27,7 @@ DENSITIES = ("gaussian", "lognormal")
 
 
 def prior_on(grid: RegularGrid) -> GridPrior:
-    kernel = Matern32(LENGTH, 1.0, dim=grid.dim).requires_grad_(False)
+    kernel = Matern32(LENGTH, 1.0, dim=grid.dim).fixed()
     return GridPrior.padded(kernel, grid, dtype=torch.float64)
 
 
@@ -70,7 +70,7 @@ def shares(density: str, dim: int, stars: int, samples: int, seed: int) -> tuple
         phi = features.operator(functional).rmatmul(torch.eye(stars, dtype=torch.float64))
         noise = NOISE**2 + features.residual_variance(functional)
         return found, exact(features.prior.root().matmul(phi), phi @ phi.mT, noise)
-    mean = ConstantMean(0.0).requires_grad_(False)
+    mean = ConstantMean(0.0, learn=False)
     made = functools.partial(interpolation, grid=grid, dtype=torch.float64)
     lognormal = LogNormalModel(prior_on(grid), mean, GaussianLikelihood(), made)
     posterior = fit_mgvi(lognormal, data, MGVISettings(samples=samples, seed=seed)).posterior

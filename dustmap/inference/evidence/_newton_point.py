@@ -1,26 +1,23 @@
-"""One point of a climb: solve, gradient and metric at given parameters."""
+"""One point of Newton's method: solve, gradient and metric at one value of the parameters."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp import Batch
+from dustmap.gp import Batch, GPModel, Parameters
 from dustmap.inference._journal import AbstractJournal, Kept, Plain, Reading, state
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,
     Moments,
     differentiate,
-    joined,
     noise_variance,
 )
 from dustmap.inference.evidence._learn_values import (
     AbstractMaker,
     AbstractSolver,
-    PosteriorMoments,
     PriorDraws,
     T,
 )
@@ -86,6 +83,7 @@ class Evaluator(Generic[T]):
     def __init__(
         self,
         maker: AbstractMaker,
+        parameters: Parameters[GPModel],
         data: Batch,
         solve: AbstractSolver[T],
         prior_draws: PriorDraws | None,
@@ -93,53 +91,43 @@ class Evaluator(Generic[T]):
     ) -> None:
         self._maker, self._data, self._solve = maker, data, solve
         self._prior_draws, self._weights = prior_draws, weights
-        self._parameters = climbing(maker.build())
+        self.parameters = parameters
         self._latest: Solved[T] | None = None
         self._rates: tuple[Tensor, Tensor] | None = None
 
-    def present(self) -> Tensor:
-        """θ (P,)."""
-        return joined(self._parameters).cpu()
-
-    def limits(self, known: Mapping[int, float], otherwise: float) -> Tensor:
-        """Limits of θ (P,), by the id of a parameter; `otherwise` where none is known."""
-        limits = [(known.get(id(p), otherwise), p.numel()) for p in self._parameters]
-        return torch.tensor([limit for limit, n in limits for _ in range(n)], dtype=torch.float64)
-
-    @torch.no_grad()
-    def load(self, theta: Tensor) -> None:
-        """Sets the parameters."""
-        start = 0
-        for p in self._parameters:
-            p.copy_(theta[start : start + p.numel()].reshape(p.shape))
-            start += p.numel()
-
     def at(self, theta: Tensor, samples: int, journal: AbstractJournal) -> Point[T]:
-        """One solve at theta; leaves the parameters there. journal: of the solve."""
-        self.load(theta)
-        model, data, weights = self._rebuilt(), self._data, self._weights
+        """One solve at theta. journal: of the solve."""
+        leaf = theta.detach().clone().requires_grad_()
+        data, weights = self._data, self._weights
+        model = self._maker.build(self.parameters.build(leaf))
         one_pass = len(data) <= data_per_pass(model)
         with torch.set_grad_enabled(one_pass):
             noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
         latest = self._solved(theta, model, sigma.detach(), samples, journal)
-        solution = latest.solution
-        assign_mean(model, solution)
+        model, solution = latest.model, latest.solution
         draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
         moments = Moments(solution.eps_mean, solution.deviations, draws)
         shared = sigma if one_pass else None
-        gradient = joined(gradient_values(model, data, moments, weights, shared))
+        gradient = gradient_values(model, leaf, data, moments, weights, shared)
         derivatives = self._derivatives(model, moments, residual.detach(), theta)
-        information = derivatives.metric(solution.preconditioner)
-        picked = _positions(model)
+        _, pull = self.parameters.log_prior(theta)
+        information = _regular(derivatives.metric(solution.preconditioner).cpu())
         return Point(
             latest,
-            gradient.cpu()[picked],
-            _regular(information.cpu()[picked][:, picked]),
-            derivatives.monte_carlo_covariance.cpu()[picked][:, picked],
+            gradient + pull,
+            information + self.parameters.prior_precision(),
+            derivatives.monte_carlo_covariance.cpu(),
             float((residual.detach() / noise.detach()).median()),
         )
+
+    def gp_at(self, theta: Tensor, solution: T) -> GPModel:
+        """The model at theta, its mean with the coefficients of a solution where it is learned."""
+        model = self.parameters.build(theta)
+        if not model.mean.is_learned:
+            return model
+        return model.with_coefficients(solution.mean_coefficients)
 
     def kept_point(self, point: Point[T]) -> Kept:
         """A point; its solution only where that is not the latest."""
@@ -154,11 +142,12 @@ class Evaluator(Generic[T]):
 
     def restored_point(self, reading: Reading, name: str) -> Point[T]:
         """The point kept under this name, after `restore`."""
-        part, n = reading.part(name, _POINT), len(self.present())
-        like, there = self.present(), self._latest
+        like, there = self.parameters.theta, self._latest
+        part, n = reading.part(name, _POINT), len(like)
         if part.has(_SOLVED):
             there = self.restored_solved(part)
-            self._return_to(self._latest)
+            if self._latest is not None:
+                self._maker.choose(self._latest.choices)
         assert there is not None
         return Point(
             there,
@@ -175,11 +164,10 @@ class Evaluator(Generic[T]):
         return state(_EVALUATOR, {}, {"theta": theta, "rates": rates}, {_SOLVED: latest})
 
     def restore(self, reading: Reading) -> None:
-        """Goes back to where `kept` was called; the parameters too."""
-        theta = self.present()
+        """Goes back to where `kept` was called."""
+        theta = self.parameters.theta
         wide = self._data.y[:0].double()
         self._latest = self.restored_solved(reading)
-        self._return_to(self._latest)
         if reading.has("rates"):
             rates = reading.array("rates", wide, None, len(self._data))
             self._rates = reading.array("theta", theta, len(theta)), rates
@@ -190,29 +178,14 @@ class Evaluator(Generic[T]):
         return state(_SOLVED, values, arrays, {"found": self._solve.kept(solved.solution)})
 
     def restored_solved(self, reading: Reading) -> Solved[T]:
-        """The solution kept in this state; leaves parameters and maker there."""
-        part, like = reading.part(_SOLVED, _SOLVED), self.present()
+        """The solution kept in this state; leaves the maker there."""
+        part, like = reading.part(_SOLVED, _SOLVED), self.parameters.theta
         theta, choices = part.array("theta", like, len(like)), part.value("choices")
         self._maker.choose(choices)
-        self.load(theta)
-        model = self._rebuilt()
+        model = self._maker.build(self.parameters.build(theta))
         solution = self._solve.restored(model, part.inside("found"))
+        model = model.with_fitted_mean(solution.mean_coefficients)
         return Solved(theta, self._maker.choices(), model, solution)
-
-    def _return_to(self, solved: Solved[T] | None) -> None:
-        if solved is not None:
-            self._maker.choose(solved.choices)
-            self.load(solved.theta)
-            assign_mean(solved.model, solved.solution)
-
-    def _rebuilt(self) -> GridModel:
-        model = self._maker.build()
-        if [id(p) for p in climbing(model)] != [id(p) for p in self._parameters]:
-            raise ValueError(
-                "the maker's model has other parameters than before: make it anew from the same "
-                "kernel and likelihood"
-            )
-        return model
 
     def _solved(
         self,
@@ -227,6 +200,7 @@ class Evaluator(Generic[T]):
             start = None
         choices = self._maker.choices()
         solution = self._solve(model, sigma, samples, start, journal)
+        model = model.with_fitted_mean(solution.mean_coefficients)
         self._latest = Solved(theta, choices, model, solution)
         return self._latest
 
@@ -243,41 +217,10 @@ class Evaluator(Generic[T]):
             self._weights,
             residual_variance=residual,
             residual_rates=None if self._rates is None else self._rates[1],
+            without=self.parameters.without,
         )
         self._rates = self._rates or (theta, derivatives.of_log_residual)
         return derivatives
-
-
-def with_prior(point: Point[T], origin: Tensor, std: float) -> Point[T]:
-    """The point of ln evidence + ln N(θ; origin, std²)."""
-    precision = std**-2
-    return replace(
-        point,
-        gradient=point.gradient - precision * (point.theta - origin),
-        information=point.information + precision * torch.eye(len(origin), dtype=origin.dtype),
-    )
-
-
-def assign_mean(model: GridModel, solution: PosteriorMoments) -> None:
-    """Gives a learned mean the coefficients of the solution, in place."""
-    if any(p.requires_grad for p in model.mean.parameters()):
-        model.mean.assign(solution.mean_coefficients)
-
-
-def climbing(model: GridModel) -> list[nn.Parameter]:
-    """Learned parameters of kernel and likelihood, in the order of `GridModel.parameters`."""
-    in_mean = {id(p) for p in model.mean.parameters()}
-    parameters = [p for p in model.parameters() if id(p) not in in_mean]
-    if not parameters:
-        raise ValueError("nothing to learn: no parameter of kernel or likelihood requires grad")
-    return parameters
-
-
-def _positions(model: GridModel) -> Tensor:
-    """Which numbers of all parameters climb."""
-    in_mean = {id(p) for p in model.mean.parameters()}
-    climbs = [torch.full((p.numel(),), id(p) not in in_mean) for p in model.parameters()]
-    return torch.cat(climbs).nonzero().squeeze(-1)
 
 
 def _regular(information: Tensor) -> Tensor:

@@ -1,0 +1,254 @@
+"""Parameters of a model as a value: names, an unconstrained vector θ, and models built from it.
+
+Kernels, means, likelihoods, feature maps and models are immutable and know their `Parameter`s.
+`Parameters.of(model)` gathers what is learned into one vector θ; `build(θ)` is the model there,
+whose tensors carry the graph of θ. Gradients, differences and optimisers all go through `build`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Self, TypeVar, final
+
+import torch
+from torch import Tensor
+
+#: Logarithms stay within this distance of their start: a factor of 1000 either way.
+LOG_RANGE = math.log(1e3)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """One tensor of a model: its name in reports, its unconstrained value, of any shape, whether
+    that is a logarithm, and whether it is learned."""
+
+    name: str
+    value: Tensor
+    is_log: bool
+    is_learned: bool = True
+
+    @staticmethod
+    def log(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
+        """The logarithm of positive numbers; float64."""
+        return Parameter(name, torch.tensor(value, dtype=torch.float64).log(), True, learn)
+
+    @staticmethod
+    def linear(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
+        """Numbers as they are; float64."""
+        return Parameter(name, torch.tensor(value, dtype=torch.float64), False, learn)
+
+    def at(self, value: Tensor) -> "Parameter":
+        """The same parameter at another value."""
+        return replace(self, value=value)
+
+    def indexed(self, index: int) -> "Parameter":
+        """The same as one of several of a name: length[0], length[1], ..."""
+        stem, bracket, rest = self.name.partition("[")
+        return replace(self, name=f"{stem}[{index}]{bracket}{rest}")
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """Whether its name is among `names`, with its index or without."""
+        return self.name in names or self.name.partition("[")[0] in names
+
+
+class AbstractParametric(ABC):
+    """What has parameters: an immutable value that can be built anew with other ones."""
+
+    @abstractmethod
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters, learned or not, in a fixed order."""
+
+    @abstractmethod
+    def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
+        """The same with other values of its parameters, in their order."""
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether any parameter is learned."""
+        return any(p.is_learned for p in self.parameters())
+
+    def learning(self, *names: str) -> Self:
+        """The same where the parameters of these names are learned, and no others."""
+        own = self.parameters()
+        for name in names:
+            if not any(p.is_one_of((name,)) for p in own):
+                known = ", ".join(p.name for p in own) or "none"
+                raise ValueError(f'parameter "{name}" is unknown: expected some of {known}')
+        return self.with_parameters([replace(p, is_learned=p.is_one_of(names)) for p in own])
+
+    def holding(self, *names: str) -> Self:
+        """The same where the parameters of these names are not learned."""
+        return self.with_parameters(
+            [
+                replace(p, is_learned=p.is_learned and not p.is_one_of(names))
+                for p in self.parameters()
+            ]
+        )
+
+    def fixed(self) -> Self:
+        """The same where nothing is learned."""
+        return self.learning()
+
+    def with_value(self, name: str, value: Tensor) -> Self:
+        """The same with another unconstrained value of the parameters of a name."""
+        return self.with_parameters(
+            [
+                p.at(value.to(p.value).reshape(p.value.shape)) if p.is_one_of((name,)) else p
+                for p in self.parameters()
+            ]
+        )
+
+    def detached(self) -> Self:
+        """The same values without their graph."""
+        return self.with_parameters([p.at(p.value.detach()) for p in self.parameters()])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with its parameters on a device."""
+        return self.with_parameters([p.at(p.value.to(device)) for p in self.parameters()])
+
+
+def joined_parameters(*parts: AbstractParametric) -> tuple[Parameter, ...]:
+    """The parameters of several parts, one after the other."""
+    return tuple(p for part in parts for p in part.parameters())
+
+
+def dealt(
+    parameters: Sequence[Parameter], *parts: AbstractParametric
+) -> tuple[Sequence[Parameter], ...]:
+    """`joined_parameters` of these parts cut into those of each."""
+    cut, start = [], 0
+    for part in parts:
+        stop = start + len(part.parameters())
+        cut.append(parameters[start:stop])
+        start = stop
+    return tuple(cut)
+
+
+M = TypeVar("M", bound=AbstractParametric)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Parameters(Generic[M]):
+    """What is learned of a model, as one vector θ (P,) on the CPU, float64.
+
+    model: θ is where it is; names, is_log, scale (P,): of every number, scale being what a step
+    of one is to those that are no logarithms. lower, upper (P,): bounds of θ. Priors are normal,
+    ln N(θ; centre, prior_std²) of the logarithms, or None for flat.
+    """
+
+    model: M
+    names: tuple[str, ...]
+    theta: Tensor
+    is_log: Tensor
+    scale: Tensor
+    lower: Tensor
+    upper: Tensor
+    centre: Tensor
+    prior_std: float | None = None
+    without: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        model: M,
+        *,
+        without: Sequence[str] = (),
+        scales: Mapping[str, Tensor] | None = None,
+        prior_std: float | None = None,
+    ) -> "Parameters[M]":
+        """What `model` learns, but for parameters of the names in `without`.
+
+        scales: of parameters that are no logarithms, by their names, of their shapes.
+        """
+        learned = [p for p in model.parameters() if p.is_learned and not p.is_one_of(without)]
+        sizes = [p.value.numel() for p in learned]
+        theta = _joined([p.value for p in learned])
+        ones = [(scales or {}).get(p.name, torch.ones_like(p.value)) for p in learned]
+        is_log = torch.tensor(
+            [p.is_log for p, n in zip(learned, sizes, strict=True) for _ in range(n)],
+            dtype=torch.bool,
+        )
+        reach = torch.where(is_log, LOG_RANGE, math.inf).to(theta)
+        return Parameters(
+            model,
+            tuple(p.name for p, n in zip(learned, sizes, strict=True) for _ in range(n)),
+            theta,
+            is_log,
+            _joined(ones),
+            theta - reach,
+            theta + reach,
+            theta,
+            prior_std,
+            tuple(without),
+        )
+
+    def __len__(self) -> int:
+        return len(self.theta)
+
+    def require_some(self, owner: str) -> None:
+        """Raise unless anything is learned."""
+        if len(self) == 0:
+            raise ValueError(
+                f"nothing to learn: no parameter of {owner} is learned; see `learning(names)`"
+            )
+
+    def build(self, theta: Tensor) -> M:
+        """The model at θ (P,), with its graph; parameters that are not learned stay."""
+        values, start = [], 0
+        for p in self.model.parameters():
+            if not p.is_learned or p.is_one_of(self.without):
+                values.append(p)
+                continue
+            part = theta[start : start + p.value.numel()]
+            values.append(p.at(part.to(p.value).reshape(p.value.shape)))
+            start += p.value.numel()
+        return self.model.with_parameters(values)
+
+    def at_bounded(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """θ and dθ/dz (P,) at bounded coordinates z (P,), zero at the start.
+
+        Logarithms are θ₀ + B tanh(z/B), so that no line search can leave the range B; all others
+        are θ₀ + scale z.
+        """
+        squashed = torch.tanh(z / LOG_RANGE)
+        theta = self.theta + torch.where(self.is_log, LOG_RANGE * squashed, self.scale * z)
+        return theta, torch.where(self.is_log, 1.0 - squashed.square(), self.scale)
+
+    def ends_at_bound(self, z: Tensor) -> bool:
+        """Whether a logarithm has used up 95 % of its range at bounded coordinates z."""
+        return bool((self.is_log & (z.abs() > 1.8 * LOG_RANGE)).any())
+
+    def log_prior(self, theta: Tensor) -> tuple[float, Tensor]:
+        """ln N(θ; centre, std²) of the logarithms up to a constant, and its gradient (P,)."""
+        if self.prior_std is None:
+            return 0.0, torch.zeros_like(self.theta)
+        deviation = (theta - self.centre) / self.prior_std * self.is_log
+        return -0.5 * float(deviation.square().sum()), -deviation / self.prior_std
+
+    def prior_precision(self) -> Tensor:
+        """Minus the second derivative of `log_prior`, (P, P)."""
+        if self.prior_std is None:
+            return torch.zeros(len(self), len(self), dtype=self.theta.dtype)
+        return torch.diag(self.is_log.to(self.theta) / self.prior_std**2)
+
+    def limited(
+        self, ceilings: Mapping[str, float], floors: Mapping[str, float]
+    ) -> "Parameters[M]":
+        """With further bounds by the names of parameters; the start stays within them."""
+        high = self._by_name(ceilings, math.inf).maximum(self.theta)
+        low = self._by_name(floors, -math.inf).minimum(self.theta)
+        return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))
+
+    def _by_name(self, limits: Mapping[str, float], otherwise: float) -> Tensor:
+        stems = (name.partition("[")[0] for name in self.names)
+        pairs = zip(self.names, stems, strict=True)
+        found = [limits.get(name, limits.get(stem, otherwise)) for name, stem in pairs]
+        return torch.tensor(found, dtype=self.theta.dtype)
+
+
+def _joined(values: Sequence[Tensor]) -> Tensor:
+    if not values:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.cat([v.detach().double().reshape(-1).cpu() for v in values])

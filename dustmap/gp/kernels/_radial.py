@@ -1,0 +1,151 @@
+"""Derivatives, integrals and Fourier transforms of a radial function k(r), by numbers alone.
+
+k falls from k(0) = 1 and is smooth for r > 0; at r = 0 it may have a kink. All results are float64
+before they are cast to the dtype of the argument.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from numpy.polynomial.legendre import leggauss
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+
+#: Nodes of a panel and its width in asinh r: analytic functions to round-off.
+_NODES, _PANEL = 16, 0.5
+#: r below which k'(r)/r and (k'(r)/r)'/r are those at this r: round-off grows as 1/r and 1/r².
+SLOPE_FLOOR, CURVATURE_FLOOR = 1e-6, 1e-4
+#: k(r) where transforms end, and phase s r that one panel spans.
+END, _PHASE = 1e-16, 6.0
+#: Closest approach below which a track meets r = 0.
+_NEAREST = 1e-9
+#: Panels halve this many times towards r = 0, for what is like r² log r there.
+_HALVINGS = 24
+#: Entries of a matrix held at once.
+_ENTRIES = 2**22
+#: r beyond which a profile is taken for one that does not fall.
+_FARTHEST = 1e12
+
+
+def derivative(f: Function, r: Tensor) -> Tensor:
+    """f'(r) elementwise, with its own graph where gradients are on."""
+    has_graph = torch.is_grad_enabled() and r.requires_grad
+    with torch.inference_mode(False), torch.enable_grad():
+        x = r if has_graph else r.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=has_graph)
+    return slope
+
+
+def slope_over_r(f: Function, r: Tensor, floor: float) -> Tensor:
+    """f'(r) / r, constant below `floor`, where round-off would be divided by next to nothing."""
+    x = r.double().clamp_min(floor)
+    return (derivative(f, x) / x).to(r.dtype)
+
+
+def cutoff(k: Function, tolerance: float, name: str) -> float:
+    """Smallest r beyond which k(r) ≤ tolerance, by bisection of a falling k."""
+
+    def exceeds(r: float) -> bool:
+        return float(k(torch.tensor(r, dtype=torch.float64))) > tolerance
+
+    if not exceeds(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while exceeds(high):
+        low, high = high, 2.0 * high
+        if high > _FARTHEST:
+            raise ValueError(
+                f"the profile {name} must fall below {tolerance:g} at a scaled distance below "
+                f"{_FARTHEST:g}, but k({low:.3g}) is larger: use a profile with lighter tails"
+            )
+    while high - low > 1e-12 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if exceeds(middle) else (low, middle)
+    return high
+
+
+def second_antiderivative(k: Function, t: Tensor, end: float) -> Tensor:
+    """G(t) = ∫_0^|t| (|t| − u) k(u) du; k is taken for 0 beyond `end`.
+
+    All terms are positive and go with t², so the relative accuracy is that of float64 down to
+    t = 0. Nodes are even in asinh u: dense where k bends, sparse in its tail.
+    """
+    far = t.double().abs()
+    x, w = _panels(math.ceil(math.asinh(end) / _PANEL), far.device)
+    part = max(1, _ENTRIES // len(x))
+    pieces = []
+    for T in torch.split(far.flatten(), part):
+        stretch = torch.asinh(T.clamp(max=end))[:, None]
+        v = stretch * x
+        u = torch.sinh(v)
+        pieces.append(((T[:, None] - u) * k(u) * torch.cosh(v) * stretch) @ w)
+    total = torch.cat(pieces) if pieces else far.flatten()
+    return total.reshape(t.shape).to(t.dtype)
+
+
+def fourier_transform(k: Function, s: Tensor, dim: int, end: float) -> Tensor:
+    """S(s) = ∫ k(|x|) exp(−i s·x) dx over R^dim, as a function of |s|; dim = 1, 2 or 3.
+
+    The transform of a radial function is the cosine transform of its projection on a line,
+
+        S(s) = 2 ∫_0^∞ P(b) cos(s b) db,     P(b) = k(b)                          in 1-D,
+                                             P(b) = 2 ∫_0^∞ k(√(b² + t²)) dt      in 2-D,
+                                             P(b) = 2π ∫_b^∞ r k(r) dr            in 3-D,
+
+    by Gauss-Legendre panels that follow the phase and crowd at b = 0. Errors: about 1e-12 S(0) for
+    profiles whose tails fall faster than any power.
+    """
+    if dim not in (1, 2, 3):
+        raise ValueError(f"dim must be 1, 2 or 3 for a numerical spectral density, got {dim}")
+    wide = s.double()
+    largest = float(wide.detach().abs().max()) if wide.numel() else 0.0
+    b, w = _graded(end, _PHASE / max(largest, 1e-300), wide.device)
+    with torch.no_grad():
+        weights = 2.0 * w * projection(k, b, dim, end)
+    part = max(1, _ENTRIES // len(b))
+    pieces = [torch.cos(x[:, None] * b) @ weights for x in torch.split(wide.flatten(), part)]
+    total = torch.cat(pieces) if pieces else wide.flatten()
+    return total.reshape(s.shape).to(s.dtype)
+
+
+def projection(k: Function, b: Tensor, dim: int, end: float) -> Tensor:
+    """P(b) of `fourier_transform` for b (n,) ≥ 0: k integrated over the other dim − 1 axes."""
+    if dim == 1:
+        return k(b)
+    widest = math.asinh(end / _NEAREST if dim == 2 else end)
+    x, w = _panels(math.ceil(widest / _PANEL), b.device)
+    pieces = []
+    for each in torch.split(b, max(1, _ENTRIES // len(x))):
+        start = each.clamp_min(_NEAREST)[:, None]
+        if dim == 2:  # t = b sinh u follows the bend of k(√(b² + t²)) at t = b
+            width = torch.asinh(end / start)
+            r = start * torch.cosh(width * x)
+            pieces.append((2.0 * r * k(r) * width) @ w)
+        else:  # r = b + sinh u
+            r = start + torch.sinh(widest * x)
+            pieces.append((2.0 * math.pi * r * k(r) * torch.cosh(widest * x) * widest) @ w)
+    return torch.cat(pieces)
+
+
+def _panels(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of `count` equal panels of [0, 1]."""
+    return _composite(torch.linspace(0.0, 1.0, max(1, count) + 1, dtype=torch.float64), device)
+
+
+def _graded(end: float, widest: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Panels of [0, end] no wider than `widest` or, near 0, than their distance from it."""
+    edges = [0.0]
+    first = min(end, widest, 1.0)
+    edges += [first * 0.5**n for n in range(_HALVINGS, 0, -1)] + [first]
+    while edges[-1] < end:
+        edges.append(min(end, edges[-1] + min(widest, 0.5 * (1.0 + edges[-1]))))
+    return _composite(torch.tensor(edges, dtype=torch.float64), device)
+
+
+def _composite(edges: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, w = (torch.tensor(v, dtype=torch.float64) for v in leggauss(_NODES))
+    width = edges.diff()[:, None]
+    nodes, weights = edges[:-1, None] + width * (x + 1.0) / 2.0, width * w / 2.0
+    return nodes.flatten().to(device), weights.flatten().to(device)
