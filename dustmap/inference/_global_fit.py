@@ -331,7 +331,7 @@ class _Fit:
             prior_draws=keyed_prior_draws(self.settings.seed),
             weights=weights,
             ceilings=self.maker.ceilings(model.kernel),
-            floors=scatter_floor(model.likelihood, some),
+            floors=scatter_floor(model.noise, some),
             progress=self.steps,
             journal=self.journal.within(name),
         )

@@ -128,7 +128,7 @@ class ModelMaker(AbstractMaker):
             order=order,
             memory=self.settings.for_rows,
         )
-        return GridModel(features, model.mean, model.likelihood)
+        return GridModel(features, model.mean, model.noise)
 
     @torch.no_grad()
     def ceilings(self, kernel: AbstractKernel) -> dict[str, float]:

@@ -56,8 +56,8 @@ def test_the_maximum_is_found_from_a_bad_start() -> None:
     at_truth = float(evidence(truth, batch))
     # Twice the gain over the truth is chi-squared with four degrees of freedom.
     assert 0 < fit.log_evidence - at_truth < 10
-    assert fit.model.likelihood.log_jitter is not None
-    assert abs(float(fit.model.likelihood.log_jitter) - math.log(TRUTH["noise"])) < 0.5
+    assert fit.model.noise.log_jitter is not None
+    assert abs(float(fit.model.noise.log_jitter) - math.log(TRUTH["noise"])) < 0.5
     assert fit.objective[-1] == max(fit.objective)
     assert fit.objective[-1] == pytest.approx(fit.log_evidence / len(batch), rel=1e-12)
 
@@ -108,8 +108,8 @@ def test_fixed_parameters_stay_and_some_must_be_free() -> None:
     model = GPModel(Matern32(1.0, 1.0, dim=2), *fixed)
     fitted = fit_hyperparameters(model, batch).model
     assert float(fitted.mean.coefficients()) == 3.0
-    assert fitted.likelihood.log_jitter is not None
-    assert float(fitted.likelihood.log_jitter) == pytest.approx(math.log(0.2), rel=1e-15)
+    assert fitted.noise.log_jitter is not None
+    assert float(fitted.noise.log_jitter) == pytest.approx(math.log(0.2), rel=1e-15)
     assert float(fitted.kernel.variance()) != 1.0
     assert float(model.kernel.variance()) == 1.0
     with pytest.raises(ValueError, match="nothing to learn"):

@@ -82,7 +82,7 @@ def test_hyperparameters_are_recovered_from_a_poor_start() -> None:
     likelihood = GaussianLikelihood(jitter=1.0)
     model = GPModel(kernel, ConstantMean(0.5), likelihood)
     fit = fit_neighbour_evidence(model, data, max_rows=500)
-    likelihood, terms = fit.model.likelihood, fit.model.kernel.terms()
+    likelihood, terms = fit.model.noise, fit.model.kernel.terms()
     assert fit.status.value == "converged"
     assert fit.objective[-1] > fit.objective[0]
     assert likelihood.log_jitter is not None

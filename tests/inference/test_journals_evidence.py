@@ -72,7 +72,7 @@ def climbed(
         if not torus or not least <= torus[0] <= most:
             torus = torus_for(kernel, grid, 4.0)
         prior = GridPrior.padded(kernel, grid, torus_shape=torus)
-        return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
+        return GridModel(TorusFeatures(prior), model.mean, model.noise)
 
     return learn_evidence(
         Maker(make),

@@ -77,7 +77,7 @@ class Problem:
             if not shape or not fits[0] <= shape[0] <= fits[1]:
                 shape = torus_for(kernel, grid, 4.0)
             prior = GridPrior.padded(kernel, grid, torus_shape=shape)
-            return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
+            return GridModel(TorusFeatures(prior), model.mean, model.noise)
 
         return Maker(make)
 
@@ -153,7 +153,7 @@ def test_jitter_beside_a_scale(jitter: float) -> None:
         floors={"scatter": math.log(1e-3)},
     )
     assert learned.status is FitStatus.CONVERGED, learned.message()
-    likelihood = learned.gp.likelihood
+    likelihood = learned.gp.noise
     assert likelihood.log_jitter is not None
     assert likelihood.log_scale is not None
     *_, scale_error, jitter_error = learned.standard_deviations
@@ -241,7 +241,7 @@ def test_a_coarse_grid_is_reported() -> None:
 
     def make(model: GPModel, torus: tuple[int, ...]) -> GridModel:
         prior = GridPrior.padded(model.kernel, grid)
-        return GridModel(TorusFeatures(prior), model.mean, model.likelihood)
+        return GridModel(TorusFeatures(prior), model.mean, model.noise)
 
     learned = learn_evidence(Maker(make), model, batch, LearnSettings(), DenseSolver(batch))
     assert learned.depends_on_grid

@@ -94,7 +94,7 @@ def gaussian_model(data: Batch) -> tuple[ExactGP, GaussianLikelihood]:
     kernel, mean = Matern32(0.15, start**2, dim=3), ConstantMean(start)
     model = GPModel(kernel, mean, GaussianLikelihood(scale=1.0))
     best = fit_hyperparameters(model, data, max_steps=25, prior_std=2.0).model
-    return ExactGP(best.kernel, best.mean), best.likelihood
+    return ExactGP(best.kernel, best.mean), best.noise
 
 
 def test_skies_from_the_prior_are_calibrated_and_beat_the_gaussian_model() -> None:

@@ -73,7 +73,7 @@ def learn(scene: Scene, name: str, max_rows: int = MAX_ROWS) -> Learned:
     kernel = KERNELS[name]((LENGTH, LENGTH), float(scene.y.var()), dim=2)
     mean, likelihood = ConstantMean(float(scene.y.mean())), GaussianLikelihood(jitter=NOISE)
     fit = fit_neighbour_evidence(GPModel(kernel, mean, likelihood), data, max_rows=max_rows)
-    learned, likelihood = fit.model.kernel.fixed(), fit.model.likelihood
+    learned, likelihood = fit.model.kernel.fixed(), fit.model.noise
     assert isinstance(learned, StationaryKernel)
     assert likelihood.log_jitter is not None
     sigma = max(LEAST_NOISE, float(likelihood.log_jitter.detach().exp()))

@@ -99,8 +99,8 @@ def subset_prior(problem: Problem, rows: int = ROWS) -> Prior:
 
 
 def _prior(model: GPModel) -> Prior:
-    assert model.likelihood.log_jitter is not None
-    return Prior(model.kernel, model.mean, float(model.likelihood.log_jitter.exp()))
+    assert model.noise.log_jitter is not None
+    return Prior(model.kernel, model.mean, float(model.noise.log_jitter.exp()))
 
 
 def grid_of(problem: Problem, kernel: AbstractKernel, cells: float) -> RegularGrid:

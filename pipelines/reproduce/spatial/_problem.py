@@ -166,8 +166,8 @@ def learn(
     likelihood = GaussianLikelihood(jitter=math.sqrt(0.5 * spread))
     batch = Batch(PointValues(x[chosen]), y[chosen])
     best = fit_hyperparameters(GPModel(kernel, mean, likelihood), batch, max_steps=50).model
-    assert best.likelihood.log_jitter is not None
+    assert best.noise.log_jitter is not None
     assert isinstance(best.kernel, StationaryKernel)
     assert isinstance(best.mean, ConstantMean)
-    noise = float(best.likelihood.log_jitter.exp())
+    noise = float(best.noise.log_jitter.exp())
     return best.kernel.fixed(), best.mean.fixed(), noise
