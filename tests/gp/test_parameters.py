@@ -133,7 +133,7 @@ def test_the_prior_is_normal_in_the_logarithms() -> None:
     found, pull = parameters.log_prior(theta)
     assert found == pytest.approx(value)
     torch.testing.assert_close(pull, gradient)
-    hessian = torch.autograd.functional.hessian(log_prior, theta)
+    hessian = torch.autograd.functional.hessian(log_prior, theta)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(parameters.prior_precision(), -hessian)
     flat = Parameters.of(model())
     assert flat.log_prior(theta)[0] == 0.0
