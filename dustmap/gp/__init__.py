@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import Parameter as Parameter
     from dustmap.gp._parameters import Parameters as Parameters
-    from dustmap.gp._parameters import dealt as dealt
-    from dustmap.gp._parameters import joined_parameters as joined_parameters
     from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport

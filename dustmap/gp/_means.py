@@ -5,7 +5,7 @@ from the centre.
 """
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Self, final
 
@@ -27,7 +27,7 @@ _RULE = GaussLegendre(32)
 _CHUNK = 8192
 
 
-class AbstractMean(AbstractParametric):
+class AbstractMean(AbstractParametric, ABC):
     """A prior mean m(x) = Σ_p β_p h_p(x), linear in its coefficients β.
 
     A functional sees it as m_n = H_n β, where H_n holds the functional applied to every h_p: a line

@@ -1,19 +1,12 @@
 """A Gaussian process with noise as one value: kernel, mean, likelihood."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor
 
 from dustmap.gp._means import AbstractMean
-from dustmap.gp._parameters import (
-    AbstractParametric,
-    Parameter,
-    Parameters,
-    dealt,
-    joined_parameters,
-)
+from dustmap.gp._parameters import AbstractParametric, Parameters
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 
@@ -26,20 +19,11 @@ class GPModel(AbstractParametric):
     `Parameters.of(model)` has what is learned of it, and builds it at other values.
     """
 
+    parts = ("kernel", "mean", "likelihood")
+
     kernel: AbstractKernel
     mean: AbstractMean
     likelihood: AbstractLikelihood
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return joined_parameters(self.kernel, self.mean, self.likelihood)
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "GPModel":
-        kernel, mean, noise = dealt(parameters, self.kernel, self.mean, self.likelihood)
-        return GPModel(
-            self.kernel.with_parameters(kernel),
-            self.mean.with_parameters(mean),
-            self.likelihood.with_parameters(noise),
-        )
 
     @property
     def noise(self) -> GaussianLikelihood:

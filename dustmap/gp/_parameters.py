@@ -6,10 +6,9 @@ whose tensors carry the graph of θ. Gradients, differences and optimisers all g
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Self, TypeVar, final
+from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -53,16 +52,29 @@ class Parameter:
         return self.name in names or self.name.partition("[")[0] in names
 
 
-class AbstractParametric(ABC):
-    """What has parameters: an immutable value that can be built anew with other ones."""
+class AbstractParametric:
+    """What has parameters: an immutable value that can be built anew with other ones.
 
-    @abstractmethod
+    parts: the fields of a dataclass whose parameters are its own, one after the other; what has
+    parameters that are in no field overrides both methods.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ()
+
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters, learned or not, in a fixed order."""
+        return tuple(p for name in self.parts for p in getattr(self, name).parameters())
 
-    @abstractmethod
     def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
         """The same with other values of its parameters, in their order."""
+        changed, start = dict[str, AbstractParametric](), 0
+        for name in self.parts:
+            part = getattr(self, name)
+            stop = start + len(part.parameters())
+            changed[name] = part.with_parameters(parameters[start:stop])
+            start = stop
+        own: Any = self
+        return replace(own, **changed) if changed else self
 
     @property
     def is_learned(self) -> bool:
@@ -107,23 +119,6 @@ class AbstractParametric(ABC):
     def to(self, device: torch.device | str) -> Self:
         """The same with its parameters on a device."""
         return self.with_parameters([p.at(p.value.to(device)) for p in self.parameters()])
-
-
-def joined_parameters(*parts: AbstractParametric) -> tuple[Parameter, ...]:
-    """The parameters of several parts, one after the other."""
-    return tuple(p for part in parts for p in part.parameters())
-
-
-def dealt(
-    parameters: Sequence[Parameter], *parts: AbstractParametric
-) -> tuple[Sequence[Parameter], ...]:
-    """`joined_parameters` of these parts cut into those of each."""
-    cut, start = [], 0
-    for part in parts:
-        stop = start + len(part.parameters())
-        cut.append(parameters[start:stop])
-        start = stop
-    return tuple(cut)
 
 
 M = TypeVar("M", bound=AbstractParametric)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags, wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import (
@@ -65,7 +66,7 @@ class PriorReport:
 
 @final
 @dataclass(frozen=True, eq=False)
-class GridPrior:
+class GridPrior(AbstractParametric):
     """A stationary Gaussian field u ~ N(0, K_uu) on a grid, through a circulant C on a torus.
 
     The torus has the grid's spacing and covers the box plus padding. C holds the *wrapped* kernel
@@ -161,6 +162,12 @@ class GridPrior:
         lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
         inverse = _inverse(spectrum, shape, grid)
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.kernel.parameters()
+
+    def with_parameters(self, parameters: Sequence[Parameter]) -> "GridPrior":
+        return self.with_kernel(self.kernel.with_parameters(parameters))
 
     def with_kernel(self, kernel: AbstractKernel) -> "GridPrior":
         """The same prior of another kernel, on the same torus."""

@@ -231,7 +231,7 @@ class _Fit:
         if self.settings.robust is not None:
             self._take_turns(self.settings.robust)
         elif learns:
-            self.learned = self._learned("climb", self.model, None, self.settings.learn_rows)
+            self.learned = self._learned("newton", self.model, None, self.settings.learn_rows)
             self.model = self.learned.gp
         if learns:
             self.maker.choose_order(self.model, self.data)
@@ -287,7 +287,7 @@ class _Fit:
         self._weigh("weights-0", robust)
         while learns and len(turns.nats) < robust.max_turns and not turns.settled:
             turn = len(turns.nats)
-            weighed, learned = self.robust, self._learned_at_sites(f"climb-{turn}")
+            weighed, learned = self.robust, self._learned_at_sites(f"newton-{turn}")
             assert weighed is not None
             turns.add(weighed, learned)
             self.learned = learned

@@ -26,7 +26,7 @@ from dustmap.linalg._block_cg import block_pcg as block_pcg
 from dustmap.linalg._cg import pcg as pcg
 from dustmap.linalg._cg import toeplitz_solve as toeplitz_solve
 from dustmap.linalg._chunks import HALVED as HALVED
-from dustmap.linalg._chunks import Chunks as Chunks
+from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import TilePartition as TilePartition
 from dustmap.linalg._chunks import out_of_memory as out_of_memory

@@ -28,7 +28,7 @@ class OutOfMemory(Exception):
 
 
 @final
-class Chunks:
+class AdaptiveBatch:
     """The size of the chunks of one step: halved when one runs out of memory, HALVINGS times.
 
     what: the step, for people. advice: what to set where that does not help. The size stays small

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dustmap.gp import RegularGrid
-from dustmap.linalg import AbstractWorld, Chunks
+from dustmap.linalg import AbstractWorld, AdaptiveBatch
 from dustmap.sky import Provenance
 from dustmap.sky.maps import (
     AbstractDensityField,
@@ -85,7 +85,7 @@ def short(world: AbstractWorld, kind: str) -> Arrays:
             raise MemoryError("not that much")
 
     walked: list[list[int]] = []
-    slabs, sizes = hindered(hinder, walked), Chunks("slabs", LAYER, "buy some")
+    slabs, sizes = hindered(hinder, walked), AdaptiveBatch("slabs", LAYER, "buy some")
     path = FOLDER / f"short-{kind}-{world.size}" / f"map.{kind}"
     sizes.attempt(lambda size: WRITERS[kind](path, slabs, PROVENANCE, False, size, world))
     return {"times": np.array(len(walked)), "planes": np.array(walked[-1])}

@@ -53,15 +53,15 @@ def points(n: int, dim: int = 1) -> Batch:
     return observed(PointValues(torch.rand(n, dim, generator=generator, dtype=torch.float64)))
 
 
-#: Starts of climbs on 25 points: from one, other tori and more samples are on the way; from the
+#: Starts on 25 points: from one, other tori and more samples are on the way; from the
 #: other, trials that are rejected.
 WANDERING, STEEP = (0.05, 5.0, 3.0), (3.0, 30.0, 3.0)
 
 
-def climbed(
+def learned(
     journal: AbstractJournal, start: tuple[float, float, float] = WANDERING, n: int = 25
 ) -> LearnedModel[Dense]:
-    """A climb with a new kernel, on a torus that follows its length."""
+    """Learning with a new kernel, on a torus that follows its length."""
     kernel, likelihood = Matern32(*start[:2], dim=1), GaussianLikelihood(scale=start[2])
     grid = RegularGrid.from_bounds((0.0,), (1.0,), (20,))
     batch = points(n)
@@ -86,9 +86,9 @@ def climbed(
 
 
 @pytest.mark.parametrize("start", [WANDERING, STEEP])
-def test_climbs_go_on_from_every_step(start: tuple[float, float, float]) -> None:
+def test_learning_goes_on_from_every_step(start: tuple[float, float, float]) -> None:
     def compute(journal: AbstractJournal) -> LearnedModel[Dense]:
-        return climbed(journal, start)
+        return learned(journal, start)
 
     whole = compute(NO_JOURNAL)
     steps, history = len(whole.history), whole.history
@@ -103,20 +103,20 @@ def test_climbs_go_on_from_every_step(start: tuple[float, float, float]) -> None
     same_bits(often_interrupted(compute), whole)
 
 
-def test_a_climb_that_has_ended_is_not_climbed_again() -> None:
+def test_learning_that_has_ended_is_not_done_again() -> None:
     journal = MemoryJournal()
-    whole = climbed(journal)
+    whole = learned(journal)
     assert journal.pages.finished == ["whole"]
     count = journal.pages.kept
-    same_bits(climbed(journal), whole)
+    same_bits(learned(journal), whole)
     assert journal.pages.kept == count
 
 
-def test_states_of_other_climbs_are_refused() -> None:
+def test_states_of_other_models_are_refused() -> None:
     for left in (1, None):
         journal = MemoryJournal(Pages(left=left))
         with contextlib.suppress(Interrupted):
-            climbed(journal)
+            learned(journal)
         case, batch = model(1), points(30)
         gp = GPModel(torus_features(case).prior.kernel, case.mean, case.likelihood)
         maker = Maker(lambda *_, case=case: case)
@@ -146,7 +146,7 @@ def test_rounds_of_weights_go_on_from_every_round() -> None:
     same_bits(weighed(journal), whole)
     assert journal.pages.kept == count
     with pytest.raises(ValueError, match="expected a state of learn_evidence, got one of fit_stud"):
-        climbed(journal)
+        learned(journal)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def test_a_fit_that_has_ended_solves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_blocks, "block_pcg", counted)
     journal, case = MemoryJournal(), Case(1)
     whole = case(journal)
-    assert journal.pages.finished == ["whole/start", "whole/climb", "whole/solve"]
+    assert journal.pages.finished == ["whole/start", "whole/newton", "whole/solve"]
     count = len(calls)
     assert count > 5
     same_fit(case(journal), whole)

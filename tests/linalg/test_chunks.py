@@ -1,4 +1,4 @@
-"""Chunks that get smaller where memory runs out."""
+"""AdaptiveBatch that get smaller where memory runs out."""
 
 import logging
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dustmap.linalg import Chunks, OutOfMemory, out_of_memory
+from dustmap.linalg import AdaptiveBatch, OutOfMemory, out_of_memory
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"
 
@@ -29,7 +29,7 @@ def failing_above(limit: int, error: Exception) -> tuple[Callable[[int], int], l
 )
 def test_halved_until_it_fits(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     step, seen = failing_above(10, error)
-    chunks = Chunks("the solve", 33, "set --memory")
+    chunks = AdaptiveBatch("the solve", 33, "set --memory")
     with caplog.at_level(logging.WARNING, "dustmap.linalg"):
         assert chunks.attempt(step) == 9
     assert seen == [33, 17, 9]
@@ -43,7 +43,7 @@ def test_ends_with_one_line_after_three() -> None:
     with pytest.raises(
         OutOfMemory, match="in the solve, in chunks of 8 too: set --memory"
     ) as found:
-        Chunks("the solve", 64, "set --memory").attempt(step)
+        AdaptiveBatch("the solve", 64, "set --memory").attempt(step)
     assert seen == [64, 32, 16, 8]
     assert "\n" not in str(found.value)
     assert found.value.__cause__ is None
@@ -52,14 +52,14 @@ def test_ends_with_one_line_after_three() -> None:
 def test_one_cannot_be_halved() -> None:
     step, seen = failing_above(0, MemoryError("no"))
     with pytest.raises(OutOfMemory):
-        Chunks("the solve", 1, "set --memory").attempt(step)
+        AdaptiveBatch("the solve", 1, "set --memory").attempt(step)
     assert seen == [1]
 
 
 def test_other_errors_pass() -> None:
     step, seen = failing_above(0, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        Chunks("the solve", 8, "set --memory").attempt(step)
+        AdaptiveBatch("the solve", 8, "set --memory").attempt(step)
     assert seen == [8]
 
 

@@ -3,7 +3,7 @@
 Rows are made a group at a time.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -110,7 +110,7 @@ class Features:
         )
 
 
-class AbstractFeatureMap(AbstractParametric):
+class AbstractFeatureMap(AbstractParametric, ABC):
     """f_n = m_n + φ_nᵀ ε + r_n with ε ~ N(0, I): how data see the whitened field.
 
     Nothing downstream knows which map it got. Its parameters are those of the kernel, and inducing

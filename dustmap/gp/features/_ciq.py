@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._base import (
     Features,
@@ -124,12 +123,6 @@ class _TermKernel(AbstractKernel):
     @property
     def dim(self) -> int:
         return self._dim
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return ()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "_TermKernel":
-        return self
 
     def terms(self) -> tuple[KernelTerm, ...]:
         return self._terms

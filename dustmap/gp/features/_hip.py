@@ -3,14 +3,13 @@
 With all points of the padded torus as inducing points one FFT pair takes the place of a solve.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp._parameters import Parameter
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
@@ -52,6 +51,8 @@ class HIPFeatures(AbstractFeatureMap):
     dense_below: up to this many points K_uu is factorised once instead, in float64: the same
         weights without iterations, and faster than one PCG per datum; 0 always takes PCG.
     """
+
+    parts = ("prior",)
 
     prior: GridPrior
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
@@ -123,13 +124,6 @@ class HIPFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.prior.kernel.parameters()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "HIPFeatures":
-        kernel = self.prior.kernel.with_parameters(parameters)
-        return replace(self, prior=self.prior.with_kernel(kernel))
-
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         return self.estimator.cross(
             self.prior.kernel, functional, self.prior.grid, self.prior.wrapping, self.dtype
@@ -188,6 +182,8 @@ class TorusFeatures(AbstractFeatureMap):
     ‖φ‖² is larger and Var r = k_ff − ‖φ‖² smaller. This is not the map of Wu et al. (2021).
     """
 
+    parts = ("prior",)
+
     prior: GridPrior
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
     memory: int = 2**28
@@ -243,13 +239,6 @@ class TorusFeatures(AbstractFeatureMap):
 
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.prior.kernel.parameters()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "TorusFeatures":
-        kernel = self.prior.kernel.with_parameters(parameters)
-        return TorusFeatures(self.prior.with_kernel(kernel), self.estimator, self.memory)
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         return self.estimator.cross(

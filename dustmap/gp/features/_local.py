@@ -1,15 +1,14 @@
 """Features of local kriging weights: sparse rows, two FFTs, whatever the number of data."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp._parameters import Parameter
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
@@ -63,6 +62,8 @@ class LocalFeatures(AbstractFeatureMap):
     The weights of a point or derivative are exact; a ray sums rows of one table over its steps.
     An operator whose rows are recomputed follows the kernel: use it before the kernel changes.
     """
+
+    parts = ("prior",)
 
     prior: GridPrior
     estimator: AbstractEstimator = field(default_factory=ClosedForm)
@@ -160,13 +161,6 @@ class LocalFeatures(AbstractFeatureMap):
 
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return by_rows(functional, lambda f: self._residuals.variance(f).value)
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return self.prior.kernel.parameters()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "LocalFeatures":
-        kernel = self.prior.kernel.with_parameters(parameters)
-        return replace(self, prior=self.prior.with_kernel(kernel))
 
     @cached_property
     def _residuals(self) -> LocalResiduals:

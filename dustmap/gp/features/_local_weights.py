@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from dustmap.gp.features._base import chunks
 from dustmap.linalg import (
     AbstractOperator,
-    Chunks,
+    AdaptiveBatch,
     OutOfMemory,
     SparseOperator,
     apply_linear,
@@ -229,7 +229,7 @@ def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> AbstractOperator:
     """W (N, M) stored, or computed anew in every product where memory runs out."""
-    chunks_of_rows = Chunks("storing sparse rows", rows_at_once, "they are not stored")
+    chunks_of_rows = AdaptiveBatch("storing sparse rows", rows_at_once, "they are not stored")
     try:
         return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
     except OutOfMemory as error:

@@ -3,8 +3,9 @@
 A term gives the covariances between values and derivatives of the field.
 """
 
+import copy
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp._parameters import AbstractParametric, Parameter, dealt, joined_parameters
+from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels._profiles import (
     AbstractProfile,
     Matern12Profile,
@@ -80,7 +81,7 @@ def _dot(a: Sequence[Tensor], b: Sequence[Tensor], weight: Tensor) -> Tensor:
     return total
 
 
-class AbstractKernel(AbstractParametric):
+class AbstractKernel(AbstractParametric, ABC):
     """Stationary covariance k(x - x') = Σ of `KernelTerm`s on R^dim."""
 
     @property
@@ -197,16 +198,9 @@ class StationaryKernel(AbstractKernel):
         return self.length, self.amplitude
 
     def with_parameters(self, parameters: Sequence[Parameter]) -> "StationaryKernel":
-        length, variance = parameters
-        made = object.__new__(StationaryKernel)
-        values = {
-            "profile": self.profile,
-            "length": length,
-            "amplitude": variance,
-            "axes": self.axes,
-        }
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
+        made = copy.copy(self)
+        for name, parameter in zip(("length", "amplitude"), parameters, strict=True):
+            object.__setattr__(made, name, parameter)
         return made
 
     def terms(self) -> tuple[KernelTerm, ...]:
@@ -246,12 +240,9 @@ class SumKernel(AbstractKernel):
         )
 
     def with_parameters(self, parameters: Sequence[Parameter]) -> "SumKernel":
-        own = joined_parameters(*self.kernels)
-        values = [replace(p, name=q.name) for p, q in zip(parameters, own, strict=True)]
-        parts = dealt(values, *self.kernels)
-        return SumKernel(
-            [k.with_parameters(part) for k, part in zip(self.kernels, parts, strict=True)]
-        )
+        rest = iter(parameters)
+        own = [[replace(next(rest), name=p.name) for p in k.parameters()] for k in self.kernels]
+        return SumKernel([k.with_parameters(p) for k, p in zip(self.kernels, own, strict=True)])
 
     def terms(self) -> tuple[KernelTerm, ...]:
         return tuple(term for kernel in self.kernels for term in kernel.terms())

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from enum import Enum
 from typing import final
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from dustmap.gp._batch import Batch
-from dustmap.gp._parameters import Parameter
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
 
 #: Nodes of the quadrature and width of the bend of ln p, for both links: errors of E, g1 and g2
@@ -42,12 +40,6 @@ class BernoulliLikelihood(AbstractLikelihood):
     def __init__(self, link: BernoulliLink = BernoulliLink.LOGIT) -> None:
         self.link = link
         self._curve: _AbstractCurve = _Logit() if link is BernoulliLink.LOGIT else _Probit()
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return ()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "BernoulliLikelihood":
-        return self
 
     def noise_variance(self, batch: Batch) -> Tensor:
         """Zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
@@ -165,12 +157,6 @@ class PoissonLikelihood(AbstractLikelihood):
     All in closed form but the predictive density. Nothing is learned, and the noise of a batch,
     if any, is not used. f is the log of the rate: a mean of ln ȳ is a good one to start from.
     """
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return ()
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "PoissonLikelihood":
-        return self
 
     def noise_variance(self, batch: Batch) -> Tensor:
         """Zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""

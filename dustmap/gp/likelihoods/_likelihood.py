@@ -18,7 +18,7 @@ from dustmap.gp._parameters import AbstractParametric
 _REACH = 8.0
 
 
-class AbstractLikelihood(AbstractParametric):
+class AbstractLikelihood(AbstractParametric, ABC):
     """p(y_n | f_n) of independent data, averaged over q(f_n) = N(μ_n, v_n).
 
     All arguments and results are (N,): y, mean μ, variance v, and noise_variance, which is what

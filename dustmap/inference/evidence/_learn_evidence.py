@@ -234,7 +234,7 @@ def _comparable(base: Point[T], point: Point[T]) -> bool:
 
 
 def _fraction(base: Point[T], point: Point[T]) -> float:
-    """1 for a step that climbed, else which fraction of it reaches the top along its line.
+    """1 for a step up, else which fraction of it reaches the top along its line.
 
     By the trapezoid rule the gain is ½ sᵀ(g₀ + g₁); the slope vanishes at the secant's root.
     """

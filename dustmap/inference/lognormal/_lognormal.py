@@ -4,8 +4,8 @@ Their posterior comes from samples of its logarithm at the nodes.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
@@ -18,11 +18,8 @@ from dustmap.gp import (
     Batch,
     ConstantMean,
     GridPrior,
-    Parameter,
     Parameters,
     Prediction,
-    dealt,
-    joined_parameters,
 )
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -51,6 +48,8 @@ class LogNormalModel(AbstractParametric):
     size mean_std, and its uncertainty is in every result.
     """
 
+    parts = ("prior", "mean", "likelihood")
+
     prior: GridPrior
     mean: AbstractMean
     likelihood: GaussianLikelihood
@@ -63,19 +62,6 @@ class LogNormalModel(AbstractParametric):
                 f"mean_std must be positive, got {self.mean_std}; to fix the mean, build it with "
                 "learn=False"
             )
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return joined_parameters(self.prior.kernel, self.mean, self.likelihood)
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "LogNormalModel":
-        """On the same torus."""
-        kernel, mean, noise = dealt(parameters, self.prior.kernel, self.mean, self.likelihood)
-        return replace(
-            self,
-            prior=self.prior.with_kernel(self.prior.kernel.with_parameters(kernel)),
-            mean=self.mean.with_parameters(mean),
-            likelihood=self.likelihood.with_parameters(noise),
-        )
 
     def learned(self) -> "Parameters[LogNormalModel]":
         """What is learned of kernel and noise, kernel first; the mean is part of the field."""

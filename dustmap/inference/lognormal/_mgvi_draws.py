@@ -19,7 +19,7 @@ from dustmap.inference.lognormal._lognormal_energy import (
 )
 from dustmap.linalg import (
     AbstractOperator,
-    Chunks,
+    AdaptiveBatch,
     KeyedNormal,
     Progress,
     SolveResult,
@@ -39,9 +39,9 @@ _DRAWS = "draws"
 T = TypeVar("T")
 
 
-def drawn_together(count: int) -> Chunks:
+def draws_at_once(count: int) -> AdaptiveBatch:
     """All samples at once, fewer where memory runs out."""
-    return Chunks("samples drawn together", count, _ADVICE)
+    return AdaptiveBatch("samples drawn together", count, _ADVICE)
 
 
 @final
@@ -96,7 +96,7 @@ def metric_draws(
     max_steps: int,
     preconditioner: AbstractOperator | None,
     start: Tensor | None = None,
-    together: Chunks | None = None,
+    at_once: AdaptiveBatch | None = None,
     progress: Progress = unwatched,
 ) -> tuple[Tensor, SolveResult]:
     """δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) (K, n) at ξ̄, by perturbing draws of the prior (pathwise):
@@ -104,13 +104,13 @@ def metric_draws(
         δ = ξ₀ + Jᵀ W^½ z,   (I + W^½ J Jᵀ W^½) z = η − W^½ J ξ₀
 
     Where the solve stops early, δ keeps the spread of the prior: too wide, not too narrow.
-    start: z (K, N) of the same perturbations at a centre nearby. together: samples at once. δ takes
-    the place of ξ₀ in perturbations.white.
+    start: z (K, N) of the same perturbations at a centre nearby. at_once: samples that are drawn
+    together. δ takes the place of ξ₀ in perturbations.white.
     """
     problem, density, delta = mean.problem, mean.log_density.exp(), perturbations.white
-    together = drawn_together(len(delta)) if together is None else together
+    at_once = draws_at_once(len(delta)) if at_once is None else at_once
     solve = metric_solve(
-        mean, perturbations, residual, max_steps, preconditioner, start, together, progress
+        mean, perturbations, residual, max_steps, preconditioner, start, at_once, progress
     )
     pulls = problem.noise.rsqrt() * solve.x
 
@@ -118,7 +118,7 @@ def metric_draws(
         # In place as the last thing, so that running out of memory leaves ξ₀ as it was.
         delta[part].add_(problem.jacobian_transpose(density, pulls[part]))
 
-    _in_groups(len(delta), together, move)
+    _in_groups(len(delta), at_once, move)
     return delta, solve
 
 
@@ -130,19 +130,19 @@ def metric_solve(
     max_steps: int,
     preconditioner: AbstractOperator | None,
     start: Tensor | None = None,
-    together: Chunks | None = None,
+    at_once: AdaptiveBatch | None = None,
     progress: Progress = unwatched,
 ) -> SolveResult:
     """z (K, N) of `metric_draws`, solved as tightly however many samples are solved together."""
     problem, density = mean.problem, mean.log_density.exp()
     white, noise, root_weights = perturbations.white, perturbations.noise, problem.noise.rsqrt()
-    together = drawn_together(len(white)) if together is None else together
+    at_once = draws_at_once(len(white)) if at_once is None else at_once
     gram = problem.gram(density)
 
     def seen(part: slice) -> Tensor:
         return noise[part] - root_weights * problem.jacobian(density, white[part])
 
-    target = torch.cat(_in_groups(len(white), together, seen))
+    target = torch.cat(_in_groups(len(white), at_once, seen))
     rtol = relative(residual, target)
 
     def solved(part: slice) -> SolveResult:
@@ -157,7 +157,7 @@ def metric_solve(
             progress=progress,
         )
 
-    ends = _in_groups(len(white), together, solved)
+    ends = _in_groups(len(white), at_once, solved)
     progress(_DRAWS, len(white), len(white))
     return SolveResult(
         torch.cat([end.x for end in ends]),
@@ -188,7 +188,7 @@ def probed(
     max_steps: int,
     preconditioner: AbstractOperator | None,
     start: Tensor | None,
-    together: Chunks,
+    at_once: AdaptiveBatch,
     progress: Progress = unwatched,
 ) -> Probe:
     """The draws behind a gradient of the evidence; counts: K, and how many are perturbed at once.
@@ -203,14 +203,14 @@ def probed(
         part = range(first, min(first + group, count))
         known = None if start is None or len(start) < part.stop else start[first : part.stop]
         perturbations = Perturbations.of(mean.problem, seed, part)
-        solve = metric_solve(mean, perturbations, *how, known, together, progress)
+        solve = metric_solve(mean, perturbations, *how, known, at_once, progress)
         squares += (perturbations.noise - solve.x).square().sum(0)
         steps = max(steps, int(solve.steps.max()))
         found.append(solve.x)
     return Probe(torch.cat(found), squares / count * mean.problem.noise, steps)
 
 
-def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list[T]:
+def _in_groups(count: int, at_once: AdaptiveBatch, step: Callable[[slice], T]) -> list[T]:
     """step of one group of samples after the other, in their order."""
     found = list[T]()
     first = 0
@@ -220,19 +220,19 @@ def _in_groups(count: int, together: Chunks, step: Callable[[slice], T]) -> list
             part = slice(first, min(first + size, count))
             return part.stop, step(part)
 
-        first, made = together.attempt(attempt)
+        first, made = at_once.attempt(attempt)
         found.append(made)
     return found
 
 
-def bends(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> bool:
+def bends(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> bool:
     """Whether straight deviations leave the data at second order."""
     # Of responses that overflow the excess is no number.
-    return not excess_spread(mean, straight, together) <= _LARGEST_EXCESS
+    return not excess_spread(mean, straight, at_once) <= _LARGEST_EXCESS
 
 
 @torch.no_grad()
-def excess_spread(mean: Iterate, straight: Tensor, together: Chunks | None = None) -> float:
+def excess_spread(mean: Iterate, straight: Tensor, at_once: AdaptiveBatch | None = None) -> float:
     """By how much ±δ_s (K, n) spread the responses further than the linear model does.
 
         [mean_n Var_s(L ρ(ξ̄ ± δ_s))_n / σ_n²]^½ / [mean_n Var_s(J δ_s)_n / σ_n²]^½ − 1
@@ -240,16 +240,16 @@ def excess_spread(mean: Iterate, straight: Tensor, together: Chunks | None = Non
     The metric is that of the linear model: what second order adds is not in the posterior.
     """
     problem, density = mean.problem, mean.log_density.exp()
-    together = drawn_together(len(straight)) if together is None else together
+    at_once = draws_at_once(len(straight)) if at_once is None else at_once
 
     def response(part: slice, sign: int) -> Tensor:
         moved = torch.add(mean.xi, straight[part], alpha=sign)
         return problem.rows.matmul((problem.log_mean + problem.root.matmul(moved)).exp())
 
-    sides = [_in_groups(len(straight), together, partial(response, sign=s)) for s in (1, -1)]
+    sides = [_in_groups(len(straight), at_once, partial(response, sign=s)) for s in (1, -1)]
     bent = torch.cat([*sides[0], *sides[1]])
     linear = torch.cat(
-        _in_groups(len(straight), together, lambda part: problem.jacobian(density, straight[part]))
+        _in_groups(len(straight), at_once, lambda part: problem.jacobian(density, straight[part]))
     )
     squares = (bent - bent.mean(0)).square().mean(0), linear.square().mean(0)
     spread, expected = ((square / problem.noise).mean() for square in squares)

@@ -24,7 +24,7 @@ from dustmap.inference.lognormal._mgvi_draws import (
     Probe,
     bends,
     curved_draw,
-    drawn_together,
+    draws_at_once,
     metric_draws,
     probed,
 )
@@ -87,7 +87,7 @@ class Fit:
     ) -> None:
         self.settings, self.rounds, self.progress = settings, rounds, progress
         self.journal = journal
-        self.together = drawn_together(max(settings.samples // 2, settings.draws))
+        self.at_once = draws_at_once(max(settings.samples // 2, settings.draws))
         reading = Reading.latest(journal, MGVI)
         if reading is None:
             self.state = FitState.first(problem, settings, origin)
@@ -259,7 +259,7 @@ class Fit:
             (state.evidence_count, settings.draws),
             *how,
             start,
-            self.together,
+            self.at_once,
             self.progress,
         )
         state.evidence_draws = probe.z
@@ -317,14 +317,14 @@ class Fit:
         mode = self._mode_here()
         how = settings.residual, settings.cg_steps, state.preconditioner
         straight, solve = metric_draws(
-            mode, perturbations, *how, state.sample_draws, self.together, self.progress
+            mode, perturbations, *how, state.sample_draws, self.at_once, self.progress
         )
         state.unsolved = state.unsolved or not solve.converged
         state.sample_draws, state.slowest = solve.x, max(state.slowest, int(solve.steps.max()))
         state.deviations = both
         torch.neg(straight, out=both[pairs:])
         if settings.curved is None and not state.curved:
-            state.curved = bends(mode, straight, self.together)
+            state.curved = bends(mode, straight, self.at_once)
         state.is_drawing = state.curved
 
     def _curve(self) -> None:

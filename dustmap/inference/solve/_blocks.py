@@ -17,7 +17,7 @@ from dustmap.inference._journal import (
 from dustmap.inference.solve._grid_model import Draws, MeanEstimate
 from dustmap.linalg import (
     AbstractOperator,
-    Chunks,
+    AdaptiveBatch,
     Progress,
     SolveResult,
     SolveStatus,
@@ -174,10 +174,11 @@ def solved(
             progress=progress,
         )
 
-    together = Chunks("columns solved together", min(count, system.together(memory)), _ADVICE)
+    most = min(count, system.together(memory))
+    at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
     while partial.filled < count:
         progress(_DRAWS, partial.filled, count)
-        part, first = together.attempt(block), partial.filled
+        part, first = at_once.attempt(block), partial.filled
         partial.filled = first + len(part.x)
         partial.x[first : partial.filled] = part.x
         partial.ends.append((part.status, part.steps, part.residuals))

@@ -4,7 +4,6 @@ Its posterior mean's equation, with the coefficients of the prior mean eliminate
 right-hand sides of its pathwise draws, from keyed noise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, final, runtime_checkable
@@ -17,9 +16,6 @@ from dustmap.gp import (
     AbstractParametric,
     Batch,
     GridPrior,
-    Parameter,
-    dealt,
-    joined_parameters,
     orthogonal_directions,
 )
 from dustmap.gp.features import AbstractFeatureMap
@@ -43,20 +39,11 @@ class GridModel(AbstractParametric):
     data along one beam are correlated; taking them as independent is this model's approximation.
     """
 
+    parts = ("features", "mean", "likelihood")
+
     features: AbstractFeatureMap
     mean: AbstractMean
     likelihood: GaussianLikelihood
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return joined_parameters(self.features, self.mean, self.likelihood)
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "GridModel":
-        kernel, mean, noise = dealt(parameters, self.features, self.mean, self.likelihood)
-        return GridModel(
-            self.features.with_parameters(kernel),
-            self.mean.with_parameters(mean),
-            self.likelihood.with_parameters(noise),
-        )
 
     def with_fitted_mean(self, coefficients: Tensor) -> "GridModel":
         """With coefficients β (P,) of the mean, where these are learned."""

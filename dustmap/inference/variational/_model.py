@@ -3,21 +3,14 @@
 Rows are computed once when they fit in memory, else when needed.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    Batch,
-    Parameter,
-    dealt,
-    joined_parameters,
-)
+from dustmap.gp import AbstractMean, AbstractParametric, Batch
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, chunks
 from dustmap.gp.functionals import AbstractFunctional, Sharded, operator_by_rows, world_of
@@ -42,6 +35,8 @@ class VariationalModel(AbstractParametric):
     features: Φ and Var r; mean: m; likelihood: p(y | f); family: the structure of S.
     """
 
+    parts = ("features", "mean", "likelihood")
+
     features: AbstractFeatureMap
     mean: AbstractMean
     likelihood: AbstractLikelihood
@@ -53,18 +48,6 @@ class VariationalModel(AbstractParametric):
                 f"family has {self.family.n_features} variables but the feature map has "
                 f"{self.features.n_features}: build the family for features.n_features"
             )
-
-    def parameters(self) -> tuple[Parameter, ...]:
-        return joined_parameters(self.features, self.mean, self.likelihood)
-
-    def with_parameters(self, parameters: Sequence[Parameter]) -> "VariationalModel":
-        kernel, mean, noise = dealt(parameters, self.features, self.mean, self.likelihood)
-        return replace(
-            self,
-            features=self.features.with_parameters(kernel),
-            mean=self.mean.with_parameters(mean),
-            likelihood=self.likelihood.with_parameters(noise),
-        )
 
     def moments(
         self, state: AbstractGaussian, rows: Features, functional: AbstractFunctional

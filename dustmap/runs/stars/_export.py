@@ -9,7 +9,7 @@ from dustmap import config as configuration
 from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
-from dustmap.linalg import AbstractWorld, Chunks
+from dustmap.linalg import AbstractWorld, AdaptiveBatch
 from dustmap.runs._ranks import ALONE
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.reports import Progress, WatchedField
@@ -73,7 +73,7 @@ def write_in_slabs(
     world: ranks that write together, and begin anew together.
     """
     mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
-    slabs = Chunks(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
+    slabs = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
     slabs.attempt(
         lambda size: WRITERS[kind](
             path, field, grid, request, provenance, overwrite, size * MIB, world
