@@ -1,4 +1,4 @@
-"""Imports point down only: linalg < gp < inference < (regression, sky) < runs < cli.
+"""Imports point down only: linalg < gp < inference < (regression, tables < sky) < runs < cli.
 
 `config` holds plain values, imports nothing of the package, and only `runs` and `cli` read it.
 """
@@ -20,10 +20,16 @@ BELOW: dict[str, frozenset[str]] = {
     "distributed": frozenset({"linalg"}),
     "regression": frozenset({"linalg", "gp", "inference", "distributed"}),
     "config": frozenset(),
-    "sky": frozenset({"linalg", "gp", "inference", "distributed"}),
-    "runs": frozenset({"linalg", "gp", "inference", "distributed", "config", "regression", "sky"}),
+    "tables": frozenset(),
+    "sky": frozenset({"linalg", "gp", "inference", "distributed", "tables"}),
+    "runs": frozenset(
+        {"linalg", "gp", "inference", "distributed", "config", "regression", "tables", "sky"}
+    ),
     "cli": frozenset(
-        {"linalg", "gp", "inference", "distributed", "config", "regression", "sky", "runs"}
+        {
+            *("linalg", "gp", "inference", "distributed", "config"),
+            *("regression", "tables", "sky", "runs"),
+        }
     ),
     "__main__": frozenset({"cli"}),
     "_on_use": frozenset(),

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import check_enclosed
+from dustmap.tables._outputs import check_enclosed
 
 #: How arrays are made that `checked_array` reads back: chunks of nothing but fill values, too.
 EVERY_CHUNK: Any = {"write_empty_chunks": True}

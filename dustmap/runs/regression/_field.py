@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dustmap import __version__
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
-from dustmap.sky._outputs import replacing
+from dustmap.tables._outputs import replacing
 
 CHUNK = 64  # nodes per axis
 

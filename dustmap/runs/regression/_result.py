@@ -22,8 +22,8 @@ from dustmap.runs.regression._run import (
     score,
     stored_rows,
 )
-from dustmap.runs.reports import read_table, write_columns
 from dustmap.sky import Provenance, SchemaCard, save_figure
+from dustmap.tables import read_tables, table_format, write_table
 
 
 @final
@@ -58,7 +58,7 @@ class RegressionResult(AbstractFinishedRun):
             raise ValueError(
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
-        found = rows_of(read_table(catalog), self.config.data)
+        found = rows_of(read_tables(catalog), self.config.data)
         rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
         told = score(self.model, rows).as_dict()
         return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
@@ -73,10 +73,11 @@ class RegressionResult(AbstractFinishedRun):
     ) -> Mapping[str, Any]:
         """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
         del card, progress
-        table = read_table(catalog)
+        table_format(output)  # before anything is computed
+        table = read_tables(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)
-        write_columns(output, table, overwrite)
+        write_table(output, table, overwrite)
         return {"rows": len(table), "output": str(output)}
 
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:

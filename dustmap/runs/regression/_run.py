@@ -33,10 +33,9 @@ from dustmap.runs.reports import (
     Stage,
     Stopwatch,
     coverage_check,
-    read_tables,
 )
 from dustmap.sky import Provenance, save_figure
-from dustmap.sky._outputs import replacing
+from dustmap.tables import read_tables, replacing
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ def prepare_regression(
         )
     if config.compute.device == "cuda":
         raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
-    found = rows_of(read_tables(config.data.catalog), config.data)
+    found = rows_of(read_tables(*config.data.catalog), config.data)
     grid = grid_of(config.grid, len(config.data.inputs))
     rows = within(found, grid, config)
     train, holdout = _split(config, len(rows))

@@ -42,13 +42,10 @@ from dustmap.runs.stars._run import (
 )
 from dustmap.runs.stars._share import SAMPLE
 from dustmap.sky import (
-    BARE,
     Provenance,
     add_answers,
     cartesian,
     galactic,
-    table_format,
-    write_table,
 )
 from dustmap.sky.catalogs import SchemaCard, card_named
 from dustmap.sky.figures import Comparison
@@ -62,6 +59,7 @@ from dustmap.sky.observations import (
 )
 from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import table_format, write_table
 
 #: What `predict` adds.
 PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
@@ -162,11 +160,11 @@ class StarMap(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        table_format(output)  # before anything is computed
+        kind = table_format(output)  # before anything is computed
         places = places_of(self.run.config.data, catalog, card, prior_of(self.run.stars))
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances, progress)
-        add_answers(table, columns, self.system, labelled=table_format(output) == BARE)
+        add_answers(table, columns, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
         _tell_history(table, self.made)

@@ -31,4 +31,4 @@ from dustmap.sky.catalogs._rows import PositionKind as PositionKind
 from dustmap.sky.catalogs._rows import galactic_from_icrs as galactic_from_icrs
 from dustmap.sky.catalogs._selection import ROWS as ROWS
 from dustmap.sky.catalogs._selection import Counts as Counts
-from dustmap.sky.catalogs.readers import CatalogError as CatalogError
+from dustmap.tables import CatalogError as CatalogError

@@ -20,7 +20,7 @@ from dustmap.sky.catalogs._rows import (
     IdentifierPolicy,
     PositionKind,
 )
-from dustmap.sky.catalogs.readers import (
+from dustmap.tables import (
     CatalogError,
     Chunk,
     ColumnRef,

@@ -25,8 +25,8 @@ from dustmap.sky.catalogs._rows import (
     PositionKind,
     Role,
 )
-from dustmap.sky.catalogs.readers import CatalogError, ColumnRef, ColumnType
 from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables import CatalogError, ColumnRef, ColumnType
 
 Kind = TypeVar("Kind", bound=enum.Enum)
 _KEYS = (

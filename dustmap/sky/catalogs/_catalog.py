@@ -10,11 +10,9 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import check_output, scratch_for
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
 from dustmap.sky.catalogs._selection import Counts, Rules, Selection
-from dustmap.sky.catalogs.readers import CatalogError
 from dustmap.sky.stars import (
     SKY_ORDER,
     AbstractDistancePrior,
@@ -27,6 +25,8 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
+from dustmap.tables import CatalogError
+from dustmap.tables._outputs import check_output, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs.readers import CatalogError
+from dustmap.tables import CatalogError
 
 T = TypeVar("T")
 Columns = Mapping[str, NDArray[Any]]

@@ -15,7 +15,6 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs.readers import ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
@@ -25,6 +24,7 @@ from dustmap.sky.stars import (
     PercentileDistances,
 )
 from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
+from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]
 #: Reason -> rows that it makes invalid.

@@ -19,7 +19,6 @@ from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.catalogs.readers import AbstractReader, CatalogError, open_reader
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     LearnedPrior,
@@ -29,6 +28,7 @@ from dustmap.sky.stars import (
     ToLearn,
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+from dustmap.tables import AbstractReader, CatalogError, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -233,9 +233,9 @@ class Selection:
             raise CatalogError(f"{names}: no star is left ({counts})")
 
     def _open(self, path: Path) -> CatalogFile:
-        reader = open_reader(path)
+        reader = open_table(path)
         binding = bind(path, self.rules.card, reader.columns, self._cuts, with_extinctions=True)
-        return CatalogFile(path, reader, binding, self._system(path, reader.label))
+        return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
         """What the extinctions of the file are; declared by the caller if by nobody else."""

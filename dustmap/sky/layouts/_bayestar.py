@@ -19,8 +19,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
 from dustmap.sky.layouts._places import (
     LayoutCounts,
@@ -34,6 +32,8 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
+from dustmap.tables._hdf5_files import new_hdf5
+from dustmap.tables._outputs import replacing
 
 #: What readers of this map take for granted: 63 pc to 60 kpc.
 DISTANCE_MODULI = np.linspace(4.0, 18.875, 120)

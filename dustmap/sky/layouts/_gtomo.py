@@ -19,13 +19,13 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._hdf5 import new_hdf5, open_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables._hdf5_files import new_hdf5, open_hdf5
+from dustmap.tables._outputs import replacing
 
 SYSTEM = "A0_550"
 UNIT = "A0(550nm)/parsec"

@@ -14,7 +14,6 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, column, density_cards, healpix_cards
 from dustmap.sky._streamed_fits import TablePlan, streamed_fits
 from dustmap.sky.layouts._places import (
@@ -32,6 +31,7 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
+from dustmap.tables._outputs import replacing
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)

@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
+from dustmap.tables._hdf5_files import new_hdf5
+from dustmap.tables._outputs import replacing
 
 EDGE = (-370.0, -370.0, -270.0)  # pc: lower edge of the first voxel
 SHAPE = (740, 740, 540)

@@ -17,13 +17,13 @@ from scipy.ndimage import map_coordinates
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation._dust import AbstractDust, Stream, StructuredDust, check_positive
 from dustmap.sky.simulation._stars import Measured, Measurements, Population
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import write_table
 
 #: Rays at once: some 100 MB of crossings for a grid of 200 nodes an axis.
 RAYS_AT_ONCE = 10_000
@@ -34,13 +34,6 @@ PATIENCE = 100
 #: The band of `Population.limit`.
 BAND = "A_G"
 DISTANCE_MAX = 10_000.0
-#: Endings of files -> astropy's name of the format. CSV keeps neither units nor the system.
-FORMATS = {
-    ".fits": "fits",
-    ".csv": "ascii.csv",
-    ".ecsv": "ascii.ecsv",
-    ".parquet": "parquet",
-}
 
 
 def column_density(
@@ -272,14 +265,6 @@ def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
     return QTable(columns, meta={"EXTSYS": stars.system.name})
 
 
-def format_of(path: str | Path) -> str:
-    """Astropy's name of the format that a name's ending says."""
-    kind = FORMATS.get(Path(path).suffix.lower())
-    if kind is None:
-        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
-    return kind
-
-
 def write_sky(
     path: str | Path,
     sky: SimulatedSky,
@@ -291,8 +276,6 @@ def write_sky(
 
     provenance: goes into the header, of formats that have one.
     """
-    path, kind = Path(path), format_of(path)
     table = sky_table(sky, exact_distances)
     table.meta |= {} if provenance is None else provenance.metadata()
-    with replacing(path, overwrite) as partial:
-        table.write(partial, format=kind)
+    write_table(path, table, overwrite)

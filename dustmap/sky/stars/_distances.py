@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from dustmap.tables import check_rows
+
 #: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
 MOST_EXTINCTION, LEAST_ERROR, MOST_ERROR = 1e3, 1e-9, 1e6
 Array = NDArray[np.float64]
@@ -26,15 +28,6 @@ def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
     shapes = {name: values.shape for name, values in columns.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
         raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
-
-
-def check_rows(good: NDArray[np.bool_], column: str, wanted: str) -> None:
-    if not good.all():
-        bad = np.flatnonzero(~good)
-        raise ValueError(
-            f"column {column}: {len(bad)} of {len(good)} rows are not {wanted} "
-            f"(first at row {bad[0]}, counted from 0); correct or remove them"
-        )
 
 
 def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:

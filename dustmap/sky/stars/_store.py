@@ -16,7 +16,6 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import replacing
 from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
 from dustmap.sky.stars._table import (
     KINDS,
@@ -27,6 +26,7 @@ from dustmap.sky.stars._table import (
     thinned,
 )
 from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables._outputs import replacing
 
 #: Stars of one compressed chunk of a column.
 CHUNK = 2**17

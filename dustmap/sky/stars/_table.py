@@ -19,11 +19,11 @@ from dustmap.sky.stars._distances import (
     check_finite,
     check_lengths,
     check_magnitudes,
-    check_rows,
 )
 from dustmap.sky.stars._learned_prior import ToLearn
 from dustmap.sky.stars._priors import ExponentialDensity, FlatParallax, SurveyRatio
 from dustmap.sky.systems import ExtinctionSystem
+from dustmap.tables import check_rows
 
 #: Kind -> columns, in the order of the fields.
 KINDS: dict[str, tuple[str, ...]] = {
