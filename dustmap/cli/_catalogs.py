@@ -244,7 +244,7 @@ def add_simulate(commands: Commands) -> None:
 def execute_simulate(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_plan
     from dustmap.sky import Provenance, check_output, write_map
-    from dustmap.sky.maps import check_map_name
+    from dustmap.sky.maps import form_of
     from dustmap.sky.simulation import simulate, write_sky
     from dustmap.tables import table_format
 
@@ -255,7 +255,7 @@ def execute_simulate(options: argparse.Namespace) -> int:
             check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
         table_format(output)
         if truth:
-            check_map_name(truth)
+            form_of(truth)
         compute, model = compute_alone(options), _model(options)
         use_threads(compute.threads)
         plan = sky_plan(model, options.stars, compute)

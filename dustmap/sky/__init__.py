@@ -2,9 +2,9 @@
 
 `read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
-A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
-queries and is drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the
-layouts of published maps, for their readers.
+A density field is written by `write_map`; a `DustMap` opens such files, answers queries and is
+drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the layouts of
+published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
@@ -72,9 +72,8 @@ if TYPE_CHECKING:
     from dustmap.sky.maps import Planes as Planes
     from dustmap.sky.maps import PosteriorField as PosteriorField
     from dustmap.sky.maps import Quantity as Quantity
-    from dustmap.sky.maps import write_fits as write_fits
+    from dustmap.sky.maps import Slabs as Slabs
     from dustmap.sky.maps import write_map as write_map
-    from dustmap.sky.maps import write_zarr as write_zarr
     from dustmap.sky.observations import DistanceSpread as DistanceSpread
     from dustmap.sky.observations import Observations as Observations
     from dustmap.sky.observations import SightLines as SightLines

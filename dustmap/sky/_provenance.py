@@ -50,6 +50,24 @@ class Provenance:
         lines = [line for text in self.history() for line in wrap(printable(text), _CARD)]
         return {"VERSION": __version__, **given, "HISTORY": lines}
 
+    def stamp(self, header: fits.Header, notes: Iterable[str] = ()) -> None:
+        """Add DATE, CREATOR, VERSION and HISTORY to a FITS header; `notes` become HISTORY too."""
+        header["DATE"] = (self.date, "UTC")
+        header["CREATOR"] = "dustmap"
+        header["VERSION"] = __version__
+        for line in (*self.history(), *notes):
+            header.add_history(printable(line))
+
+    def attributes(self, title: str) -> dict[str, str]:
+        """Return what zarr and HDF5 files say of where they come from."""
+        return {
+            "title": title,
+            "source": self.creator,
+            "date_created": self.date,
+            "history": "\n".join(self.history()),
+            "config_sha256": self.config_sha256,
+        }
+
     def history(self) -> tuple[str, ...]:
         """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""
         configured = ("sha256 of the configuration:", self.config_sha256)
@@ -72,12 +90,8 @@ def density_cards(
     if unit:
         cards["BUNIT"] = unit
     cards["EXTSYS"] = (printable(system.name), "band or curve of the extinction")
-    cards["DATE"] = (provenance.date, "UTC")
-    cards["CREATOR"] = "dustmap"
-    cards["VERSION"] = __version__
     cards.add_comment(printable(f"{system.name}: {system.meaning}"))
-    for line in (*provenance.history(), *notes):
-        cards.add_history(printable(line))
+    provenance.stamp(cards, notes)
     return cards
 
 
@@ -104,15 +118,12 @@ def write_attributes(
     target: h5py.File, unit: str, system: ExtinctionSystem, provenance: Provenance, note: str
 ) -> None:
     """Attributes of an HDF5 file."""
-    target.attrs["title"] = "3D map of the interstellar dust"
+    for name, value in provenance.attributes("3D map of the interstellar dust").items():
+        target.attrs[name] = value
     target.attrs["units"] = unit
     target.attrs["extinction_system"] = system.name
     target.attrs["extinction_meaning"] = system.meaning
     target.attrs["comment"] = note
-    target.attrs["source"] = provenance.creator
-    target.attrs["date_created"] = provenance.date
-    target.attrs["history"] = "\n".join(provenance.history())
-    target.attrs["config_sha256"] = provenance.config_sha256
 
 
 def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:

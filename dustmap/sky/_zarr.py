@@ -1,4 +1,4 @@
-"""Opens zarr groups of others: nothing in them is believed before it is checked.
+"""Arrays of zarr groups: made, and read from groups of others, which are checked first.
 
 Metadata of a few hundred bytes may name any codec, one that unpickles among them, and any shape.
 So an array is read only if it holds numbers, packed by codecs that do nothing but unpack, and if
@@ -11,22 +11,65 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from zarr.core.metadata import ArrayV3Metadata
 
 from dustmap.tables._outputs import check_enclosed
 
-#: How arrays are made that `checked_array` reads back: chunks of nothing but fill values, too.
-EVERY_CHUNK: Any = {"write_empty_chunks": True}
-
-_NAMES = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
+Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
+_CODECS = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
 _IDS = ("blosc", "bz2", "crc32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd")
 #: What unpacks to more, beside so many bytes more, is no data: constants shrink 10⁴-fold.
 _MOST, _SPARE = 2**16, 2**26
 _METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+
+
+def create_array(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    dimensions: tuple[str, ...],
+    dtype: DTypeLike = np.float32,
+    *,
+    chunks: tuple[int, ...],
+    shards: tuple[int, ...] | None = None,
+    fill: float = float("nan"),
+    attributes: Mapping[str, Any] | None = None,
+) -> Array:
+    """Make an array of version 3 that `checked_array` reads back: with every chunk, the chunks of
+    nothing but fill values, too."""
+    config: Any = {"write_empty_chunks": True}
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype=np.dtype(dtype),
+        chunks=chunks,
+        shards=shards,
+        fill_value=fill,
+        config=config,
+        dimension_names=dimensions,
+        attributes=dict(attributes or {}),
+    )
+
+
+def create_axis(
+    group: zarr.Group, name: str, values: NDArray[np.float64], attributes: Mapping[str, Any]
+) -> None:
+    """Write the coordinates (n,) of a dimension, under its name."""
+    shape = values.shape
+    array = create_array(group, name, shape, (name,), "f8", chunks=shape, attributes=attributes)
+    array[:] = values
+
+
+def opened_array(group: zarr.Group, path: str) -> Array:
+    """Return an array that was made before."""
+    array = group[path]
+    assert isinstance(array, zarr.Array)
+    return array
 
 
 def open_checked(path: Path, what: str) -> zarr.Group:
@@ -75,7 +118,7 @@ def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
     metadata: Mapping[str, Any] = array.metadata.to_dict()
     steps = [metadata.get("compressor"), *(metadata.get("filters") or ())]  # of version 2
     old = tuple(str(step["id"]) for step in steps if step is not None)
-    allowed = _NAMES if metadata["zarr_format"] == 3 else _IDS
+    allowed = _CODECS if metadata["zarr_format"] == 3 else _IDS
     for codec in (*old, *_codecs(metadata.get("codecs", ()))):
         if codec not in allowed:
             raise ValueError(

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
-import xarray as xr
-from astropy.io import fits
+import zarr
 from numpy.typing import NDArray
 
-from dustmap import __version__
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
-from dustmap.tables._outputs import replacing
+from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
+from dustmap.sky._zarr import create_array, create_axis
+from dustmap.tables import replacing
 
 CHUNK = 64  # nodes per axis
 
@@ -45,52 +45,43 @@ class GriddedField:
         return f"posterior {what} of {self.target}"
 
 
-def write_zarr(path: Path, field: GriddedField, provenance: Provenance, overwrite: bool) -> None:
-    """Writes target_mean and target_std with the inputs as dimensions, in their order."""
-    variables = {
-        name: (field.inputs, values, {"long_name": field.meaning(name)})
-        for name, values in field.quantities().items()
-    }
-    coordinates = dict(zip(field.inputs, field.axes(), strict=True))
-    attributes = {
-        "title": f"Gaussian process regression of {field.target}",
-        "source": provenance.creator,
-        "date_created": provenance.date,
-        "history": "\n".join(provenance.history()),
-        "config_sha256": provenance.config_sha256,
-    }
-    dataset = xr.Dataset(variables, coordinates, attrs=attributes)
+def write_field(
+    path: Path, form: str, field: GriddedField, provenance: Provenance, overwrite: bool
+) -> None:
+    """Write target_mean and target_std, as "zarr" or "fits".
+
+    zarr: with the inputs as dimensions, in their order. FITS: one image a quantity with a linear
+    WCS; the first input is the first FITS axis.
+    """
+    write = _write_zarr if form == "zarr" else _write_fits
+    with replacing(path, overwrite) as partial:
+        write(partial, field, provenance)
+
+
+def _write_zarr(path: Path, field: GriddedField, provenance: Provenance) -> None:
+    group = zarr.create_group(path, zarr_format=3)
+    title = f"Gaussian process regression of {field.target}"
+    group.attrs.update(provenance.attributes(title))
+    for name, axis in zip(field.inputs, field.grid.axes(), strict=True):
+        create_axis(group, name, axis.numpy(), {})
     chunks = tuple(min(CHUNK, n) for n in field.grid.shape)
-    encoding = {name: {"chunks": chunks} for name in field.quantities()}
-    with replacing(path, overwrite) as partial:
-        # The version 3 specification has no consolidated metadata yet.
-        dataset.to_zarr(partial, mode="w-", encoding=encoding, zarr_format=3, consolidated=False)
+    for name, values in field.quantities().items():
+        said = {"long_name": field.meaning(name)}
+        array = create_array(
+            group, name, values.shape, field.inputs, "f8", chunks=chunks, attributes=said
+        )
+        array[...] = values
 
 
-def write_fits(path: Path, field: GriddedField, provenance: Provenance, overwrite: bool) -> None:
-    """Writes one image a quantity with a linear WCS; the first input is the first FITS axis."""
-    images = [_image(field, name) for name in field.quantities()]
-    primary = fits.PrimaryHDU()
-    for hdu in (primary, *images):
-        hdu.header["DATE"] = (provenance.date, "UTC")
-        hdu.header["CREATOR"] = "dustmap"
-        hdu.header["VERSION"] = __version__
-        for line in provenance.history():
-            hdu.header.add_history(line)
-    with replacing(path, overwrite) as partial:
-        fits.HDUList([primary, *images]).writeto(partial, checksum=True)
+def _write_fits(path: Path, field: GriddedField, provenance: Provenance) -> None:
+    plans = [_plan(field, name, provenance) for name in field.quantities()]
+    with streamed_fits(path, plans) as images:
+        for name, values in field.quantities().items():
+            images[name.upper()].write((0,), values.transpose())
 
 
-def _image(field: GriddedField, name: str) -> fits.ImageHDU:
-    values = np.ascontiguousarray(field.quantities()[name].transpose())
-    image = fits.ImageHDU(values.astype(">f8"), name=name.upper())
-    for i, axis in enumerate(field.inputs):
-        image.header[f"CTYPE{i + 1}"] = axis
-        image.header[f"CRPIX{i + 1}"] = (1.0, "the first node")
-        image.header[f"CRVAL{i + 1}"] = field.grid.lower[i]
-        image.header[f"CDELT{i + 1}"] = field.grid.spacing[i]
-    image.header["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
-    return image
-
-
-WRITERS = {"zarr": write_zarr, "fits": write_fits}
+def _plan(field: GriddedField, name: str, provenance: Provenance) -> ImagePlan:
+    cards = axis_cards(field.grid, field.inputs)
+    cards["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
+    provenance.stamp(cards)
+    return ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8")

@@ -12,7 +12,7 @@ from dustmap.regression import HIPGPRegressor
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, inputs_of, rows_of, within
-from dustmap.runs.regression._field import WRITERS, GriddedField
+from dustmap.runs.regression._field import GriddedField, write_field
 from dustmap.runs.regression._plots import plot_field
 from dustmap.runs.regression._run import (
     CHECKPOINT,
@@ -83,7 +83,7 @@ class RegressionResult(AbstractFinishedRun):
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
         """Writes mean and standard deviation on the run's grid."""
         field = self.field()
-        WRITERS[kind](output, field, self.made, overwrite)
+        write_field(output, kind, field, self.made, overwrite)
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
     def plot(self, slice_: str, output: Path, overwrite: bool, history: Sequence[str]) -> None:

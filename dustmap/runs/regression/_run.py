@@ -22,7 +22,7 @@ from dustmap.runs.kept import RunDirectory
 from dustmap.runs.memory import dense_seconds, rounded
 from dustmap.runs.models import KERNELS
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
-from dustmap.runs.regression._field import WRITERS, GriddedField
+from dustmap.runs.regression._field import GriddedField, write_field
 from dustmap.runs.regression._memory import regression_memory
 from dustmap.runs.regression._plots import plot_field
 from dustmap.runs.reports import (
@@ -148,7 +148,7 @@ class RegressionRun(AbstractRun):
             path = directory.path / outputs[kind]
             # What is there is whole: it was written before the run was interrupted.
             if not path.exists():
-                WRITERS[kind](path, field, provenance(self.config), False)
+                write_field(path, kind, field, provenance(self.config), False)
         outputs["picture"] = PICTURE
         if not (directory.path / PICTURE).exists():
             history = provenance(self.config).history()

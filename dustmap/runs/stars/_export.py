@@ -20,14 +20,13 @@ from dustmap.sky.maps import (
     DustMap,
     MapRequest,
     Quantity,
+    Slabs,
     slab_memory,
-    write_fits,
-    write_zarr,
+    write_map,
 )
 
 log = logging.getLogger(__name__)
 
-WRITERS = {"zarr": write_zarr, "fits": write_fits}
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
@@ -52,32 +51,29 @@ def export_run(
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = WatchedField(field, f"writing map.{name}", progress)
-        write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute, world)
+        slabs = Slabs.of_field(watched, grid, request)
+        write_in_slabs(path, slabs, provenance, False, config.compute, name, world)
     outputs["samples_in_the_map"] = request.samples
     return outputs
 
 
 def write_in_slabs(
-    kind: str,
     path: Path,
-    field: AbstractDensityField,
-    grid: RegularGrid,
-    request: MapRequest,
+    slabs: Slabs,
     provenance: Provenance,
     overwrite: bool,
     compute: ComputeConfig,
+    form: str,
     world: AbstractWorld = ALONE,
 ) -> None:
-    """Writes cubes in slabs that the memory holds; anew in smaller ones where it runs out.
+    """Write a map in slabs that the memory holds; anew in smaller ones where it runs out.
 
     world: ranks that write together, and begin anew together.
     """
     mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
-    slabs = Chunks(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
-    slabs.attempt(
-        lambda size: WRITERS[kind](
-            path, field, grid, request, provenance, overwrite, size * MIB, world
-        )
+    sizes = Chunks(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
+    sizes.attempt(
+        lambda size: write_map(path, slabs, provenance, overwrite, size * MIB, world, form)
     )
 
 

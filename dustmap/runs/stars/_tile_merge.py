@@ -14,11 +14,9 @@ from dustmap.runs.models import grid_of
 from dustmap.runs.reports import Progress
 from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import Provenance
-from dustmap.sky.maps import Planes, Slabs, fits_of_slabs, slab_memory, zarr_of_slabs
+from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
 from dustmap.sky.maps._field import EVERY
 from dustmap.sky.tiles import STEPS, Merged, TileMap, map_of_tile, merged
-
-WRITERS = {"zarr": zarr_of_slabs, "fits": fits_of_slabs}
 
 #: What tiles of one sky may differ in: which they are, and where they were computed.
 FREE = (
@@ -103,7 +101,7 @@ class SkyOfTiles:
         """map.zarr or map.fits; memory: bytes in all."""
         slabs = _watched(self.merged.slabs, f"writing {path.name}", progress)
         within = self.merged.memory(slab_memory(memory))
-        WRITERS[form](path, slabs, self.provenance(), overwrite, within)
+        write_map(path, slabs, self.provenance(), overwrite, within, form=form)
 
 
 def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:

@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
+from dustmap.sky._zarr import checked_array, create_array, open_checked, opened_array, read_array
 from dustmap.sky.stars._table import (
     KINDS,
     StarTable,
@@ -103,14 +103,16 @@ class StarStoreWriter:
 
     def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
         for name, values in columns.items():
-            self._arrays[name] = self._group.create_array(
+            unit = {"units": units[name]} if name in units else {}
+            self._arrays[name] = create_array(
+                self._group,
                 name,
-                shape=(0,),
+                (0,),
+                ("star",),
+                values.dtype,
                 chunks=(CHUNK,),
-                dtype=values.dtype,
-                config=EVERY_CHUNK,
-                dimension_names=("star",),
-                attributes={"units": units[name]} if name in units else {},
+                fill=0,
+                attributes=unit,
             )
 
 
@@ -197,9 +199,7 @@ class StarStore:
         return table_of(columns, self.attributes)
 
     def _column(self, name: str, rows: slice) -> NDArray[Any]:
-        array = self.group[name]
-        assert isinstance(array, zarr.Array)
-        return read_array(array, self.path, rows)
+        return read_array(opened_array(self.group, name), self.path, rows)
 
 
 def open_star_store(path: str | Path) -> StarStore:
