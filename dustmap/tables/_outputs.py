@@ -325,8 +325,10 @@ def _is_own_store(directory: Path) -> bool:
     """Whether its metadata say that dustmap made it: a star store or a map."""
     try:
         content = json.loads((directory / "zarr.json").read_text(encoding="utf-8"))
-        attributes = dict(content["attributes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
+        return False
+    attributes = content.get("attributes") if isinstance(content, dict) else None
+    if not isinstance(attributes, dict):
         return False
     made = (attributes.get("format"), attributes.get("source"))
     return any(str(by).startswith("dustmap ") for by in made)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, final
 
 from dustmap import config as configuration
@@ -115,20 +116,30 @@ def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
 
 
 def _tile_run(path: Path) -> TileRun:
-    cubes, told = map_of_tile(path)
+    cubes, attributes = map_of_tile(path)
+    values = _attribute(path, attributes, "hyperparameters", dict)
+    for name in values:
+        _attribute(path, values, name, int | float)
     try:
-        config = configuration.from_mapping(told["configuration"])
-        values = {str(name): float(v) for name, v in dict(told["hyperparameters"]).items()}
-        stars = int(told["stars"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{path}: what its attribute tile says of the run cannot be read ({error}); run it "
-            "again with this version of dustmap"
-        ) from error
+        config = configuration.from_mapping(_attribute(path, attributes, "configuration", dict))
+    except ValueError as error:
+        raise ValueError(f"{path}: the configuration in its attribute tile: {error}") from error
     tile = tile_of(config)
     if tile is None:
         raise ValueError(f"{path}: its configuration names no tile; run it with data.tile")
+    stars = int(_attribute(path, attributes, "stars", int))
     return TileRun(str(path), TileMap(str(path), tile, cubes), config, values, stars)
+
+
+def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | UnionType) -> Any:
+    """What the run of a tile has written into its map under a name."""
+    value = held.get(key)
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{path}: its attribute tile should have {key} of the run, got {value!r:.80}; run it "
+            "again with this version of dustmap"
+        )
+    return value
 
 
 def _check_alike(run: TileRun, first: TileRun) -> None:

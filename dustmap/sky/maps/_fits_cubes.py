@@ -25,6 +25,7 @@ from dustmap.sky.maps._cubes import (
 )
 from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import system_named
+from dustmap.tables import words_of_damage
 
 #: Bytes: every FITS file is a multiple of it.
 BLOCK = 2880
@@ -94,12 +95,10 @@ class FitsCubes(AbstractCubes):
         try:
             yield
         except Exception as error:
-            words = " ".join(str(error).split())[:300]
-            if words.startswith(str(self.path)):
+            if str(error).startswith(str(self.path)):
                 raise
-            raise ValueError(
-                f"{self.path} is damaged, make it again: {words or type(error).__name__}"
-            ) from error
+            words = words_of_damage(error)
+            raise ValueError(f"{self.path} is damaged, make it again: {words}") from error
 
     def _opened(self) -> fits.HDUList:
         with self.path.open("rb") as file:

@@ -250,10 +250,9 @@ def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
     """
     stars = sky.stars
     columns = {"source_id": stars.source_id, "l": stars.l * u.deg, "b": stars.b * u.deg}
-    if exact_distances:
+    if exact_distances or not isinstance(stars.distances, ParallaxDistances):
         columns["distance_pc"] = sky.true_distance * u.pc
     else:
-        assert isinstance(stars.distances, ParallaxDistances)
         columns["parallax"] = stars.distances.parallax * u.mas
         columns["parallax_error"] = stars.distances.error * u.mas
     columns["g_mag"] = sky.magnitude.astype(np.float32) * u.mag

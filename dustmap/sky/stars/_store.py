@@ -17,12 +17,12 @@ import zarr
 from numpy.typing import NDArray
 
 from dustmap.sky._zarr import checked_array, create_array, open_checked, opened_array, read_array
+from dustmap.sky.stars._distances import AbstractDistances
 from dustmap.sky.stars._table import (
-    KINDS,
+    MEASURED,
     StarTable,
-    attributes_of,
     concatenate,
-    distances_from,
+    kind_named,
     thinned,
 )
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -33,7 +33,6 @@ CHUNK = 2**17
 #: Chunks that a sample is taken of.
 _PLACES = 64
 FORMAT = "dustmap star store"
-_UNITS = {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 _OWN = ("format", "extinction_system", "distances", "distance_prior")
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
@@ -77,10 +76,10 @@ class StarStoreWriter:
 
     def append(self, table: StarTable) -> None:
         """Adds the stars of the table after those that are there."""
-        attributes, columns = table_attributes(table), columns_of(table)
+        attributes, columns = table.attributes(), table.columns()
         if not self._attributes:
             self._attributes = attributes
-            self._create(columns, _UNITS | table.distances.units)
+            self._create(columns, MEASURED | table.distances.units)
         check_same(self._attributes, attributes)
         for name, values in columns.items():
             array = self._arrays[name]
@@ -99,7 +98,8 @@ class StarStoreWriter:
     def close(self) -> None:
         if self._rows == 0:
             raise ValueError("the store would have no stars: expected at least one")
-        self._group.attrs.update(self._described | self._attributes | {"stars": self._rows})
+        own = {"format": FORMAT, **self._attributes, "stars": self._rows}
+        self._group.attrs.update(self._described | own)
 
     def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
         for name, values in columns.items():
@@ -116,15 +116,6 @@ class StarStoreWriter:
             )
 
 
-def table_attributes(table: StarTable) -> dict[str, Any]:
-    """What all stars of a store have in common: their system and kind of distances."""
-    return {
-        "format": FORMAT,
-        "extinction_system": table.system.name,
-        **attributes_of(table.distances),
-    }
-
-
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
     """ValueError where a table does not belong into a store."""
     if attributes != expected:
@@ -132,28 +123,6 @@ def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> No
             f"a star store holds one extinction system and one kind of distances, {expected}; "
             f"got a table with {attributes}"
         )
-
-
-def columns_of(table: StarTable) -> dict[str, NDArray[Any]]:
-    """The numbers (N,) of a table, under their names in a store."""
-    return {
-        "source_id": table.source_id.astype(np.int64),
-        "l": table.l,
-        "b": table.b,
-        **table.distances.columns(),
-        "extinction": table.extinction,
-        "extinction_error": table.extinction_error,
-    }
-
-
-def table_of(columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> StarTable:
-    """The table of these columns, with the attributes of its store."""
-    return StarTable(
-        columns["source_id"],
-        distances=distances_from(columns, attributes),
-        system=system_named(str(attributes["extinction_system"])),
-        **{name: columns[name] for name in _UNITS},
-    )
 
 
 @final
@@ -194,9 +163,9 @@ class StarStore:
         return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
 
     def _table(self, rows: slice) -> StarTable:
-        names = KINDS[str(self.attributes["distances"])]
-        columns = {name: self._column(name, rows) for name in ("source_id", *_UNITS, *names)}
-        return table_of(columns, self.attributes)
+        names = _names(kind_named(self.attributes["distances"]))
+        columns = {name: self._column(name, rows) for name in names}
+        return StarTable.from_columns(columns, self.attributes)
 
     def _column(self, name: str, rows: slice) -> NDArray[Any]:
         return read_array(opened_array(self.group, name), self.path, rows)
@@ -220,15 +189,21 @@ def open_star_store(path: str | Path) -> StarStore:
 
 def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any]) -> None:
     """Every column is there, whole, with as many stars as the attributes say."""
-    kind, stars = str(attributes.get("distances")), attributes.get("stars")
-    if kind not in KINDS:
-        raise ValueError(f"{path}: distances must be one of {', '.join(KINDS)}, got {kind!r}")
+    stars = attributes.get("stars")
+    try:
+        names = _names(kind_named(attributes.get("distances")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
         raise ValueError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
-    for name in ("source_id", *_UNITS, *KINDS[kind]):
+    for name in names:
         shape = checked_array(group, path, name).shape
         if shape != (stars,):
             raise ValueError(f"{path}: {name} must have the shape ({stars},), got {shape}")
+
+
+def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:
+    return "source_id", *MEASURED, *kind.fields
 
 
 def read_star_store(path: str | Path) -> StarTable:
@@ -269,7 +244,7 @@ class SkySorter:
 
     def add(self, stars: StarTable) -> None:
         """Stars with numbers len(self), len(self) + 1, .."""
-        attributes, columns = table_attributes(stars), columns_of(stars)
+        attributes, columns = stars.attributes(), stars.columns()
         if not self._attributes:
             self._attributes = attributes
             numbers = [(name, values.dtype) for name, values in columns.items()]
@@ -291,7 +266,7 @@ class SkySorter:
                 kept = records[~np.isin(records["row"], without, assume_unique=True)]
                 if len(kept):
                     columns = {name: kept[name].copy() for name in self._dtype.names or ()}
-                    yield table_of(columns, self._attributes)
+                    yield StarTable.from_columns(columns, self._attributes)
 
     def _sorted(self, path: Path) -> Iterator[NDArray[Any]]:
         """The records of a file in order, at most `ROWS` at a time."""
