@@ -47,14 +47,10 @@ class Hdf5Reader(AbstractReader):
             _refuse_links(file)
             self._table = _compound(file)
             self._description = _description(file, self._table)
-            self._columns = tuple(self._find(file))
+            self.columns = tuple(self._find(file))
             self._rows = self._length(file)
-            for name in [self._table] if self._table else [c.name for c in self._columns]:
+            for name in [self._table] if self._table else [c.name for c in self.columns]:
                 _check_storage(file[name])
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return self._columns
 
     def keyword(self, name: str) -> str:
         with _opened(self._path) as file:
@@ -65,7 +61,7 @@ class Hdf5Reader(AbstractReader):
         with _opened(self._path) as file:
             if self._table:
                 return Table.read(file, path=self._table, format="hdf5", character_as_bytes=False)
-            return Table({column.name: file[column.name][()] for column in self._columns})
+            return Table({column.name: file[column.name][()] for column in self.columns})
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = sorted({ref.name for ref in wanted})
@@ -98,7 +94,7 @@ class Hdf5Reader(AbstractReader):
     def _length(self, file: h5py.File) -> int:
         if self._table:
             return int(file[self._table].shape[0])
-        lengths = {column.name: int(file[column.name].shape[0]) for column in self._columns}
+        lengths = {column.name: int(file[column.name].shape[0]) for column in self.columns}
         if len(set(lengths.values())) > 1:
             raise CatalogError(
                 f"{self._path}: the datasets at the root have different lengths: {lengths}"
@@ -199,10 +195,7 @@ class NpzReader(AbstractReader):
                 f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
             )
         self._path, self._arrays = path, arrays
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return tuple(FileColumn(name) for name in self._arrays)
+        self.columns = tuple(map(FileColumn, arrays))
 
     def keyword(self, name: str) -> str:
         del name

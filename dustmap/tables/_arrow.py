@@ -64,18 +64,14 @@ class ParquetReader(AbstractReader):
             self._description = NO_DESCRIPTION
             if yaml is not None:
                 self._description = TableDescription.parse(yaml.decode().splitlines())
-            self._columns = tuple(self._column(field) for field in schema)
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return self._columns
+            self.columns = tuple(self._column(field) for field in schema)
 
     def keyword(self, name: str) -> str:
         written = self._metadata.get(name.encode())
         return self._description.keyword(name) if written is None else written.decode().strip()
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
-        masks = {c.name.removesuffix(MASK) for c in self._columns if c.name.endswith(MASK)}
+        masks = {c.name.removesuffix(MASK) for c in self.columns if c.name.endswith(MASK)}
         names = {ref.name for ref in wanted}
         names |= {name + MASK for name in masks & names}
         with translating(self._path, "Parquet"), self._open() as file:
@@ -90,7 +86,7 @@ class ParquetReader(AbstractReader):
         names = stored.schema.names
         table = Table(meta=dict(self._description.meta))
         table.meta.pop("__serialized_columns__", None)
-        for column in self._columns:
+        for column in self.columns:
             if column.name.endswith(MASK) and column.name.removesuffix(MASK) in names:
                 continue
             array = stored.column(column.name).combine_chunks()
@@ -210,11 +206,8 @@ class TextReader(AbstractReader):
             self._names = _names(header, self._separator, self._squeeze)
         if self._squeeze and len(first.split()) == len(self._names) + 1:
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        attribute = self._description.attribute
-        return tuple(FileColumn(name, attribute(name, "unit")) for name in self._names)
+        unit = self._description.attribute
+        self.columns = tuple(FileColumn(name, unit(name, "unit")) for name in self._names)
 
     def keyword(self, name: str) -> str:
         return self._description.keyword(name)

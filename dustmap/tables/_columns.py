@@ -73,12 +73,12 @@ Wanted = Mapping[ColumnRef, ColumnType]
 
 
 class AbstractReader(ABC):
-    """One file. Opening it reads no rows, except of formats that are read whole."""
+    """One file. Opening it reads no rows, except of formats that are read whole.
 
-    @property
-    @abstractmethod
-    def columns(self) -> tuple[FileColumn, ...]:
-        """All columns, in the order of the file."""
+    columns: all of them, in the order of the file.
+    """
+
+    columns: tuple[FileColumn, ...]
 
     @abstractmethod
     def keyword(self, name: str) -> str:

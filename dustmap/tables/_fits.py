@@ -85,6 +85,7 @@ class FitsReader(AbstractReader):
             self._rows, self._row_bytes = _integer(header, "NAXIS2"), _integer(header, "NAXIS1")
             count = _integer(header, "TFIELDS")
             self._fields = tuple(_field(header, i + 1) for i in range(count))
+            self.columns = tuple(FileColumn(f.name, f.unit, f.width) for f in self._fields)
             self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
         if self._rows < 0 or self._row_bytes > _MOST:
             raise CatalogError(
@@ -96,10 +97,6 @@ class FitsReader(AbstractReader):
                 f"{path}: the columns of the FITS table take {self._dtype.itemsize} bytes a row, "
                 f"NAXIS1 says {self._row_bytes}; the header is wrong"
             )
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return tuple(FileColumn(field.name, field.unit, field.width) for field in self._fields)
 
     def keyword(self, name: str) -> str:
         values = [header[name] for header in self._headers if name in header]

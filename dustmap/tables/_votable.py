@@ -4,10 +4,11 @@ astropy holds a table whole and follows what it names. So a first pass refuses f
 large, declare entities, lead to other files, or promise more than they hold.
 """
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, final
 from xml.parsers import expat
@@ -58,22 +59,19 @@ class VotableReader(AbstractReader):
                 raise CatalogError("no table with columns (FIELD) in this VOTable")
             self._table: TableElement = tables[0]
             _check_rows(self._table, scan)
+            dtype = self._table.array.dtype
+            self.columns = tuple(
+                FileColumn(field.name, str(field.unit or ""), _width(field, dtype[i]))
+                for i, field in enumerate(self._table.fields)
+            )
         self._keywords = scan.keywords
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        dtype = self._table.array.dtype
-        return tuple(
-            FileColumn(one.name, "" if one.unit is None else str(one.unit), _width(one, dtype[i]))
-            for i, one in enumerate(self._table.fields)
-        )
 
     def keyword(self, name: str) -> str:
         return self._keywords.get(name.upper(), "")
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         array = self._table.array
-        names = [one.name for one in self._table.fields]
+        names = [column.name for column in self.columns]
         indices = {ref: names.index(ref.name) for ref in wanted}
         with translating(self._path, "VOTable"):
             for first in range(0, len(array), rows):
@@ -103,19 +101,19 @@ def _elements(arraysize: str | None) -> int | None:
     return None if "*" in arraysize else math.prod(int(n) for n in arraysize.split("x"))
 
 
-def _width(one: Field, dtype: np.dtype[Any]) -> int:
+def _width(field: Field, dtype: np.dtype[Any]) -> int:
     """1 for a number or a text, 0 for vectors whose length differs from row to row."""
-    if one.datatype in _TEXTS:
+    if field.datatype in _TEXTS:
         return 1
-    return 0 if _elements(one.arraysize) is None else math.prod(dtype.shape)
+    return 0 if _elements(field.arraysize) is None else math.prod(dtype.shape)
 
 
-def _cell_bytes(one: Field, dtype: np.dtype[Any]) -> int | None:
+def _cell_bytes(field: Field, dtype: np.dtype[Any]) -> int | None:
     """Bytes of a cell in BINARY and BINARY2; None where each row has its own number."""
-    count = _elements(one.arraysize)
+    count = _elements(field.arraysize)
     if count is None:
         return None
-    bits = {"bit": 1, "char": 8, "unicodeChar": 16}.get(one.datatype)
+    bits = {"bit": 1, "char": 8, "unicodeChar": 16}.get(field.datatype)
     return dtype.itemsize if bits is None else -(-count * bits // 8)
 
 
@@ -127,7 +125,7 @@ def _check_rows(table: TableElement, scan: "Scan") -> None:
     if scan.format not in ("BINARY", "BINARY2"):
         return
     mask = -(-len(table.fields) // 8) if scan.format == "BINARY2" else 0
-    cells = [_cell_bytes(one, dtype[i]) for i, one in enumerate(table.fields)]
+    cells = [_cell_bytes(field, dtype[i]) for i, field in enumerate(table.fields)]
     sizes = [size for size in cells if size is not None]
     held = scan.letters * 3 // 4
     whole = rows * (mask + sum(sizes)) == held if len(sizes) == len(cells) else rows or not held
@@ -144,7 +142,7 @@ class Scan:
     """What the first pass notes: keywords (PARAM, INFO) in capitals; of the first table the
     declared rows, the format of its data and the letters of base64."""
 
-    keywords: dict[str, str] = field(default_factory=dict)
+    keywords: dict[str, str] = dataclasses.field(default_factory=dict)
     declared_rows: int | None = None
     format: str = ""
     letters: int = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._quantities import Quantity
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, system_named
 
 #: start and stop of the voxels along z, y, x
 Box: TypeAlias = tuple[slice, slice, slice]
@@ -104,6 +104,33 @@ class MemoryCubes(AbstractCubes):
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         array = self.arrays[cube.quantity]
         return (array[cube.sample] if cube.quantity is Quantity.SAMPLES else array)[box]
+
+
+def layout_of(
+    path: object,
+    shapes: Mapping[Quantity, tuple[int, ...]],
+    samples: int,
+    axes: Mapping[str, NDArray[np.float64]],
+    system: object,
+    percentiles: object,
+) -> Layout:
+    """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
+
+    Raises
+    ------
+    ValueError
+        Where the cubes do not lie on the axes, or the extinction system is unknown.
+    """
+    positive = str(percentiles).startswith("log-normal")
+    grid, known = grid_of_axes(axes, path), system_named(str(system))
+    layout = Layout(grid, known, tuple(shapes), samples, positive)
+    for quantity, shape in shapes.items():
+        if shape != layout.shape:
+            raise ValueError(
+                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
+                f"{layout.shape}, got {shape}"
+            )
+    return layout
 
 
 def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:

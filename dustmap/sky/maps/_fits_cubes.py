@@ -21,10 +21,9 @@ from dustmap.sky.maps._cubes import (
     Cube,
     Layout,
     extension_of,
-    grid_of_axes,
+    layout_of,
 )
 from dustmap.sky.maps._quantities import Quantity
-from dustmap.sky.systems import system_named
 from dustmap.tables import words_of_damage
 
 #: Bytes: every FITS file is a multiple of it.
@@ -74,15 +73,9 @@ class FitsCubes(AbstractCubes):
         # An axis without end beside one of no voxels takes no room in the file.
         if 0 in images[0].shape:
             raise ValueError(f"{self.path}: {images[0].name} has no voxels")
-        for image in images[1:]:
-            if image.shape != images[0].shape:
-                raise ValueError(f"{self.path}: {image.name} and {images[0].name} differ in shape")
-        return Layout(
-            grid_of_axes(_axes(header), self.path),
-            system_named(str(header["EXTSYS"])),
-            quantities,
-            samples,
-            str(header.get("PERCENT", "")).startswith("log-normal"),
+        shapes = {q: image.shape for q, image in zip(quantities, images, strict=True)}
+        return layout_of(
+            self.path, shapes, samples, _axes(header), header["EXTSYS"], header.get("PERCENT", "")
         )
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
