@@ -46,9 +46,9 @@ class Provenance:
         VERSION, SEED and CONFHASH where there are any, and HISTORY, a list of lines in ASCII.
         """
         known = {"SEED": self.seed, "CONFHASH": self.config_sha256 or None}
-        given = {name: value for name, value in known.items() if value is not None}
+        stated = {name: value for name, value in known.items() if value is not None}
         lines = [line for text in self.history() for line in wrap(printable(text), _CARD)]
-        return {"VERSION": __version__, **given, "HISTORY": lines}
+        return {"VERSION": __version__, **stated, "HISTORY": lines}
 
     def stamp(self, header: fits.Header, notes: Iterable[str] = ()) -> None:
         """Add DATE, CREATOR, VERSION and HISTORY to a FITS header; `notes` become HISTORY too."""

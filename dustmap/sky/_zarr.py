@@ -177,13 +177,13 @@ def _places(counts: list[int]) -> Iterator[tuple[int, ...]]:
 
 def _stored(folder: Path) -> dict[str, int]:
     """Bytes of each file below, but for metadata, by its path from there."""
-    found = {}
+    sizes = {}
     for above, _, names in os.walk(folder):
         for name in names:
             if name not in _METADATA:
                 file = Path(above, name)
-                found[file.relative_to(folder).as_posix()] = file.stat().st_size
-    return found
+                sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
+    return sizes
 
 
 def _words(error: Exception) -> str:

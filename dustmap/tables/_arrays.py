@@ -142,14 +142,14 @@ def _check_storage(dataset: h5py.Dataset) -> None:
 
 def _compound(file: h5py.File) -> str:
     """The path of the first table of compound rows, or nothing."""
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1:
-            found.append(name)
+            names.append(name)
 
     file.visititems(visit)
-    return found[0] if found else ""
+    return names[0] if names else ""
 
 
 def _description(file: h5py.File, table: str) -> TableDescription:

@@ -113,16 +113,16 @@ def clear_leftovers(target: Path) -> int:
 
     A target that was moved aside, and whose place nothing has taken yet, is put back.
     """
-    found = [path for path in _left_beside(target) if not _alive(path)]
-    for path in found:
+    leftovers = [path for path in _left_beside(target) if not _alive(path)]
+    for path in leftovers:
         if path.name.startswith(".replaced-") and not os.path.lexists(target):
             path.rename(target)
             log.warning("%s is back: a process that replaced it was killed", target)
         else:
             remove(path)
-    if found:
-        log.warning("%s: removed %d leftovers of a process that was killed", target, len(found))
-    return len(found)
+    if leftovers:
+        log.warning("%s: removed %d leftovers of a process that was killed", target, len(leftovers))
+    return len(leftovers)
 
 
 def remove(path: Path) -> None:
@@ -292,14 +292,14 @@ def refuse_special(target: Path) -> None:
 def foreign_entries(directory: Path, own: str) -> list[str]:
     """What is in a directory beside the files that `own` matches, a pattern of their paths."""
     known = re.compile(f"{own}|{_TEMPORARY}")
-    found: dict[str, None] = {}
+    foreign: dict[str, None] = {}
     for folder, folders, files in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in (*files, *links):
             path = Path(folder, name).relative_to(directory)
             if os.path.islink(directory / path) or not known.fullmatch(path.as_posix()):
-                found[path.as_posix()] = None
-    return sorted(found)
+                foreign[path.as_posix()] = None
+    return sorted(foreign)
 
 
 def listed(names: list[str], most: int = 3) -> str:

@@ -58,10 +58,10 @@ class RegressionResult(AbstractFinishedRun):
             raise ValueError(
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
-        found = rows_of(read_tables(catalog), self.config.data)
-        rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
-        told = score(self.model, rows).as_dict()
-        return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
+        every = rows_of(read_tables(catalog), self.config.data)
+        rows = within(every, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
+        scores = score(self.model, rows).as_dict()
+        return scores | {"rows_dropped_outside_the_box": len(every) - len(rows)}
 
     def predict(
         self,

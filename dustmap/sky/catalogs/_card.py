@@ -177,10 +177,10 @@ def _one(table: CardTable, key: str, kind: type[Kind]) -> Kind:
 
 
 def _several(table: CardTable, key: str, kind: type[Kind]) -> tuple[Kind, ...]:
-    found = table.entries(key, lambda raw: _member(kind, raw), f"a list of {_choices(kind)}")
-    if not found:
+    members = table.entries(key, lambda raw: _member(kind, raw), f"a list of {_choices(kind)}")
+    if not members:
         raise table.error(f"{key}: expected at least one of {_choices(kind)}")
-    return found
+    return members
 
 
 def _member(kind: type[Kind], raw: object) -> Kind | None:
@@ -248,13 +248,13 @@ def _presets(
     table: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]
 ) -> dict[str, tuple[Cut, ...]]:
     presets = table.table("cuts")
-    found: dict[str, tuple[Cut, ...]] = {}
+    parsed: dict[str, tuple[Cut, ...]] = {}
     for name in presets.names():
         tables = presets.tables(name)
-        found[name] = tuple(parse_cut(cut, flags) for cut in tables)
-        for cut, place in zip(found[name], tables, strict=True):
+        parsed[name] = tuple(parse_cut(cut, flags) for cut in tables)
+        for cut, place in zip(parsed[name], tables, strict=True):
             _check_cut(cut, place, columns)
-    return {"default": (), **found, NO_CUTS: ()}
+    return {"default": (), **parsed, NO_CUTS: ()}
 
 
 def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:

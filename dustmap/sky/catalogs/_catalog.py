@@ -77,16 +77,16 @@ class IdentifierLog:
         if self._increasing:
             return np.empty(0, np.int64)
         bits = max(0, int(np.ceil(np.log2(2 * self._count / PART))))
-        found = [self._repeated_in(part, bits) for part in range(2**bits)]
-        return np.sort(np.concatenate(found))
+        parts = [self._repeated_in(part, bits) for part in range(2**bits)]
+        return np.sort(np.concatenate(parts))
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The identifiers of some rows."""
-        found = np.empty(len(rows), np.int64)
+        identifiers = np.empty(len(rows), np.int64)
         for i, row in enumerate(rows):
             self._file.seek(8 * int(row))
-            found[i] = np.frombuffer(self._file.read(8), np.int64)[0]
-        return found
+            identifiers[i] = np.frombuffer(self._file.read(8), np.int64)[0]
+        return identifiers
 
     def _repeated_in(self, part: int, bits: int) -> NDArray[np.int64]:
         kept: list[NDArray[np.int64]] = []
@@ -270,11 +270,11 @@ def _rules(
     invalid: str | None,
     zero_point: float | u.Quantity,
 ) -> Rules:
-    found = card if isinstance(card, SchemaCard) else card_named(card)
-    policy = next((p for p in InvalidRows if p.value == invalid), found.invalid)
+    known = card if isinstance(card, SchemaCard) else card_named(card)
+    policy = next((p for p in InvalidRows if p.value == invalid), known.invalid)
     if invalid not in (None, "", policy.value):
         raise CatalogError(f'invalid = {invalid!r}: expected "error" or "drop"')
-    return Rules(found, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
+    return Rules(known, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
 
 
 def milliarcseconds(angle: float | u.Quantity) -> float:

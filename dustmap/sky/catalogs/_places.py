@@ -52,14 +52,14 @@ def read_places(
     another: without one d² exp(−d/1350 pc).
     """
     path = Path(path)
-    found = card if isinstance(card, SchemaCard) else card_named(card)
+    schema = card if isinstance(card, SchemaCard) else card_named(card)
     reader = open_table(path)
     if len(reader.columns) > MOST_COLUMNS:
         raise CatalogError(
             f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
             f"answers, got {len(reader.columns):,}; select those you need"
         )
-    binding = bind(path, found, reader.columns, (), with_extinctions=False)
+    binding = bind(path, schema, reader.columns, (), with_extinctions=False)
     chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
     if not chunks:
         raise CatalogError(f"{path}: the table has no rows")
@@ -73,4 +73,4 @@ def read_places(
     table = reader.whole()
     if len(table) != len(l):
         raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
-    return Places(table, l, b, distances, has_extinctions(path, found, reader.columns))
+    return Places(table, l, b, distances, has_extinctions(path, schema, reader.columns))

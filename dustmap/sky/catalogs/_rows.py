@@ -171,32 +171,32 @@ def identifier_problems(values: Values) -> Problems:
 
 
 def position_problems(kind: PositionKind, values: Values) -> Problems:
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
         for name in set(names) & set(kind.columns):
             reason = f"{name} is not between -{most:g} and {most:g} degrees"
-            found[reason] = np.abs(values[name]) > most
-    return found
+            problems[reason] = np.abs(values[name]) > most
+    return problems
 
 
 def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     """Parallaxes may be zero or negative, their errors and all distances may not."""
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
         length = _length(values)
-        found["the distance of x, y, z is not > 0"] = length <= 0.0
-        found[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
-        return found
+        problems["the distance of x, y, z is not > 0"] = length <= 0.0
+        problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
+        return problems
     if kind is DistanceKind.PARALLAX:
-        found |= _parallax_problems(values["parallax"], values["parallax_error"])
+        problems |= _parallax_problems(values["parallax"], values["parallax_error"])
     for name in {"distance", "distance_p50"} & set(kind.columns):
-        found[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
+        problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
     positive = [name for name in kind.columns if name != "parallax"]
-    found |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
+    problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
     if kind is DistanceKind.PERCENTILES:
         low, middle, high = (values[name] for name in kind.columns)
-        found["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
-    return found
+        problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    return problems
 
 
 def _parallax_problems(parallax: Array, error: Array) -> Problems:
@@ -210,16 +210,16 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
 
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     """An extinction may be negative: noise is."""
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
-        found["extinction_error is not > 0"] = error <= 0.0
+        problems["extinction_error is not > 0"] = error <= 0.0
     else:
         low, middle, high = (values[name] for name in kind.columns)
-        found["percentiles of the extinction do not increase"] = (
+        problems["percentiles of the extinction do not increase"] = (
             (low > middle) | (middle > high) | (low >= high)
         )
-    return found | {
+    return problems | {
         f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
         f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
         f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,

@@ -108,11 +108,11 @@ class Tally:
 def fingerprint(path: Path) -> dict[str, Any]:
     """Name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
     status = path.stat()
-    found: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
+    known: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
     if status.st_size <= HASHED_BYTES:
         with path.open("rb") as stream:
-            return found | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-    return found | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
+            return known | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return known | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
 
 
 @final
@@ -249,14 +249,14 @@ class Selection:
                 f"{path}: the extinctions are {named} by the file's header and {card.system} by "
                 f"the card {card.name}; use the card of this file, such as generic"
             )
-        found = named or card.system or self.rules.system
-        if found is None:
+        system = named or card.system or self.rules.system
+        if system is None:
             raise CatalogError(
                 f"{path}: nothing says which extinction this is; name its system "
                 f"(data.system, --system, or EXTSYS in the file's header): "
                 f"{', '.join(known_systems())}, or custom:NAME"
             )
-        return found
+        return system
 
     def _check_files(self) -> None:
         first = self.files[0]

@@ -106,9 +106,9 @@ def write_bayestar(
         info.attrs["DM_bin_edges"] = DISTANCE_MODULI
         for start, stop in pixel_blocks(options.nside, shape[1] * shape[2]):
             rays = directions(options.nside, start, stop)
-            found = cumulative(field, rays, _distances(), request)
-            samples[start:stop] = found["samples"].transpose(1, 0, 2) * np.float32(factor)
-            best[start:stop] = found["mean"] * np.float32(factor)
+            integrals = cumulative(field, rays, _distances(), request)
+            samples[start:stop] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
+            best[start:stop] = integrals["mean"] * np.float32(factor)
             info[start:stop] = _pixel_info(field, options, start, rays)
             disk.check()
             outside += int((_distances() > exits(field, rays)[:, None]).sum())

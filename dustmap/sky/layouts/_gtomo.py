@@ -209,15 +209,15 @@ def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return min(orders, key=lambda order: float(np.abs(order - np.array(shape) / 2).max()))
 
 
-def _system(path: Path, unit: str, given: ExtinctionSystem | None) -> ExtinctionSystem:
+def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> ExtinctionSystem:
     if unit.lower().replace(" ", "").startswith(_UNIT_START):
         labelled = system_named(SYSTEM)
-        if given not in (None, labelled):
-            raise ValueError(f"{path}: the file is in {labelled}, not in {given}")
+        if declared not in (None, labelled):
+            raise ValueError(f"{path}: the file is in {labelled}, not in {declared}")
         return labelled
-    if given is None:
+    if declared is None:
         raise ValueError(
             f"{path}: the file does not say which extinction it maps (UNIT {unit!r}); pass "
             "system: E(B-V) for STILISM of 2018, A0_550 for later cubes"
         )
-    return given
+    return declared

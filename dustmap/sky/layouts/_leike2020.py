@@ -88,14 +88,14 @@ def _inside(
     for edge, n, low, high in zip(EDGE, shape, field.lower, field.upper, strict=True):
         centres = edge + 0.5 + np.arange(n)
         ranges.append(np.flatnonzero((centres >= low) & (centres <= high)))
-    if min(len(found) for found in ranges) < 2:
+    if min(len(indices) for indices in ranges) < 2:
         raise ValueError(
             f"box: {field.lower} to {field.upper} pc has no voxel of the Leike2020 layout, "
             f"{shape} of 1 pc from {EDGE}; export a cube (zarr, fits or gtomo) in its place"
         )
-    first = tuple(int(found[0]) for found in ranges)
+    first = tuple(int(indices[0]) for indices in ranges)
     lower = tuple(edge + 0.5 + i for edge, i in zip(EDGE, first, strict=True))
-    return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(found) for found in ranges))
+    return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
 
 
 def _dataset(file: h5py.File, name: str, shape: tuple[int, int, int]) -> h5py.Dataset:

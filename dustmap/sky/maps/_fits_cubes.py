@@ -49,11 +49,11 @@ class FitsCubes(AbstractCubes):
             samples = 0
             while extension_of(Cube(Quantity.SAMPLES, samples)) in held:
                 samples += 1
-            found = {
+            present = {
                 q: samples > 0 if q is Quantity.SAMPLES else named.extension in held
                 for q, named in DESCRIPTIONS.items()
             }
-            quantities = tuple(q for q, there in found.items() if there)
+            quantities = tuple(q for q, there in present.items() if there)
             if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
                 names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
                 raise ValueError(

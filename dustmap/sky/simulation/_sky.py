@@ -80,14 +80,14 @@ def _column_density(
 
 def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Where rays cross planes of nodes, as fractions of their length: (N, K), ascending, 0 to 1."""
-    found = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
+    fractions = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
     for axis, planes in enumerate(grid.axes()):
         along = positions[:, axis, None]
         # A ray that hardly moves along an axis crosses none of its planes, or all at the Sun.
         with np.errstate(divide="ignore", invalid="ignore"):
             t = planes.numpy()[None, :] / along
-        found.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
-    return np.sort(np.concatenate(found, axis=1), axis=1)
+        fractions.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
+    return np.sort(np.concatenate(fractions, axis=1), axis=1)
 
 
 @final
@@ -175,13 +175,13 @@ def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
         raise ValueError(f"seed must not be negative, got {seed}")
     grid = model.grid()
     density = model.dust.density(grid, seed)
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     for block in _blocks(model, grid, density, seed):
-        found.append(block)
-        if sum(len(part.extinction) for part in found) >= stars:
+        blocks.append(block)
+        if sum(len(part.extinction) for part in blocks) >= stars:
             break
     truth = DustMap.from_nodes(grid, density.ravel(), None, model.system)
-    return _assemble(model, found, stars, truth)
+    return _assemble(model, blocks, stars, truth)
 
 
 def _blocks(
@@ -211,12 +211,12 @@ def _blocks(
         index += 1
 
 
-def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
+def _assemble(model: SkyModel, blocks: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
     def column(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
         return np.concatenate(values)[:stars]
 
-    l, b, distance = galactic(column([part.positions for part in found]))
-    measured = [part.measured for part in found]
+    l, b, distance = galactic(column([part.positions for part in blocks]))
+    measured = [part.measured for part in blocks]
     parallaxes = ParallaxDistances(
         column([part.parallax for part in measured]),
         column([part.parallax_error for part in measured]),
@@ -235,8 +235,8 @@ def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) 
         stars=table,
         truth=truth,
         true_distance=distance,
-        true_extinction=column([part.extinction for part in found]),
-        magnitude=column([part.magnitude for part in found]),
+        true_extinction=column([part.extinction for part in blocks]),
+        magnitude=column([part.magnitude for part in blocks]),
         outlier=np.concatenate([part.outlier for part in measured])[:stars],
     )
 
