@@ -287,7 +287,7 @@ def _of_map(
     distance: "NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
-    """What the file can answer: the std and percentiles of extinctions need samples."""
+    """Ask a map; the std and percentiles of extinctions need samples."""
     import astropy.units as u
     import numpy as np
     from astropy.coordinates import SkyCoord

@@ -41,7 +41,7 @@ class Provenance:
     tile: Mapping[str, Any] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, Any]:
-        """What the header of a table says; no date, so that the same command gives the same file.
+        """Return the header of a table; no date, so that the same command gives the same file.
 
         VERSION, SEED and CONFHASH where there are any, and HISTORY, a list of lines in ASCII.
         """
@@ -69,7 +69,7 @@ class Provenance:
         }
 
     def history(self) -> tuple[str, ...]:
-        """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""
+        """Return the lines of a HISTORY block; the hash has its own: a card holds 72 characters."""
         configured = ("sha256 of the configuration:", self.config_sha256)
         seed = () if self.seed is None else (f"seed: {self.seed}",)
         catalogs = tuple(f"catalog: {name}" for name in self.catalog)
@@ -85,7 +85,7 @@ class Provenance:
 def density_cards(
     unit: str, system: ExtinctionSystem, provenance: Provenance, notes: Iterable[str] = ()
 ) -> fits.Header:
-    """Cards of an image in `unit` ("" for none) of `system`; `notes` become HISTORY too."""
+    """Return cards of an image in `unit` ("" for none) of `system`; `notes` become HISTORY too."""
     cards = fits.Header()
     if unit:
         cards["BUNIT"] = unit
@@ -96,7 +96,7 @@ def density_cards(
 
 
 def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
-    """The same with those that say which pixels: NESTED, Galactic."""
+    """Add the cards that say which pixels: NESTED, Galactic."""
     cards = cards.copy()
     cards["NSIDE"] = nside
     cards["ORDERING"] = "NESTED"
@@ -108,7 +108,7 @@ def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
 
 
 def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
-    """A table of one column of distances, named alike, as the published map has two."""
+    """Make a table of one column of distances, named alike, as the published map has two."""
     return fits.BinTableHDU.from_columns(
         [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
     )
@@ -117,7 +117,7 @@ def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
 def write_attributes(
     target: h5py.File, unit: str, system: ExtinctionSystem, provenance: Provenance, note: str
 ) -> None:
-    """Attributes of an HDF5 file."""
+    """Write units, system and provenance into an HDF5 file."""
     for name, value in provenance.attributes("3D map of the interstellar dust").items():
         target.attrs[name] = value
     target.attrs["units"] = unit
@@ -127,7 +127,7 @@ def write_attributes(
 
 
 def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
-    """How numbers of the map became those of the file."""
+    """Tell how numbers of the map became those of the file."""
     if source == target:
         return f"in the system of the map, {source.name}"
     return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

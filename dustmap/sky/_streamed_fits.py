@@ -35,7 +35,7 @@ _EXCLUDED = frozenset(range(0x3A, 0x41)) | frozenset(range(0x5B, 0x61))
 
 
 def printable(text: str) -> str:
-    r"""`text` in the printable ASCII that headers are confined to: é becomes \xe9."""
+    r"""Write `text` in the printable ASCII that headers are confined to: é becomes \xe9."""
     escaped = text.encode("ascii", "backslashreplace").decode("ascii")
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
 
@@ -75,7 +75,7 @@ class StreamedImage:
         self._file = file
 
     def write(self, index: tuple[int, ...], values: ArrayLike) -> None:
-        """Puts `values` where the first of them has `index`, on in C order; missing ones are 0.
+        """Put `values` where the first of them has `index`, on in C order; missing ones are 0.
 
         An index shorter than the shape means the start of that slice.
         """
@@ -88,12 +88,12 @@ class StreamedImage:
         self._file.write(data.data)
 
     def part_sum(self, file: BinaryIO, world: AbstractWorld) -> int:
-        """Sum of the words in this rank's share of the data; the padding is zeros."""
+        """Sum the words in this rank's share of the data; the padding is zeros."""
         part, size = world.share(math.prod(self.shape)), self._dtype.itemsize
         return file_sum(file, self.offset + size * part.start, size * (part.stop - part.start))
 
     def finish(self, file: BinaryIO, data_sum: int) -> None:
-        """Writes the header with the sums of what the image has become."""
+        """Write the header with the sums of what the image has become."""
         self.header["DATASUM"] = str(data_sum)
         self.header["CHECKSUM"] = _NO_SUM
         self.header["CHECKSUM"] = encoded(words_sum(self._bytes(), data_sum))
@@ -158,7 +158,7 @@ def streamed_fits(
     units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU],
     world: AbstractWorld = ALONE,
 ) -> Iterator[dict[str, StreamedImage]]:
-    """Lays out `units` in a new file and yields what is planned by name, to be filled by the block.
+    """Lay out `units` in a new file and yield what is planned by name, to be filled by the block.
 
     Complete tables are written at once. An empty primary unit comes first where no image is
     PRIMARY. After the block every unit has its CHECKSUM and DATASUM. world: ranks that fill the
@@ -274,18 +274,18 @@ def _padded(length: int) -> int:
 
 
 def words_sum(data: bytes, start: int = 0) -> int:
-    """Sum of the big-endian words of `data`, of a length divisible by 4, on top of `start`."""
+    """Sum the big-endian words of `data`, of a length divisible by 4, on top of `start`."""
     return folded(int(np.frombuffer(data, ">u4").sum(dtype=np.uint64)) + start)
 
 
 def folded(total: int) -> int:
-    """What a plain sum of words, or of sums of parts, is in ones' complement."""
+    """Fold a plain sum of words, or of sums of parts, into ones' complement."""
     # Not a plain remainder: all ones stands for zero only where every word is.
     return (total - 1) % _MODULUS + 1 if total else 0
 
 
 def file_sum(file: BinaryIO, offset: int, length: int) -> int:
-    """`words_sum` of `length` bytes of an open file from `offset`."""
+    """Sum the words of `length` bytes of an open file from `offset`."""
     total = 0
     file.seek(offset)
     while length:
@@ -298,7 +298,7 @@ def file_sum(file: BinaryIO, offset: int, length: int) -> int:
 
 
 def encoded(total: int) -> str:
-    """The value of CHECKSUM that brings a unit of sum `total`, with sixteen zeros there, to zero.
+    """Encode the CHECKSUM that brings a unit of sum `total`, with sixteen zeros there, to zero.
 
     Each byte of the complement is shared by four characters, which stand four apart; one is
     raised as another is lowered until none is punctuation; the whole turns right by one, as the

@@ -15,13 +15,13 @@ UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
 
 
 def labels(system: ExtinctionSystem) -> dict[str, str]:
-    """Units and extinction system, by the names of their columns."""
+    """Return units and extinction system, by the names of their columns."""
     units = {f"{quantity}_unit": str(unit) for quantity, unit in UNITS.items()}
     return {**units, "extinction_system": system.name}
 
 
 def unit_of(name: str) -> str:
-    """Unit of a column such as density_std."""
+    """Return the unit of a column such as density_std."""
     return str(UNITS[name.partition("_")[0]])
 
 
@@ -31,9 +31,12 @@ def add_answers(
     system: ExtinctionSystem,
     labelled: bool,
 ) -> None:
-    """Adds columns (N,) named extinction_... and density_....
+    """Add columns (N,) named extinction_... and density_.... to a table, in place.
 
-    labelled: units and system in columns of their own, for files that keep nothing else.
+    Parameters
+    ----------
+    labelled
+        Adds units and system in columns of their own, for files that keep nothing else.
     """
     for name, values in columns.items():
         quantity, _, what = name.partition("_")

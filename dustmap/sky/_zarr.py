@@ -73,7 +73,13 @@ def opened_array(group: zarr.Group, path: str) -> Array:
 
 
 def open_checked(path: Path, what: str) -> zarr.Group:
-    """The zarr group at a path. `what` it should be is for the message."""
+    """Open the zarr group at a path. `what` it should be is for the message.
+
+    Raises
+    ------
+    ValueError
+        Where there is none, or a link leads out of it.
+    """
     check_enclosed(path)
     try:
         # What the group keeps of the metadata of its arrays may differ from their own.
@@ -83,7 +89,13 @@ def open_checked(path: Path, what: str) -> zarr.Group:
 
 
 def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
-    """An array of the group at `path`, with all of its chunks; ValueError where it cannot be."""
+    """Open an array of the group at `path`.
+
+    Raises
+    ------
+    ValueError
+        Where it holds no numbers, a codec of it may do more than unpack, or a chunk is missing.
+    """
     try:
         array = group[name]
     except Exception as error:  # as above
@@ -98,13 +110,19 @@ def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]"
 
 
 def array_names(path: Path) -> set[str]:
-    """What a group at `path` has by way of arrays, judged by their files of metadata alone."""
+    """Name the arrays of the group at `path`, judged by their files of metadata alone."""
     files = (*path.glob("*/zarr.json"), *path.glob("*/.zarray"))
     return {file.parent.name for file in files}
 
 
 def read_array(array: "zarr.Array[Any]", path: Path, index: Any) -> NDArray[Any]:
-    """A part of an array of the group at `path`; ValueError where its bytes are damaged."""
+    """Read a part of an array of the group at `path`.
+
+    Raises
+    ------
+    ValueError
+        Where its bytes are damaged.
+    """
     try:
         return np.asarray(array[index])
     except Exception as error:  # whatever a codec has to say of damaged bytes

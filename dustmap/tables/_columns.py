@@ -33,7 +33,7 @@ class CatalogError(ValueError):
 
 @final
 class ColumnType(enum.Enum):
-    """What the values of a column are read as."""
+    """The types that values of a column are read as."""
 
     INTEGER = "whole numbers"  # masked int64; floating point would lose digits of identifiers
     NUMBER = "numbers"  # float64, NaN where the file has none

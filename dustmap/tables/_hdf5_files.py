@@ -37,7 +37,7 @@ _SMALLEST, _MOST = 4096, 2**16
 
 @contextmanager
 def new_hdf5(path: Path, cache: int = 2**20) -> "Iterator[tuple[h5py.File, SparedFile]]":
-    """A new file, with `cache` bytes of chunks per dataset, and the bytes under it.
+    """Make a new file, with `cache` bytes of chunks per dataset; yield it and the bytes under it.
 
     A failed write is an OSError at the end, or before at the next `SparedFile.check`.
     """
@@ -61,7 +61,7 @@ class SparedFile:
         self._failed: OSError | None = None
 
     def check(self) -> None:
-        """Raises what went wrong with a write since the beginning, in one line."""
+        """Raise what went wrong with a write since the beginning, in one line."""
         if self._failed is not None:
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
@@ -112,7 +112,13 @@ class DamagedHdf5(ValueError):
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
-    """To read; a DamagedHdf5 takes the place of any error that follows from a loop in the file."""
+    """Open a file to read.
+
+    Raises
+    ------
+    DamagedHdf5
+        In place of any error that follows from a loop in the file.
+    """
     with path.open("rb", buffering=0) as raw:
         guarded = GuardedFile(raw, path)
         try:
@@ -138,7 +144,7 @@ class GuardedFile:
         self._failed: DamagedHdf5 | OSError | None = None
 
     def check(self) -> None:
-        """Raises what was wrong with any read since the beginning, in one line."""
+        """Raise what was wrong with any read since the beginning, in one line."""
         if isinstance(self._failed, OSError):
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
@@ -188,7 +194,7 @@ class GuardedFile:
 @final
 @dataclass(frozen=True, eq=False)
 class _Structures:
-    """What `check` knows of a file: the bytes before its superblock, and those of an address and
+    """Places in a file: the bytes before its superblock, and those of an address and
     of a length; `ended` are the nodes whose neighbours on a side come to an end, and the side."""
 
     descriptor: int
@@ -210,7 +216,7 @@ class _Structures:
         return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
 
     def check(self, start: int, signature: bytes) -> None:
-        """Raises where reading the structure that starts there would never end."""
+        """Raise where reading the structure that starts there would never end."""
         if signature.startswith(_GLOBAL):
             self._global_heap(start)
         elif signature.startswith(_LOCAL):

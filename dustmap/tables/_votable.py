@@ -139,7 +139,7 @@ def _check_rows(table: TableElement, scan: "Scan") -> None:
 @final
 @dataclass
 class Scan:
-    """What the first pass notes: keywords (PARAM, INFO) in capitals; of the first table the
+    """Notes of the first pass: keywords (PARAM, INFO) in capitals; of the first table the
     declared rows, the format of its data and the letters of base64."""
 
     keywords: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -37,7 +37,7 @@ class Rows:
 
 
 def rows_of(table: Table, data: DataConfig) -> Rows:
-    """The columns that the configuration names."""
+    """Read inputs, targets and errors from the columns that the configuration names."""
     if len(table) == 0:
         raise ValueError("the table has no rows: expected at least two")
     error = number_column(table, data.error) if data.error else None
@@ -47,12 +47,12 @@ def rows_of(table: Table, data: DataConfig) -> Rows:
 
 
 def inputs_of(table: Table, data: DataConfig) -> Array:
-    """X (N, D)."""
+    """Return the inputs X (N, D)."""
     return np.stack([number_column(table, name) for name in data.inputs], axis=1)
 
 
 def target_of(table: Table, target: str) -> Array:
-    """A column, or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
+    """Return a column (N,), or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
     if target in table.colnames:
         return number_column(table, target)
     match = re.fullmatch(r"(log|log10)\((.+)\)", target)
@@ -64,7 +64,7 @@ def target_of(table: Table, target: str) -> Array:
 
 
 def grid_of(config: GridConfig, dim: int) -> RegularGrid | None:
-    """The box of the configuration, or None where it is left at the defaults: around the data."""
+    """Return the box of the configuration; None, for one around the data, at the defaults."""
     defaults = GridConfig()
     if all(getattr(config, key) == getattr(defaults, key) for key in ("center", "size", "spacing")):
         return None
@@ -80,7 +80,7 @@ def grid_of(config: GridConfig, dim: int) -> RegularGrid | None:
 
 
 def within(rows: Rows, grid: RegularGrid | None, config: Config) -> Rows:
-    """The rows inside the box; those outside are dropped, or refused, by grid.outside."""
+    """Keep the rows inside the box; grid.outside says whether others are dropped or refused."""
     if grid is None:
         return rows
     inside = grid.contains(torch.from_numpy(rows.X)).numpy()

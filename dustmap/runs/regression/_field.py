@@ -32,15 +32,15 @@ class GriddedField:
     target: str
 
     def axes(self) -> tuple[NDArray[np.float64], ...]:
-        """Coordinates of the nodes along each input."""
+        """Return the coordinates of the nodes along each input."""
         return tuple(axis.numpy() for axis in self.grid.axes())
 
     def quantities(self) -> dict[str, NDArray[np.float64]]:
-        """The arrays by the names they have in files."""
+        """Return the arrays by the names they have in files."""
         return {"target_mean": self.mean, "target_std": self.std}
 
     def meaning(self, name: str) -> str:
-        """What an array holds, in words."""
+        """Describe what an array holds."""
         what = "mean" if name == "target_mean" else "standard deviation"
         return f"posterior {what} of {self.target}"
 

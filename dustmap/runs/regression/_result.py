@@ -44,7 +44,7 @@ class RegressionResult(AbstractFinishedRun):
         system: str = "",
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        """Scores of measured targets; rows outside the box by the run's policy, counted.
+        """Score measured targets; rows outside the box by the run's policy, counted.
 
         Columns are those of the configuration: the card of stars says nothing of them.
         """
@@ -71,7 +71,7 @@ class RegressionResult(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
+        """Add target_mean and target_std (of f, without noise); the inputs alone are needed."""
         del card, progress
         table_format(output)  # before anything is computed
         table = read_tables(catalog)
@@ -81,13 +81,13 @@ class RegressionResult(AbstractFinishedRun):
         return {"rows": len(table), "output": str(output)}
 
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
-        """Writes mean and standard deviation on the run's grid."""
+        """Write mean and standard deviation on the run's grid."""
         field = self.field()
         write_field(output, kind, field, self.made, overwrite)
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
     def plot(self, slice_: str, output: Path, overwrite: bool, history: Sequence[str]) -> None:
-        """Draws the picture of the run; slice_: `NAME=VALUE` of the third input."""
+        """Draw the picture of the run; slice_: `NAME=VALUE` of the third input."""
         name, equals, value = slice_.partition("=")
         inputs = self.config.data.inputs
         height = None
@@ -96,13 +96,13 @@ class RegressionResult(AbstractFinishedRun):
         save_figure(plot_field(self.field(), self.rows, height), output, overwrite, history)
 
     def field(self) -> GriddedField:
-        """The posterior on the grid of the run's maps."""
+        """Evaluate the posterior on the grid of the run's maps."""
         grid = grid_of(self.config.grid, len(self.config.data.inputs))
         return predict_field(self.model, self.config, map_grid(grid, self.rows))
 
 
 def open_regression(directory: RunDirectory, config: Config) -> RegressionResult:
-    """Reads the fitted model back; config: the run's, computing where and how it is now asked."""
+    """Read the fitted model back; config: the run's, computing where and how it is now asked."""
     if config.compute.device == "cuda":
         raise ValueError("--device cuda: a regression runs on the CPU; leave it out")
     path, own = directory.path, directory.config()

@@ -40,7 +40,7 @@ def export_run(
     progress: Progress,
     world: AbstractWorld,
 ) -> dict[str, Any]:
-    """Writes map.*, each by all ranks together; what was written."""
+    """Write map.*, each by all ranks together; return the names of what was written."""
     request = request_of(config, field)
     outputs: dict[str, Any] = {}
     for name in config.export.formats:
@@ -80,7 +80,7 @@ def write_in_slabs(
 def drawn_map(
     directory: RunDirectory, config: Config, field: AbstractDensityField, grid: RegularGrid
 ) -> DustMap:
-    """A map with mean and standard deviation: one that was written, or one in memory."""
+    """Return a map with mean and standard deviation: one that was written, or one in memory."""
     wanted = (Quantity.MEAN, Quantity.STD)
     if config.export.formats:
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
@@ -90,7 +90,7 @@ def drawn_map(
 
 
 def provenance_of(config: Config, fitted: int, tile: Mapping[str, Any]) -> Provenance:
-    """What the maps of a run say of where they come from; tile: of a part of a sky."""
+    """Describe where the maps of a run come from; tile: of a part of a sky."""
     part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",) if tile else ()
     return Provenance(
         configuration.sha256(config),

@@ -46,7 +46,7 @@ class TileRun:
 
     @property
     def line(self) -> str:
-        """Where it comes from, for the history of the merged map."""
+        """Tell where the tile comes from, for the history of the merged map."""
         seed, sha = self.config.fit.seed, configuration.sha256(self.config)
         own = _listed({name: v for name, v in self.hyperparameters.items() if name not in DUST})
         tile = f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
@@ -54,7 +54,7 @@ class TileRun:
 
     @property
     def dust(self) -> Mapping[str, float]:
-        """Hyperparameters that all tiles share."""
+        """Return the hyperparameters that all tiles share."""
         return {name: v for name, v in self.hyperparameters.items() if name in DUST}
 
 
@@ -67,7 +67,7 @@ class SkyOfTiles:
     merged: Merged
 
     def counts(self) -> dict[str, Any]:
-        """What the command tells."""
+        """Count tiles, voxels and samples, for the command's answer."""
         layout = self.merged.slabs.layout
         return {
             "tiles": [run.config.data.tile for run in self.runs],
@@ -78,7 +78,7 @@ class SkyOfTiles:
         }
 
     def provenance(self) -> Provenance:
-        """config_sha256 is that of the whole sky: of the tiles' configuration without data.tile."""
+        """Describe the merged map; config_sha256 is that of the tiles without data.tile."""
         whole = _whole(self.runs[0].config)
         catalogs = dict.fromkeys(str(name) for run in self.runs for name in run.config.data.catalog)
         missing = self.merged.uncovered
@@ -99,14 +99,20 @@ class SkyOfTiles:
     def write(
         self, path: Path, form: str, overwrite: bool, memory: int, progress: Progress
     ) -> None:
-        """map.zarr or map.fits; memory: bytes in all."""
+        """Write map.zarr or map.fits; memory: bytes in all."""
         slabs = _watched(self.merged.slabs, f"writing {path.name}", progress)
         within = self.merged.memory(slab_memory(memory))
         write_map(path, slabs, self.provenance(), overwrite, within, form=form)
 
 
 def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
-    """Reads what runs on tiles, or their map.zarr, say of themselves; refuses what does not fit."""
+    """Read the runs on tiles, or their map.zarr.
+
+    Raises
+    ------
+    ValueError
+        Where two differ in configuration or in the prior of the dust, or are the same tile.
+    """
     runs = tuple(_tile_run(path) for path in paths)
     for run in runs[1:]:
         _check_alike(run, runs[0])
@@ -132,7 +138,7 @@ def _tile_run(path: Path) -> TileRun:
 
 
 def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | UnionType) -> Any:
-    """What the run of a tile has written into its map under a name."""
+    """Return what the run of a tile has written into its map under a name."""
     value = held.get(key)
     if not isinstance(value, kind):
         raise ValueError(

@@ -67,7 +67,7 @@ class Binding:
         return {source.ref: source.kind for source in self.sources.values()}
 
     def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
-        """The columns of the card, in its units."""
+        """Return the columns of the card, in its units."""
         columns = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
         rows = len(next(iter(chunk.values())))
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
@@ -80,14 +80,14 @@ def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
 @final
 @dataclass(frozen=True)
 class _Matcher:
-    """Finds columns of a card among those of a file."""
+    """Matches columns of a card with those of a file."""
 
     path: Path
     card: SchemaCard
     columns: tuple[FileColumn, ...]
 
     def source(self, name: str) -> Source | None:
-        """Where the file has a column of the card."""
+        """Locate a column of the card in the file."""
         if name not in self.card.columns:
             return None
         column = self.card.columns[name]
@@ -117,7 +117,7 @@ class _Matcher:
         return sorted(free, key=likeness, reverse=True)
 
     def _words(self, name: str) -> list[str]:
-        """What the card calls a column of its own, in small letters."""
+        """Names that the card has for a column, in small letters."""
         column = self.card.columns.get(name)
         return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
 
@@ -174,7 +174,7 @@ def bind(
     cuts: Sequence[Cut],
     with_extinctions: bool,
 ) -> Binding:
-    """Chooses the columns to read; CatalogError says what was looked for and what is there."""
+    """Choose the columns to read; CatalogError says what was looked for and what is there."""
     matcher = _Matcher(path, card, columns)
     position = _first(matcher, card.positions, "directions")
     distance = _first(matcher, card.distances, "distances")
@@ -197,7 +197,7 @@ def bind(
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
-    """Whether a file has any of the columns of extinctions of a card."""
+    """Tell whether a file has any of the columns of extinctions of a card."""
     matcher = _Matcher(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
@@ -245,7 +245,7 @@ def _check_named(binding: Binding, card: SchemaCard) -> None:
 
 
 def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogError:
-    """What is missing, what might be meant, and how to say so."""
+    """Name what is missing, what might be meant, and how to say so."""
     close = matcher.closest(names)
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
     guess = close[0] if close else "NAME"

@@ -140,7 +140,7 @@ def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str
 
 
 def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
-    """A card from the content of its TOML file."""
+    """Parse a card from the content of its TOML file."""
     table = CardTable(content, f"card {name}")
     table.only(_KEYS)
     columns = _columns(table)
@@ -290,7 +290,7 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
 
 @functools.cache
 def card_directory() -> Path:
-    """The directory of the cards that come with dustmap."""
+    """Return the directory of the cards that come with dustmap."""
     places = (_PACKAGE / "_cards", _PACKAGE.parent / "catalogs")
     for place in places:
         if (place / f"generic{_ENDING}").is_file():
@@ -299,12 +299,12 @@ def card_directory() -> Path:
 
 
 def known_cards() -> tuple[str, ...]:
-    """The names of the cards that come with dustmap."""
+    """Name the cards that come with dustmap."""
     return tuple(sorted(path.stem for path in card_directory().glob(f"*{_ENDING}")))
 
 
 def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> SchemaCard:
-    """A card by its name, or your own by the path of its TOML file.
+    """Read a card by its name, or your own by the path of its TOML file.
 
     columns: by the card's names what the file calls them, which counts before what the card says.
     """
@@ -312,7 +312,7 @@ def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> Sc
 
 
 def card_path(name: str | Path) -> Path:
-    """The TOML file of a card."""
+    """Return the TOML file of a card."""
     if str(name).endswith(_ENDING):
         return Path(name)
     if str(name) not in known_cards():

@@ -37,7 +37,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def repeated(identifiers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows, in order, whose identifier an earlier row has."""
+    """Return the rows, in order, whose identifier an earlier row has."""
     order = np.argsort(identifiers, kind="stable")
     ordered = identifiers[order]
     return np.sort(order[1:][ordered[1:] == ordered[:-1]])
@@ -73,7 +73,7 @@ class IdentifierLog:
         self._file.write(identifiers.astype(np.int64).tobytes())
 
     def repeated(self) -> NDArray[np.int64]:
-        """The rows, in order, whose identifier an earlier row has."""
+        """Return the rows, in order, whose identifier an earlier row has."""
         if self._increasing:
             return np.empty(0, np.int64)
         bits = max(0, int(np.ceil(np.log2(2 * self._count / PART))))
@@ -81,7 +81,7 @@ class IdentifierLog:
         return np.sort(np.concatenate(parts))
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The identifiers of some rows."""
+        """Return the identifiers of some rows."""
         identifiers = np.empty(len(rows), np.int64)
         for i, row in enumerate(rows):
             self._file.seek(8 * int(row))
@@ -138,13 +138,26 @@ def read_catalog(
     invalid: str | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Catalog:
-    """The stars of one or more files with one card.
+    """Read the stars of one or more files with one card.
 
-    `cuts` is a preset of the card. `system` is what extinctions are converted to, and what they
-    are where neither card nor file says so. `prior` goes with parallaxes, and is learned from them
-    where none is stated. `invalid` is "error" or
-    "drop", by default the card's. The zero point, an angle or mas, is subtracted
-    from parallaxes after the cuts, which are on the catalog's own values.
+    Parameters
+    ----------
+    cuts
+        A preset of the card.
+    system
+        What extinctions are converted to, and what they are where neither card nor file says so.
+    prior
+        Of parallaxes; learned from them where none is stated.
+    invalid
+        "error" or "drop", by default the card's.
+    parallax_zero_point
+        An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
+        values.
+
+    Raises
+    ------
+    CatalogError
+        Where a file or a row cannot be used.
     """
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
@@ -174,15 +187,15 @@ def ingest(
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Counts:
-    """As `read_catalog`, into a star store; memory does not grow with the number of rows.
+    """Read a catalog as `read_catalog`, into a star store of any size in bounded memory.
 
     The stars are in the order of the sky (`SkySorter`), which the store's attribute `order` names:
     those of one beam, nearest first, follow one another, so that whatever is computed for a run of
     them meets the same cells of a map, and a part of the sky is a part of the store. Until then
     they wait in files beside it, which take about 80 bytes a star and are gone afterwards.
 
-    The store's attribute `catalog` holds counts and provenance. `progress` is told how many rows
-    are read, chunk by chunk.
+    The store's attribute `catalog` holds counts and provenance. `progress` gets the number of rows
+    read so far, chunk by chunk.
     """
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []

@@ -221,7 +221,7 @@ class Ratio(AbstractQuantity):
 
 
 class AbstractTest(ABC):
-    """What the quantity of a row must satisfy."""
+    """A condition on the quantity of a row."""
 
     @abstractmethod
     def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]: ...
@@ -300,7 +300,7 @@ class Cut:
 
 
 def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
-    """A cut of a card; CatalogError names the key that is wrong."""
+    """Parse a cut of a card; CatalogError names the key that is wrong."""
     table.only((*_QUANTITIES, *_TESTS))
     named = [key for key in _QUANTITIES if key in table]
     tests = [key for key in _TESTS if key in table]

@@ -46,10 +46,18 @@ def read_places(
     prior: AbstractDistancePrior | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Places:
-    """Every row is a place: none is cut, and one without a direction or distance is an error.
+    """Read every row as a place: none is cut.
 
-    prior: of parallaxes, such as that of the stars of a map; stated, as no row says anything of
-    another: without one d² exp(−d/1350 pc).
+    Parameters
+    ----------
+    prior
+        Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
+        says anything of another.
+
+    Raises
+    ------
+    CatalogError
+        Where a row has no direction or distance, or the file cannot be read.
     """
     path = Path(path)
     schema = card if isinstance(card, SchemaCard) else card_named(card)

@@ -70,7 +70,7 @@ _ROLES = (
 
 
 class PositionKind(enum.Enum):
-    """How directions are given."""
+    """Which columns tell the directions."""
 
     GALACTIC = "galactic"
     ICRS = "icrs"
@@ -89,7 +89,7 @@ _POSITIONS = {
 
 
 class DistanceKind(enum.Enum):
-    """What is known of distances."""
+    """Which columns tell the distances."""
 
     PERCENTILES = "percentiles"
     GAUSSIAN = "error"
@@ -112,7 +112,7 @@ _DISTANCES = {
 
 
 class ExtinctionKind(enum.Enum):
-    """What is known of extinctions."""
+    """Which columns tell the extinctions."""
 
     ERROR = "error"
     PERCENTILES = "percentiles"  # value = median, error = (p84 - p16) / 2
@@ -137,7 +137,7 @@ class IdentifierPolicy(enum.Enum):
 
 
 class InvalidRows(enum.Enum):
-    """What to do with rows that are no stars: NaN, errors that are not positive, a second copy."""
+    """The policy for rows that are no stars: NaN, errors that are not positive, a second copy."""
 
     ERROR = "error"
     DROP = "drop"

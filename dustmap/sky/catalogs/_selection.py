@@ -106,7 +106,7 @@ class Tally:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
+    """Return name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
     status = path.stat()
     known: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
     if status.st_size <= HASHED_BYTES:
@@ -179,7 +179,7 @@ class Selection:
 
     @cached_property
     def learned(self) -> LearnedPrior | None:
-        """What the parallaxes of all tables say of their distances, if that is wanted."""
+        """The prior that the parallaxes of all tables teach, if that is wanted."""
         if not self._sample or not isinstance(self.rules.prior, ToLearn):
             return None
         return self._sample.learned(self.rules.prior)
@@ -238,7 +238,7 @@ class Selection:
         return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
-        """What the extinctions of the file are; declared by the caller if by nobody else."""
+        """System of the extinctions of the file; the caller declares it if nobody else does."""
         card = self.rules.card
         try:
             named = system_named(label) if label else None
@@ -327,7 +327,7 @@ class Selection:
 
 
 def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _rows.Problems:
-    """What is wrong with directions and distances."""
+    """Return the rows that are wrong, by what is wrong with their directions and distances."""
     problems = _rows.position_problems(binding.position, values)
     return problems | _rows.distance_problems(binding.distance, values)
 

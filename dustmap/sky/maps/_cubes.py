@@ -37,7 +37,7 @@ class Cube:
 @final
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What a map holds, and on which voxels.
+    """The contents of a map, and its voxels.
 
     grid: whose nodes are the voxels' centres; positive: whether percentiles are by the moments of
     ln ρ; samples: how many there are.
@@ -74,11 +74,11 @@ class AbstractCubes(ABC):
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """What there is."""
+        """Quantities, voxels and system of the map."""
 
     @abstractmethod
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        """The voxels of a box [z, y, x], float32 in the machine's byte order."""
+        """Read the voxels of a box [z, y, x], float32 in the machine's byte order."""
 
 
 @final
@@ -134,7 +134,7 @@ def layout_of(
 
 
 def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:
-    """The grid whose nodes are the voxel centres x, y, z of a file."""
+    """Return the grid whose nodes are the voxel centres x, y, z of a file."""
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
         if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
@@ -208,11 +208,11 @@ DESCRIPTIONS = {
 
 
 def axis_meaning(name: str) -> str:
-    """What the axis x, y or z is."""
+    """Describe the axis x, y or z."""
     return f"heliocentric Galactic {name.upper()}"
 
 
 def extension_of(cube: Cube) -> str:
-    """Name of a cube's image in FITS, SAMPLE_01 for the first sample."""
+    """Name a cube's image in FITS, SAMPLE_01 for the first sample."""
     name = DESCRIPTIONS[cube.quantity].extension
     return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name

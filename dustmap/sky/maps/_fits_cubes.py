@@ -1,4 +1,4 @@
-"""Reads the cubes of a map.fits."""
+"""Cubes of a map.fits."""
 
 import warnings
 from collections.abc import Iterator

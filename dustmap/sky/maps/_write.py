@@ -273,7 +273,7 @@ def _consolidate(group: zarr.Group) -> None:
 
 
 def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid, world: AbstractWorld) -> None:
-    """Writes multiscale/1, /2, ...: means of the density over 2×2×2, 4×4×4, ... voxels.
+    """Write multiscale/1, /2, ...: means of the density over 2×2×2, 4×4×4, ... voxels.
 
     Where an axis has an odd number of voxels the last is averaged with those beside it only. The
     attribute `ome` of `multiscale` names these levels, that of the root the map itself, too. world:
@@ -323,7 +323,7 @@ def _average(finer: Array, coarser: Array, world: AbstractWorld) -> None:
 
 
 def halved(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Means over 2×2×2 voxels; the last of an odd axis counts twice, with itself."""
+    """Average over 2×2×2 voxels; the last of an odd axis counts twice, with itself."""
     for axis in range(3):
         if values.shape[axis] % 2:
             last = np.take(values, [-1], axis)

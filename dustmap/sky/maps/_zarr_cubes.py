@@ -1,4 +1,4 @@
-"""Reads the cubes of a map.zarr."""
+"""Cubes of a map.zarr."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -93,7 +93,7 @@ def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.
 @final
 @dataclass(frozen=True)
 class SkyModel:
-    """What is simulated: a box in pc around `center`, its dust, its stars, their measurements.
+    """A box in pc around `center`, its dust, its stars, their measurements.
 
     Extinctions are of `system`; one that converts to A_G dims stars by that, a custom one as it is.
     """
@@ -168,7 +168,7 @@ class _Block:
 
 
 def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
-    """Draws a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
+    """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
     if stars < 1:
         raise ValueError(f"stars must be at least 1, got {stars}")
     if seed < 0:
@@ -242,7 +242,7 @@ def _assemble(model: SkyModel, blocks: list[_Block], stars: int, truth: DustMap)
 
 
 def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
-    """One row a star: what a survey measures, then the truth; units on every column.
+    """Make one row a star: what a survey measures, then the truth; units on every column.
 
     source_id, l, b (deg), parallax and parallax_error (mas), or distance_pc (pc) where the
     distances are to be exact, g_mag, extinction, extinction_error (mag); true_distance_pc,
@@ -271,7 +271,7 @@ def write_sky(
     overwrite: bool = False,
     provenance: Provenance | None = None,
 ) -> None:
-    """Writes the table of `sky_table` in the format that the name's ending says.
+    """Write the table of `sky_table` in the format that the name's ending says.
 
     provenance: goes into the header, of formats that have one.
     """

@@ -52,7 +52,7 @@ _SORT_COLUMNS = ("key", "row")
 
 @contextmanager
 def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStoreWriter"]:
-    """A store to append tables to; it takes its place at `path` if the block succeeds."""
+    """Yield a store to append tables to, which takes its place at `path` if the block succeeds."""
     with replacing(Path(path), overwrite) as partial:
         writer = StarStoreWriter(partial)
         yield writer
@@ -75,7 +75,7 @@ class StarStoreWriter:
         return self._rows
 
     def append(self, table: StarTable) -> None:
-        """Adds the stars of the table after those that are there."""
+        """Add the stars of the table after those that are there."""
         attributes, columns = table.attributes(), table.columns()
         if not self._attributes:
             self._attributes = attributes
@@ -88,7 +88,7 @@ class StarStoreWriter:
         self._rows += len(table)
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
-        """Adds provenance: names and values that JSON can hold."""
+        """Add provenance: names and values that JSON can hold."""
         json.dumps(attributes, allow_nan=False)
         taken = [name for name in attributes if name in _OWN]
         if taken:
@@ -117,7 +117,7 @@ class StarStoreWriter:
 
 
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """ValueError where a table does not belong into a store."""
+    """Raise a ValueError where a table does not belong into a store."""
     if attributes != expected:
         raise ValueError(
             f"a star store holds one extinction system and one kind of distances, {expected}; "
@@ -142,20 +142,20 @@ class StarStore:
         return system_named(str(self.attributes["extinction_system"]))
 
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
-        """The stars in order, at most `rows` at a time."""
+        """Yield the stars in order, at most `rows` at a time."""
         for start in range(0, len(self), rows):
             yield self._table(slice(start, min(start + rows, len(self))))
 
     def part(self, rows: slice) -> StarTable:
-        """The stars of these rows."""
+        """Read the stars of these rows."""
         return self._table(rows)
 
     def read(self) -> StarTable:
-        """All stars."""
+        """Read all stars."""
         return self._table(slice(0, len(self)))
 
     def sample(self, most: int) -> StarTable:
-        """At most `most` stars from places all over the store."""
+        """Read at most `most` stars from places all over the store."""
         parts = min(_PLACES, -(-len(self) // CHUNK))
         starts = [i * len(self) // parts for i in range(parts)]
         rows = min(CHUNK, len(self) // parts)
@@ -172,7 +172,7 @@ class StarStore:
 
 
 def open_star_store(path: str | Path) -> StarStore:
-    """A store, to be read in chunks or whole."""
+    """Open a store, to be read in chunks or whole."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: there is no such star store")
@@ -207,12 +207,12 @@ def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:
 
 
 def read_star_store(path: str | Path) -> StarTable:
-    """All stars of a store."""
+    """Read all stars of a store."""
     return open_star_store(path).read()
 
 
 def sky_keys(stars: StarTable) -> NDArray[np.int64]:
-    """Integers (N,) in the order of the sky: nested HEALPix pixel, then distance to 24 bits."""
+    """Return integers (N,) in the order of the sky: nested HEALPix pixel, then 24 bits of depth."""
     pixel = healpy.ang2pix(NSIDE, stars.l, stars.b, nest=True, lonlat=True).astype(np.int64)
     with np.errstate(over="ignore"):
         depth = stars.distances.depth.astype(np.float32)
@@ -243,7 +243,7 @@ class SkySorter:
         return self._rows
 
     def add(self, stars: StarTable) -> None:
-        """Stars with numbers len(self), len(self) + 1, .."""
+        """Add stars with numbers len(self), len(self) + 1, .."""
         attributes, columns = stars.attributes(), stars.columns()
         if not self._attributes:
             self._attributes = attributes
@@ -260,7 +260,7 @@ class SkySorter:
         self._divide(records, step * np.arange(1, _FILES), self._scratch / "sky")
 
     def tables(self, without: NDArray[np.int64]) -> Iterator[StarTable]:
-        """All stars in order but those numbered `without`, ascending; their files go."""
+        """Yield all stars in order but those numbered `without`, ascending; their files go."""
         for place in range(_FILES):
             for records in self._sorted(_part(self._scratch / "sky", place)):
                 kept = records[~np.isin(records["row"], without, assume_unique=True)]

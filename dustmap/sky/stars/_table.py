@@ -64,7 +64,7 @@ def distances_from(
 
 
 def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
-    """A prior by the name that configurations and commands have for it; lengths in pc."""
+    """Make a prior by its name in configurations and commands; lengths in pc."""
     if name == "learned":
         return ToLearn(scale, distance_max)
     return prior_from(
@@ -73,7 +73,7 @@ def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistanc
 
 
 def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
-    """The prior of the attributes that `AbstractDistancePrior.attributes` gave."""
+    """Make the prior that `AbstractDistancePrior.attributes` describe."""
     name = attributes.get("distance_prior")
     if name == "flat-parallax":
         return FlatParallax(float(attributes["distance_max_pc"]))
@@ -160,7 +160,13 @@ class StarTable:
 
 
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
-    """The stars of all parts, in order: of one system, with one kind of distances."""
+    """Join the stars of all parts, in order.
+
+    Raises
+    ------
+    ValueError
+        Where their systems, kinds of distances or priors differ.
+    """
     if not parts:
         raise ValueError("there are no tables to join: expected at least one")
     systems = {part.system.name for part in parts}
@@ -189,5 +195,5 @@ def _text(attributes: Mapping[str, Any]) -> str:
 
 
 def thinned(stars: StarTable, most: int) -> StarTable:
-    """Every k-th star, at most `most` of them."""
+    """Keep every k-th star, at most `most` of them."""
     return stars[:: -(-len(stars) // most)]
