@@ -1,7 +1,6 @@
 """dustmap query: the density at places, and the extinction to them."""
 
 import argparse
-import io
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -218,15 +217,14 @@ def _tell_table(
 ) -> None:
     """The rows with their answers: CSV, or JSON with these counts."""
     from dustmap.sky import add_answers, labels
+    from dustmap.tables import csv_text
 
     if counts is not None:
         own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
         tell({**_json(own), **counts, **_json(answers), **labels(system)}, True)
         return
     add_answers(table, answers, system, labelled=True)
-    text = io.StringIO()
-    table.write(text, format="ascii.csv")
-    write(text.getvalue())
+    write(csv_text(table))
 
 
 def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -18,7 +18,7 @@ import zarr
 from numpy.typing import DTypeLike, NDArray
 from zarr.core.metadata import ArrayV3Metadata
 
-from dustmap.tables._outputs import check_enclosed
+from dustmap.tables import check_enclosed
 
 Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 _CODECS = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
+    from dustmap.tables._arrow import csv_text as csv_text
     from dustmap.tables._columns import AbstractReader as AbstractReader
     from dustmap.tables._columns import CatalogError as CatalogError
     from dustmap.tables._columns import Chunk as Chunk
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dustmap.tables._columns import Wanted as Wanted
     from dustmap.tables._columns import check_rows as check_rows
     from dustmap.tables._columns import number_column as number_column
+    from dustmap.tables._columns import translating as translating
     from dustmap.tables._columns import words_of_damage as words_of_damage
     from dustmap.tables._formats import open_table as open_table
     from dustmap.tables._formats import read_tables as read_tables

@@ -32,7 +32,7 @@ from dustmap.tables._hdf5_files import DamagedHdf5, open_hdf5
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
 _MOST, _SPARE = 2**16, 2**26
-_UNITS = ("unit", "units", "UNIT", "UNITS")
+_UNIT_NAMES = ("unit", "units", "UNIT", "UNITS")
 #: What a table without a name of its own is called.
 _PATH = "table"
 
@@ -87,7 +87,7 @@ class Hdf5Reader(AbstractReader):
             if not isinstance(name, str):
                 continue  # bytes that are no text
             if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
-                units = [dataset.attrs[key] for key in _UNITS if key in dataset.attrs]
+                units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
                 unit = str(_text(units[0])) if units else ""
                 yield FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
 

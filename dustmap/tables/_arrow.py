@@ -4,6 +4,7 @@ Text is plain or gzipped, and parsed in blocks of whole lines.
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -345,9 +346,16 @@ def _names(header: str, separator: str, squeeze: bool) -> list[str]:
     return [name or f"column{i}" for i, name in enumerate(names)]
 
 
+def csv_text(table: Table, separator: str = ",") -> str:
+    """Return the names of the columns and their values alone, one row a line."""
+    text = io.StringIO()
+    table.write(text, format="ascii.csv", delimiter=separator)
+    return text.getvalue()
+
+
 def write_csv(path: Path, table: Table) -> None:
-    """Write the names of the columns and their values alone."""
-    table.write(path, format="ascii.csv")
+    """Write the lines of `csv_text`."""
+    path.write_text(csv_text(table), encoding="utf-8")
 
 
 def write_ecsv(path: Path, table: Table) -> None:
@@ -356,5 +364,5 @@ def write_ecsv(path: Path, table: Table) -> None:
 
 
 def write_tabs(path: Path, table: Table) -> None:
-    """Write the same as CSV between tabulators."""
-    table.write(path, format="ascii.csv", delimiter="\t")
+    """Write the lines of `csv_text` between tabulators."""
+    path.write_text(csv_text(table, "\t"), encoding="utf-8")

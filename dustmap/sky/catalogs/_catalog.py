@@ -25,8 +25,7 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
-from dustmap.tables import CatalogError
-from dustmap.tables._outputs import check_output, scratch_for
+from dustmap.tables import CatalogError, check_output, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22

@@ -55,7 +55,7 @@ class Role:
         return next((role for role in _ROLES if role.name == name), None)
 
 
-_UNITS: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
+_UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),
     (u.pc, ("x", "y", "z", "distance", "distance_error")),
     (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
@@ -65,7 +65,7 @@ _UNITS: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
 )
 _ROLES = (
     Role("source_id", None, ColumnType.INTEGER),
-    *(Role(name, unit) for unit, names in _UNITS for name in names),
+    *(Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names),
 )
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dustmap import __version__
 from dustmap.sky.systems import ExtinctionSystem
-from dustmap.tables._outputs import replacing
+from dustmap.tables import replacing
 
 #: Widths of the columns of journals, in inches. Text has the size in which it is printed.
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.1

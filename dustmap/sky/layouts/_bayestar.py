@@ -32,8 +32,7 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
-from dustmap.tables._hdf5_files import new_hdf5
-from dustmap.tables._outputs import replacing
+from dustmap.tables import new_hdf5, replacing
 
 #: What readers of this map take for granted: 63 pc to 60 kpc.
 DISTANCE_MODULI = np.linspace(4.0, 18.875, 120)

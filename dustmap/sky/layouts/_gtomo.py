@@ -24,8 +24,7 @@ from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
-from dustmap.tables._hdf5_files import new_hdf5, open_hdf5
-from dustmap.tables._outputs import replacing
+from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
 
 SYSTEM = "A0_550"
 UNIT = "A0(550nm)/parsec"
@@ -149,7 +148,8 @@ def read_gtomo(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
+    with translating(path, "a cube of G-Tomo"):
+        cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
     grid = RegularGrid(
         tuple((0.5 - cube.sun) * cube.step), (cube.step,) * 3, cube.values.shape[::-1]
     )

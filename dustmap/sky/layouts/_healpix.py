@@ -31,7 +31,7 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
-from dustmap.tables._outputs import replacing
+from dustmap.tables import replacing
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)

@@ -19,8 +19,7 @@ from dustmap.sky._provenance import Provenance, conversion_note, write_attribute
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
-from dustmap.tables._hdf5_files import new_hdf5
-from dustmap.tables._outputs import replacing
+from dustmap.tables import new_hdf5, replacing
 
 EDGE = (-370.0, -370.0, -270.0)  # pc: lower edge of the first voxel
 SHAPE = (740, 740, 540)

@@ -26,7 +26,7 @@ from dustmap.sky.stars._table import (
     thinned,
 )
 from dustmap.sky.systems import ExtinctionSystem, system_named
-from dustmap.tables._outputs import replacing
+from dustmap.tables import replacing
 
 #: Stars of one compressed chunk of a column.
 CHUNK = 2**17
