@@ -61,7 +61,10 @@ class Hdf5Reader(AbstractReader):
         with _opened(self._path) as file:
             if self._table:
                 return Table.read(file, path=self._table, format="hdf5", character_as_bytes=False)
-            return Table({column.name: file[column.name][()] for column in self.columns})
+            table = Table({column.name: file[column.name][()] for column in self.columns})
+        for column in self.columns:
+            table[column.name].unit = column.unit or None
+        return table
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = sorted({ref.name for ref in wanted})
