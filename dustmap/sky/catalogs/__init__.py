@@ -18,12 +18,12 @@ from dustmap.sky.catalogs._card import card_path as card_path
 from dustmap.sky.catalogs._card import known_cards as known_cards
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR as DEFAULT_PRIOR
 from dustmap.sky.catalogs._catalog import Catalog as Catalog
+from dustmap.sky.catalogs._catalog import Places as Places
 from dustmap.sky.catalogs._catalog import ingest as ingest
 from dustmap.sky.catalogs._catalog import read_catalog as read_catalog
+from dustmap.sky.catalogs._catalog import read_places as read_places
 from dustmap.sky.catalogs._cuts import Cut as Cut
 from dustmap.sky.catalogs._cuts import FlagBits as FlagBits
-from dustmap.sky.catalogs._places import Places as Places
-from dustmap.sky.catalogs._places import read_places as read_places
 from dustmap.sky.catalogs._rows import DistanceKind as DistanceKind
 from dustmap.sky.catalogs._rows import ExtinctionKind as ExtinctionKind
 from dustmap.sky.catalogs._rows import InvalidRows as InvalidRows

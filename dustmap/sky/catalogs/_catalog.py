@@ -1,4 +1,7 @@
-"""Catalogs into memory, or into a star store of any size; no identifier occurs twice."""
+"""Catalogs into memory, or into a star store of any size; no identifier occurs twice.
+
+Places are rows to predict at: any table with directions and distances.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -8,14 +11,25 @@ from typing import Any, Self, final
 
 import numpy as np
 from astropy import units as u
+from astropy.table import Table
 from numpy.typing import NDArray
 
+from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import Counts, Rules, Selection
+from dustmap.sky.catalogs._selection import (
+    ROWS,
+    Counts,
+    Rules,
+    Selection,
+    invalid_row,
+    problems_of_places,
+)
 from dustmap.sky.stars import (
     SKY_ORDER,
     AbstractDistancePrior,
+    AbstractDistances,
     SkySorter,
     StarStoreWriter,
     StarTable,
@@ -25,13 +39,15 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
-from dustmap.tables import CatalogError, check_output, scratch_for
+from dustmap.tables import CatalogError, check_output, open_table, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 #: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
 DEFAULT_PRIOR = ToLearn()
+#: Columns of a table of places: astropy takes a millisecond for each.
+MOST_COLUMNS = 5000
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -295,3 +311,66 @@ def milliarcseconds(angle: float | u.Quantity) -> float:
 
 def _listed(paths: Paths) -> list[str | Path]:
     return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
+
+    measured: whether the card finds extinctions in the table, too.
+    """
+
+    table: Table
+    l: NDArray[np.float64]
+    b: NDArray[np.float64]
+    distances: AbstractDistances
+    measured: bool
+
+    def __len__(self) -> int:
+        return len(self.l)
+
+
+def read_places(
+    path: str | Path,
+    card: SchemaCard | str | Path = "generic",
+    *,
+    prior: AbstractDistancePrior | None = None,
+    parallax_zero_point: float | u.Quantity = 0.0,
+) -> Places:
+    """Read every row as a place: none is cut.
+
+    Parameters
+    ----------
+    prior
+        Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
+        says anything of another.
+
+    Raises
+    ------
+    CatalogError
+        Where a row has no direction or distance, or the file cannot be read.
+    """
+    path = Path(path)
+    schema = card if isinstance(card, SchemaCard) else card_named(card)
+    reader = open_table(path)
+    if len(reader.columns) > MOST_COLUMNS:
+        raise CatalogError(
+            f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
+            f"answers, got {len(reader.columns):,}; select those you need"
+        )
+    binding = bind(path, schema, reader.columns, (), with_extinctions=False)
+    chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
+    if not chunks:
+        raise CatalogError(f"{path}: the table has no rows")
+    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    for reason, bad in problems_of_places(binding, values).items():
+        if bad.any():
+            raise invalid_row(path, reason, np.flatnonzero(bad))
+    l, b = _rows.directions(binding.position, values)
+    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    distances = _rows.distances(binding.distance, values, known, zero_point)
+    table = reader.whole()
+    if len(table) != len(l):
+        raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
+    return Places(table, l, b, distances, has_extinctions(path, schema, reader.columns))
