@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
 from dustmap.sky.catalogs._rows import (
+    Alternative,
     DistanceKind,
     ExtinctionKind,
     IdentifierPolicy,
@@ -28,7 +29,7 @@ from dustmap.tables import (
     FileColumn,
 )
 
-Alternative = TypeVar("Alternative", PositionKind, DistanceKind, ExtinctionKind)
+Way = TypeVar("Way", bound=Alternative)
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 
@@ -202,7 +203,7 @@ def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
 
-def _first(matcher: _Matcher, alternatives: tuple[Alternative, ...], purpose: str) -> Alternative:
+def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
     """The first that the file has, of those with most of the columns that the user has named."""
     complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
     if complete:

@@ -272,12 +272,7 @@ def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) ->
 
 def _check_roles(table: CardTable, card: SchemaCard) -> None:
     """Every alternative that the card lists has its columns."""
-    every: tuple[PositionKind | DistanceKind | ExtinctionKind, ...] = (
-        *card.positions,
-        *card.distances,
-        *card.extinctions,
-    )
-    for alternative in every:
+    for alternative in (*card.positions, *card.distances, *card.extinctions):
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
                 raise table.error(f"columns.{name} is missing; {alternative.value} needs it")

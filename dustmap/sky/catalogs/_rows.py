@@ -8,7 +8,7 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional, final
+from typing import Any, Optional, Self, final
 
 import numpy as np
 from astropy import units as u
@@ -69,63 +69,40 @@ _ROLES = (
 )
 
 
-class PositionKind(enum.Enum):
-    """Which columns tell the directions."""
+class Alternative(enum.Enum):
+    """One of several ways to tell something of a star: its name in cards, and its columns."""
 
-    GALACTIC = "galactic"
-    ICRS = "icrs"
-    CARTESIAN = "cartesian"  # heliocentric Galactic
+    columns: tuple[str, ...]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _POSITIONS[self]
-
-
-_POSITIONS = {
-    PositionKind.GALACTIC: ("l", "b"),
-    PositionKind.ICRS: ("ra", "dec"),
-    PositionKind.CARTESIAN: ("x", "y", "z"),
-}
+    def __new__(cls, name: str, *columns: str) -> Self:
+        member = object.__new__(cls)
+        member._value_, member.columns = name, columns
+        return member
 
 
-class DistanceKind(enum.Enum):
-    """Which columns tell the distances."""
+class PositionKind(Alternative):
+    """Which columns tell the directions; x, y, z are heliocentric Galactic."""
 
-    PERCENTILES = "percentiles"
-    GAUSSIAN = "error"
-    PARALLAX = "parallax"
-    EXACT = "exact"
-    POSITION = "position"  # the length of x, y, z, taken as exact
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _DISTANCES[self]
+    GALACTIC = ("galactic", "l", "b")
+    ICRS = ("icrs", "ra", "dec")
+    CARTESIAN = ("cartesian", "x", "y", "z")
 
 
-_DISTANCES = {
-    DistanceKind.PERCENTILES: ("distance_p16", "distance_p50", "distance_p84"),
-    DistanceKind.GAUSSIAN: ("distance", "distance_error"),
-    DistanceKind.PARALLAX: ("parallax", "parallax_error"),
-    DistanceKind.EXACT: ("distance",),
-    DistanceKind.POSITION: ("x", "y", "z"),
-}
+class DistanceKind(Alternative):
+    """Which columns tell the distances; the length of x, y, z is taken as exact."""
+
+    PERCENTILES = ("percentiles", "distance_p16", "distance_p50", "distance_p84")
+    GAUSSIAN = ("error", "distance", "distance_error")
+    PARALLAX = ("parallax", "parallax", "parallax_error")
+    EXACT = ("exact", "distance")
+    POSITION = ("position", "x", "y", "z")
 
 
-class ExtinctionKind(enum.Enum):
-    """Which columns tell the extinctions."""
+class ExtinctionKind(Alternative):
+    """Which columns tell the extinctions; of percentiles: median, and (p84 - p16) / 2."""
 
-    ERROR = "error"
-    PERCENTILES = "percentiles"  # value = median, error = (p84 - p16) / 2
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _EXTINCTIONS[self]
-
-
-_EXTINCTIONS = {
-    ExtinctionKind.ERROR: ("extinction", "extinction_error"),
-    ExtinctionKind.PERCENTILES: ("extinction_p16", "extinction_p50", "extinction_p84"),
-}
+    ERROR = ("error", "extinction", "extinction_error")
+    PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
 class IdentifierPolicy(enum.Enum):
