@@ -5,6 +5,7 @@ Text is plain or gzipped, and parsed in blocks of whole lines.
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,21 +84,18 @@ class ParquetReader(AbstractReader):
 
     def whole(self) -> Table:
         with translating(self._path, "Parquet"), self._open() as file:
-            stored = file.read(use_threads=False)
-        names = stored.schema.names
-        table = Table(meta=dict(self._description.meta))
-        table.meta.pop("__serialized_columns__", None)
-        for column in self.columns:
-            if column.name.endswith(MASK) and column.name.removesuffix(MASK) in names:
-                continue
-            array = stored.column(column.name).combine_chunks()
-            if column.name + MASK in names:
-                array = pc.if_else(stored.column(column.name + MASK).combine_chunks(), None, array)
-            table[column.name] = _as_stored(array)
-            table[column.name].unit = column.unit or None
-            description = self._description.attribute(column.name, "description")
-            table[column.name].description = description or None
-        return table
+            stored = file.read(use_threads=False).combine_chunks()
+            table = Table(meta=dict(self._description.meta))
+            table.meta.pop("__serialized_columns__", None)
+            for column in self.columns:
+                name = column.name
+                if name.endswith(MASK) and name.removesuffix(MASK) in stored.schema.names:
+                    continue
+                table[name] = _as_stored(_masked(stored, name))
+                table[name].unit = column.unit or None
+                said = self._description.attribute(name, "description")
+                table[name].description = said or None
+            return table
 
     def _open(self) -> pq.ParquetFile:
         if not self._path.is_file():
@@ -113,10 +111,16 @@ class ParquetReader(AbstractReader):
         return FileColumn(field.name, unit, field.type.list_size if fixed else int(not nested))
 
 
+def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    """A column, null where a second one says that it has no values."""
+    column = table.column(name)
+    if name + MASK in table.schema.names:
+        column = pc.if_else(table.column(name + MASK), None, column)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
 def _values(batch: pa.RecordBatch, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-    column = batch.column(ref.name)
-    if ref.name + MASK in batch.schema.names:
-        column = pc.if_else(batch.column(ref.name + MASK), None, column)
+    column = _masked(batch, ref.name)
     if ref.entry is not None:
         column = pc.list_element(column, ref.entry)
     return from_arrow(column, ref, kind)
@@ -170,17 +174,16 @@ def write_parquet(path: Path, table: Table) -> None:
     plain = represent_mixins_as_columns(Table(table), exclude_classes=(MaskedColumn,))
     arrays = {}
     for name in plain.colnames:
-        values = plain[name]
-        array = np.ma.getdata(values)
-        if array.ndim > 1:
-            arrays[name] = pa.FixedSizeListArray.from_arrays(
-                pa.array(array.ravel()), int(np.prod(array.shape[1:]))
-            )
-            continue
-        mask = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
-        if array.dtype.kind == "S":
-            array = np.char.decode(array, "utf-8", "replace")
-        arrays[name] = pa.array(array.astype(array.dtype.newbyteorder("=")), mask=mask)
+        values = np.asarray(np.ma.getdata(plain[name]))
+        mask = np.ma.getmaskarray(plain[name]) if np.ma.isMaskedArray(plain[name]) else None
+        if values.dtype.kind == "S":
+            values = np.char.decode(values, "utf-8", "replace")
+        values = values.astype(values.dtype.newbyteorder("="))
+        if values.ndim == 1:
+            arrays[name] = pa.array(values, mask=mask)
+        else:
+            flat, width = pa.array(values.ravel()), math.prod(values.shape[1:])
+            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, width)
     metadata = {_META: "\n".join(get_yaml_from_table(plain)).encode()}
     pq.write_table(pa.table(arrays).replace_schema_metadata(metadata), path)
 

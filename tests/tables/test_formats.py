@@ -198,6 +198,16 @@ def test_a_votable_beyond_the_limit_says_what_to_do(
         open_table(tmp_path / "t.vot")
 
 
+def test_vectors_and_numbers_of_fits_go_into_parquet(tmp_path: Path) -> None:
+    """FITS is big-endian, which Arrow does not take."""
+    vectors = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    write_table(tmp_path / "t.fits", Table({"v": vectors, "n": np.arange(4)}))
+    write_table(tmp_path / "t.parquet", read_tables(tmp_path / "t.fits"))
+    again = read_tables(tmp_path / "t.parquet")
+    np.testing.assert_array_equal(again["v"], vectors)
+    assert (again["v"].dtype, again["n"].tolist()) == (np.float32, [0, 1, 2, 3])
+
+
 def test_vectors_of_a_votable(tmp_path: Path) -> None:
     vectors = np.arange(12.0).reshape(4, 3)
     write_table(tmp_path / "t.vot", Table({"v": vectors}))
