@@ -82,7 +82,8 @@ def write_map(
     path = Path(path)
     write = _WRITERS[form or form_of(path)]
     slabs = Slabs.of_cubes(source.cubes) if isinstance(source, DustMap) else source
-    write(path, slabs, provenance, overwrite, memory, world)
+    with replacing_together(path, overwrite, world) as partial:
+        write(partial, slabs, provenance, memory, world)
 
 
 def form_of(path: Path) -> str:
@@ -94,12 +95,7 @@ def form_of(path: Path) -> str:
 
 
 def _write_fits(
-    path: Path,
-    slabs: Slabs,
-    provenance: Provenance,
-    overwrite: bool,
-    memory: int,
-    world: AbstractWorld,
+    path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
     names = {cube: extension_of(cube) for cube in layout.cubes}
@@ -109,10 +105,7 @@ def _write_fits(
     ]
     # Half for the slab, half for its bytes in the order of the file.
     depth = min(slabs.depth(memory // 2), layout.shape[0])
-    with (
-        replacing_together(path, overwrite, world) as partial,
-        streamed_fits(partial, plans, world) as images,
-    ):
+    with streamed_fits(path, plans, world) as images:
         for slab in slabs.walk(depth, world.share(layout.shape[0])):
             log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for cube, name in names.items():
@@ -137,33 +130,27 @@ def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
 
 
 def _write_zarr(
-    path: Path,
-    slabs: Slabs,
-    provenance: Provenance,
-    overwrite: bool,
-    memory: int,
-    world: AbstractWorld,
+    path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
     depth, thickness = _depths(slabs, least(memory, world))
-    with replacing_together(path, overwrite, world) as partial:
-        with together(world):
-            if world.rank == 0:
-                _lay_out(partial, layout, provenance, depth, thickness)
-        with together(world):
-            group, arrays = _opened(partial, layout)
-            for slab in slabs.walk(depth, _share(layout.shape[0], depth, world)):
-                log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
-                for quantity, array in arrays.items():
-                    _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
-        if Quantity.MEAN in arrays:
-            add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
-        with together(world):
-            if world.rank == 0:
-                _consolidate(group)
+    with together(world):
+        if world.rank == 0:
+            _lay_out(path, layout, provenance, depth, thickness)
+    with together(world):
+        group, arrays = _opened(path, layout)
+        for slab in slabs.walk(depth, _share(layout.shape[0], depth, world)):
+            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            for quantity, array in arrays.items():
+                _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
+    if Quantity.MEAN in arrays:
+        add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
+    with together(world):
+        if world.rank == 0:
+            _consolidate(group)
 
 
-Writer: TypeAlias = Callable[[Path, Slabs, Provenance, bool, int, AbstractWorld], None]
+Writer: TypeAlias = Callable[[Path, Slabs, Provenance, int, AbstractWorld], None]
 _WRITERS: dict[str, Writer] = {"zarr": _write_zarr, "fits": _write_fits}
 
 
