@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 __all__ = ["DustMap", "HIPGPClassifier", "HIPGPRegressor", "__version__"]
 
 if TYPE_CHECKING:
-    from dustmap.regression import HIPGPClassifier as HIPGPClassifier
-    from dustmap.regression import HIPGPRegressor as HIPGPRegressor
+    from dustmap.estimators import HIPGPClassifier as HIPGPClassifier
+    from dustmap.estimators import HIPGPRegressor as HIPGPRegressor
     from dustmap.sky import DustMap as DustMap
 else:
     __getattr__, __dir__ = on_use(__name__)

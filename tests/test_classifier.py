@@ -8,9 +8,9 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dustmap
+from dustmap import HIPGPClassifier
+from dustmap.estimators._latent import auto_points
 from dustmap.gp.kernels import Matern32
-from dustmap.regression import HIPGPClassifier
-from dustmap.regression._classification import _auto_points
 from tests.regression_cases import Array
 
 
@@ -140,4 +140,10 @@ def test_few_rows_take_few_inducing_points() -> None:
     X, _, y = simulated(150, 2)
     (report,) = HIPGPClassifier(epochs=1).fit(X, y).report_
     assert report["n_inducing"] == 100
-    assert [_auto_points(n) for n in (10, 500, 1_000, 2_500, 10**6)] == [100, 100, 200, 500, 500]
+    assert [auto_points(n, 500) for n in (10, 500, 1_000, 2_500, 10**6)] == [
+        100,
+        100,
+        200,
+        500,
+        500,
+    ]

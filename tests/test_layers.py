@@ -1,4 +1,4 @@
-"""Imports point down only: linalg < gp < inference < (regression, tables < sky) < runs < cli.
+"""Imports point down: linalg < gp < inference < engines < (estimators, tables < sky) < runs < cli.
 
 `config` holds plain values, imports nothing of the package, and only `runs` and `cli` read it.
 """
@@ -12,25 +12,22 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dustmap"
 
+_CORE = frozenset({"linalg", "gp", "inference", "distributed"})
+_BELOW_RUNS = _CORE | {"config", "engines", "estimators", "tables", "sky"}
 # What each layer may import of the package itself. A layer always sees itself.
 BELOW: dict[str, frozenset[str]] = {
     "linalg": frozenset(),
     "gp": frozenset({"linalg"}),
     "inference": frozenset({"linalg", "gp"}),
     "distributed": frozenset({"linalg"}),
-    "regression": frozenset({"linalg", "gp", "inference", "distributed"}),
+    "engines": _CORE,
+    "estimators": _CORE | {"engines"},
+    "regression": frozenset({"estimators"}),
     "config": frozenset(),
     "tables": frozenset(),
-    "sky": frozenset({"linalg", "gp", "inference", "distributed", "tables"}),
-    "runs": frozenset(
-        {"linalg", "gp", "inference", "distributed", "config", "regression", "tables", "sky"}
-    ),
-    "cli": frozenset(
-        {
-            *("linalg", "gp", "inference", "distributed", "config"),
-            *("regression", "tables", "sky", "runs"),
-        }
-    ),
+    "sky": _CORE | {"tables"},
+    "runs": _BELOW_RUNS,
+    "cli": _BELOW_RUNS | {"runs"},
     "__main__": frozenset({"cli"}),
     "_on_use": frozenset(),
 }

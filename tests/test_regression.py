@@ -10,9 +10,9 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dustmap
+from dustmap import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32, Matern52
-from dustmap.regression import HIPGPRegressor
 from tests.regression_cases import ENGINES, wave, wave_kernel
 
 
@@ -337,7 +337,7 @@ def test_the_noise_is_that_of_all_rows(dim: int) -> None:
     assert fitted.noise_std_ == pytest.approx(0.1, rel=0.04)
     assert fitted.report_["learning"]["noise_conditionals"] == 3_000
     # The kernel learns again if it is fitted again: nothing stays switched off.
-    assert all(p.requires_grad for p in fitted._regression.prior.kernel.parameters())
+    assert all(p.requires_grad for p in fitted._regression.model.kernel.parameters())
 
 
 @pytest.mark.parametrize("noise", [0.1, "given"])

@@ -15,9 +15,8 @@ from astropy.table import Table
 from astropy.wcs import WCS
 from numpy.typing import NDArray
 
-from dustmap import config
+from dustmap import HIPGPRegressor, config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
-from dustmap.regression import HIPGPRegressor
 from dustmap.runs.kept._written import OWN
 from dustmap.tables import read_tables
 from dustmap.tables._outputs import foreign_entries

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dustmap import HIPGPRegressor
+from dustmap.engines import PointPlan
 from dustmap.gp.kernels import Matern32
-from dustmap.regression import HIPGPRegressor
-from dustmap.regression._global import GlobalPlan
 from tests.regression_cases import wave, wave_kernel
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ def test_global_engine_is_the_same_in_either_space(monkeypatch: pytest.MonkeyPat
     )
     mean, std = model.fit(X, truth + noise).predict(X, return_std=True)
     assert model.report_["solve"]["space"] == "data"
-    monkeypatch.setattr(GlobalPlan, "in_data_space", False)
+    monkeypatch.setattr(PointPlan, "in_data_space", False)
     field, spread = model.fit(X, truth + noise).predict(X, return_std=True)
     assert model.report_["solve"]["space"] == "field"
     np.testing.assert_allclose(field, mean, atol=0.01 * std.min())

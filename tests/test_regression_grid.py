@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 
-from dustmap.gp import ExactGP, RegularGrid
-from dustmap.gp._means import ConstantMean
-from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, SquaredExponential
-from dustmap.regression._grid import (
+from dustmap.engines._grids import (
     automatic_grid,
     expected_variance,
     typical_density,
     unexplained_variance,
 )
+from dustmap.gp import ExactGP, RegularGrid
+from dustmap.gp._means import ConstantMean
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, SquaredExponential
 
 KERNELS = [
     Matern32(0.3, 2.0, dim=1),

@@ -8,15 +8,20 @@ import pytest
 import torch
 
 from dustmap import HIPGPRegressor
+from dustmap.engines import (
+    EvidenceSettings,
+    GPModel,
+    InducingSettings,
+    PointSettings,
+    Problem,
+    _grids,
+)
+from dustmap.engines._inducing_plan import planned
+from dustmap.engines._pathwise_points import planned_points
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.regression import _grid
-from dustmap.regression._global import WholeSettings
-from dustmap.regression._learning import Prior
-from dustmap.regression._plan import HipSettings
-from dustmap.regression._planning import global_plan, hip_plan
 
 SCRIBBLE = 2.0**-9  # a length scale far below the distance of the data
 
@@ -28,12 +33,12 @@ def kernels(dim: int) -> list[AbstractKernel]:
     return [*made, Matern12(SCRIBBLE, 0.5, dim=dim) + Matern32(20.0, 0.5, dim=dim)]
 
 
-def noisy(kernel: AbstractKernel, n: int) -> tuple[Prior, Batch]:
+def noisy(kernel: AbstractKernel, n: int) -> Problem:
     generator = torch.Generator().manual_seed(n)
     x = torch.rand((n, kernel.dim), generator=generator, dtype=torch.float64) * math.sqrt(12)
     y = torch.randn(n, generator=generator, dtype=torch.float64)
-    prior = Prior(kernel, ConstantMean(), GaussianLikelihood(jitter=0.5))
-    return prior, Batch(PointValues(x), y)
+    model = GPModel(kernel, ConstantMean(), GaussianLikelihood(jitter=0.5))
+    return Problem(model, Batch(PointValues(x), y))
 
 
 SOME = [("auto", 1), ("full", 2)]
@@ -49,17 +54,21 @@ def test_plans_fit_every_memory_that_the_least_grid_fits(
 ) -> None:
     # No grid is ever fine enough: the finest within the memory is taken.
     never = torch.full((1,), 1e9, dtype=torch.float64)
-    monkeypatch.setattr(_grid, "unexplained_variance", lambda kernel, spacing: never)
+    monkeypatch.setattr(_grids, "unexplained_variance", lambda kernel, spacing: never)
     for kernel in kernels(dim):
         for n, memory in itertools.product((20, 2_500), (10**4, 10**6, 10**8, 4 * 2**30)):
-            prior, batch = noisy(kernel, n)
+            problem = noisy(kernel, n)
             for whitening in ("auto", "torus"):
-                settings = HipSettings(family, None, 50, whitening, 4.0, torch.float64, memory)
-                plan = hip_plan(prior, batch, None, settings).plan
+                settings = InducingSettings(
+                    EvidenceSettings(rows=2),
+                    family=family,
+                    whitening=whitening,
+                    max_memory=memory,
+                )
+                plan = planned(problem, settings).plan
                 assert plan.fits or max(plan.grid.shape) == 4, (plan, memory)
-            whole = WholeSettings(16, 4.0, torch.float64, memory)
-            found = global_plan(prior, batch, None, whole, 0).plan
-            assert found.fits or max(found.grid.shape) == 4, (found, memory)
+            points, _ = planned_points(problem, PointSettings(16, 4.0, torch.float64, memory))
+            assert points.fits or max(points.grid.shape) == 4, (points, memory)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dustmap import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import Matern32
-from dustmap.regression import HIPGPRegressor
 from tests.regression_cases import ENGINES, wave
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dustmap.regression import HIPGPRegressor
+from dustmap import HIPGPRegressor
 from tests.regression_cases import fitted_at_its_rows, wave, wave_kernel
 
 

@@ -10,7 +10,7 @@ from scipy.stats import t
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dustmap.regression import HIPGPRegressor
+from dustmap import HIPGPRegressor
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from dustmap.regression import HIPGPRegressor
-from dustmap.regression._arguments import engine_of
+from dustmap import HIPGPRegressor
+from dustmap.estimators._arguments import engine_of
 from tests.regression_cases import Array, fitted_at_its_rows, wave, wave_kernel
 
 

@@ -51,6 +51,11 @@ class Config:
             return self.model.density
         return "lognormal" if self._solves_for_all_stars else "gaussian"
 
+    @property
+    def engine(self) -> str:
+        """The engine of star maps: fit.engine, but "lognormal" where "global" fits that density."""
+        return "lognormal" if self.density == "lognormal" else self.fit.engine
+
     def resolved(self) -> "Config":
         """The same with the noise that model.noise = "auto" stands for."""
         if self.model.noise != "auto":
@@ -103,19 +108,19 @@ def _check_model(config: Config, whole: bool) -> None:
                 f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
                 f'everything else takes "gaussian"'
             )
-    if config.density != "lognormal" and (
+    if config.engine != "lognormal" and (
         model.relative_scatter > 0 or "relative_scatter" in model.learn
     ):
         raise ConfigError(
             "model.relative_scatter, given or in model.learn, is for a log-normal density "
             '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
         )
-    if config.density == "lognormal" and model.mean_density <= 0:
+    if config.engine == "lognormal" and model.mean_density <= 0:
         raise ConfigError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
             "log-normal density"
         )
-    if config.density == "lognormal" and config.fit.samples < 4:
+    if config.engine == "lognormal" and config.fit.samples < 4:
         raise ConfigError(
             f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
             "whose samples come in pairs"
@@ -131,7 +136,7 @@ def _check_model(config: Config, whole: bool) -> None:
 
 def _check_density(config: Config) -> None:
     """What no dust is, and no solver would finish with."""
-    model, log_normal = config.model, config.density == "lognormal"
+    model, log_normal = config.model, config.engine == "lognormal"
     most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
     if model.std > most:
         unit = "of the logarithm of the density" if log_normal else "mag/pc"

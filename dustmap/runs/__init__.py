@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from dustmap.runs.kept import check_resumable as check_resumable
     from dustmap.runs.kept import report_of as report_of
     from dustmap.runs.kept import status_of as status_of
-    from dustmap.runs.memory import Component as Component
-    from dustmap.runs.memory import During as During
-    from dustmap.runs.memory import MemoryPlan as MemoryPlan
     from dustmap.runs.regression import RegressionResult as RegressionResult
     from dustmap.runs.reports import Check as Check
     from dustmap.runs.reports import LogProgress as LogProgress

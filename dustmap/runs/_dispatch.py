@@ -9,7 +9,6 @@ from dustmap.config import Config
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
-from dustmap.runs.engines import reopened_config
 from dustmap.runs.kept import (
     CONFIG,
     REPORT,
@@ -22,6 +21,7 @@ from dustmap.runs.kept import (
     led,
     opening,
     refuse_unfinished,
+    reopened_config,
     starting,
 )
 from dustmap.runs.regression import RegressionResult, open_regression, prepare_regression

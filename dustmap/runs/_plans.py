@@ -8,18 +8,10 @@ from pathlib import Path
 import torch
 
 from dustmap.config import ComputeConfig
+from dustmap.engines import MIB, Component, During, MemoryPlan, shown
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.runs._run import Plan
-from dustmap.runs.memory import (
-    MIB,
-    Component,
-    During,
-    MemoryPlan,
-    export_components,
-    shown,
-    star_components,
-)
-from dustmap.runs.stars import StarMap
+from dustmap.runs.stars import StarMap, export_components, star_components
 from dustmap.sky.maps import MapRequest, slab_memory
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 

@@ -11,9 +11,9 @@ from typing import Any, final
 import torch
 
 from dustmap.config import ComputeConfig
+from dustmap.engines import MIB, MemoryPlan, shown, table_of
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.memory import MIB, MemoryPlan, shown, table_of
 from dustmap.runs.reports import Check, Report, Stage
 from dustmap.sky import SchemaCard
 
@@ -150,3 +150,8 @@ def device_of(compute: ComputeConfig) -> torch.device:
         raise ValueError('compute.device = "cuda": torch finds no CUDA device here; use "cpu"')
     use_cuda = available and compute.device != "cpu"
     return torch.device("cuda" if use_cuda else "cpu")
+
+
+def dtype_of(compute: ComputeConfig) -> torch.dtype:
+    """The type of fields and products."""
+    return {"float32": torch.float32, "float64": torch.float64}[compute.dtype]

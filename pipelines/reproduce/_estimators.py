@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from dustmap import HIPGPRegressor
 from dustmap.inference import scores
-from dustmap.regression import HIPGPRegressor
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import stopwatch
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from dustmap.engines import LogNormalEngine
+from dustmap.gp import Batch
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.runs.engines._engines import engine_of
-from dustmap.runs.memory._allotment import LINEAR, rows_needed
+from dustmap.runs.stars._engines import engine_of, fit_stars, problem_of
 from tests.runs.test_engines import SIZE, config, sky
 
 KNOWN = ("model.density=lognormal", "model.std=1", "model.learn=[]", "fit.samples=8")
@@ -17,7 +18,7 @@ def test_the_map_is_nearly_that_of_rays_with_their_own_cells() -> None:
     fits = []
     for nside in (0, 16):
         made = config(*KNOWN, f"fit.beams={nside}")
-        fits.append(engine_of(made).fit(made, data, None).posterior.predict(data.functional))
+        fits.append(fit_stars(made, data).posterior.predict(data.functional))
     own, shared = fits
     apart = (shared.mean - own.mean) / data.noise_variance.to(own.mean).sqrt()
     assert 0.0 < float(apart.square().mean().sqrt()) < 0.3
@@ -27,8 +28,17 @@ def test_a_plan_knows_that_beams_are_few() -> None:
     half = 0.5 * torch.tensor(SIZE, dtype=torch.float64)
     unit = torch.rand(20_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rays = LineIntegrals.from_observer(half * (2.0 * unit - 1.0))
-    own, shared = (rows_needed(config(*KNOWN, f"fit.beams={n}"), rays, LINEAR) for n in (0, 8))
+    ones = torch.ones(len(rays), dtype=torch.float64)
+    own, shared = (row_bytes(Batch(rays, ones, ones), nside) for nside in (0, 8))
     assert shared < 0.6 * own
+
+
+def row_bytes(data: Batch, nside: int) -> int:
+    made = config(*KNOWN, f"fit.beams={nside}")
+    engine = engine_of(made)
+    assert isinstance(engine, LogNormalEngine)
+    assert isinstance(data.functional, LineIntegrals)
+    return engine.row_bytes(problem_of(made, data))(data.functional)
 
 
 def test_pixels_are_a_power_of_two() -> None:

@@ -11,8 +11,8 @@ from dustmap.config import Config, from_mapping
 from dustmap.gp import Batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointValues
 from dustmap.inference import LogNormalPosterior, StudentTNoise
-from dustmap.runs.engines._engines import engine_of
-from dustmap.runs.models._fit import Hyperparameters, StarFit
+from dustmap.runs.stars._engines import fit_stars
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 
 SIZE = (120.0, 80.0, 40.0)
 SIGMA = 0.02
@@ -49,7 +49,7 @@ def sky(stars: int, *, scale: float = 1.0, scatter: float = 0.0, seed: int = 0) 
 
 def fitted(settings: Sequence[str], data: Batch, start: Hyperparameters | None = None) -> StarFit:
     made = config(*settings)
-    return engine_of(made).fit(made, data, start)
+    return fit_stars(made, data, start)
 
 
 ENGINES = {

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from dustmap.config import Config, from_mapping
+from dustmap.engines import _exact
+from dustmap.engines._exact import draw_grid
+from dustmap.engines._learning import at_mean_distances
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
-from dustmap.runs.engines import _exact
-from dustmap.runs.engines._exact import draw_grid, fit_exact, reopen_exact
-from dustmap.runs.engines._mean_rays import at_mean_distances
-from dustmap.runs.models._fit import StarFit
-from dustmap.runs.models._grid import grid_of
+from dustmap.runs.stars._engines import fit_stars, load_stars
+from dustmap.runs.stars._hyperparameters import StarFit
+from dustmap.runs.stars._model import grid_of
 from dustmap.sky.observations import Moments, Observations, observe
 from dustmap.sky.stars import GaussianDistances
 from tests.skies import SIZE, plain_sky
@@ -27,6 +28,10 @@ def config(*settings: str) -> Config:
         "fit": {"engine": "exact"},
     }
     return from_mapping(tables, settings)
+
+
+def box(*settings: str) -> RegularGrid:
+    return grid_of(config(*settings).grid)
 
 
 def observations(made: Config, stars: int, error: float) -> Observations:
@@ -55,9 +60,9 @@ def test_rays_to_the_mean_distance_map_what_weighted_rays_do(
 ) -> None:
     made = config("grid.spacing=20")
     data = observations(made, 60, 0.2).batch
-    weighted = fit_exact(made, data, None)
+    weighted = fit_stars(made, data)
     monkeypatch.setattr(_exact, "WEIGHTED_ROWS", 59)
-    plain = fit_exact(made, data, None)
+    plain = fit_stars(made, data)
     assert weighted.summary["rays"] == "weighted"
     assert plain.summary["rays"] == "to the mean distance"
     (mean, std), (expected, scale) = (at_nodes(f, grid_of(made.grid)) for f in (plain, weighted))
@@ -71,7 +76,7 @@ def test_what_distances_add_is_drawn_on_a_grid() -> None:
     made = config("grid.spacing=20")
     observed = observations(made, 60, 0.2)
     assert observed.spread is not None
-    fit = fit_exact(made, observed.batch, None)
+    fit = fit_stars(made, observed.batch)
     assert fit.for_many_rays() is fit.for_many_rays()
     some = observed.spread[:16]
     added = some.added_variance(fit.for_many_rays())
@@ -81,10 +86,10 @@ def test_what_distances_add_is_drawn_on_a_grid() -> None:
 
 
 def test_the_grid_of_draws_is_no_finer_than_it_need_be() -> None:
-    shape = draw_grid(config("grid.spacing=1"), 40.0).shape
+    shape = draw_grid(box("grid.spacing=1"), 40.0).shape
     assert shape == (round(120 / 16) + 1, round(80 / 16) + 1, round(40 / 16) + 1)
-    assert draw_grid(config("grid.spacing=20"), 40.0).shape == (7, 5, 3)
-    fine = draw_grid(config("grid.spacing=1"), 2.0)
+    assert draw_grid(box("grid.spacing=20"), 40.0).shape == (7, 5, 3)
+    fine = draw_grid(box("grid.spacing=1"), 2.0)
     assert 0.8 * _exact.MOST_NODES < fine.size <= _exact.MOST_NODES
     assert fine.upper == pytest.approx((60.0, 40.0, 20.0))
 
@@ -92,9 +97,9 @@ def test_the_grid_of_draws_is_no_finer_than_it_need_be() -> None:
 def test_exact_distances_are_not_spoken_of_and_come_back() -> None:
     made = config("grid.spacing=20")
     data = observations(made, 30, 0.1).batch
-    fit = fit_exact(made, at_mean_distances(data), None)
+    fit = fit_stars(made, at_mean_distances(data))
     assert set(fit.summary) == {"log_evidence"}
-    again = reopen_exact(made, at_mean_distances(data), fit.hyperparameters, {})
+    again = load_stars(made, at_mean_distances(data), fit.hyperparameters, {})
     assert again.summary == fit.summary
 
 
@@ -103,8 +108,8 @@ def test_learning_takes_rays_to_the_mean_distance() -> None:
     data = observations(made, 40, 0.2).batch
     assert isinstance(data.functional, LineIntegrals)
     assert data.functional.weights.shape[1] > 1
-    found = fit_exact(made, data, None)
-    plain = fit_exact(made, at_mean_distances(data), None)
+    found = fit_stars(made, data)
+    plain = fit_stars(made, at_mean_distances(data))
     # Threads may add up in another order.
     expected = plain.hyperparameters.as_dict()
     assert found.hyperparameters.as_dict() == pytest.approx(expected, rel=1e-9)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dustmap.engines._inducing_posterior import PlacesAndRays, draws_at_inducing_points
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import HIPFeatures
@@ -10,7 +11,6 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern12
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, VariationalPosterior, solve_direct
-from dustmap.runs.engines._hip_posterior import PlacesAndRays, draws_at_inducing_points
 
 GRID = RegularGrid((0.0, 0.0, 0.0), (10.0, 10.0, 10.0), (6, 5, 5))
 STD, MEAN = 0.002, 0.001

@@ -11,13 +11,13 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.cli import FAILED, main
+from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
 from dustmap.inference._journal import NoJournal
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
-from dustmap.runs.memory._plan import MIB
 from dustmap.runs.reports._stages import Stopwatch
 from dustmap.runs.stars import _export
 

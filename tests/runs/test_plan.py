@@ -11,12 +11,12 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.engines import MIB, Component, During, MemoryPlan, PathwiseEngine, shown
 from dustmap.gp.features import interpolation, row_bytes
-from dustmap.runs import Component, During, MemoryPlan, Plan, prepare
+from dustmap.runs import Plan, prepare
 from dustmap.runs._run import AbstractRun
-from dustmap.runs.memory._allotment import Sizes, allotted
-from dustmap.runs.memory._plan import MIB, shown
-from dustmap.runs.models._grid import grid_of
+from dustmap.runs.stars._engines import engine_of, problem_of
+from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 
@@ -125,13 +125,17 @@ def test_no_memory_is_advised_that_the_machine_lacks() -> None:
 def test_the_planner_gives_rows_what_is_left(catalog: Path) -> None:
     """Stored with room to spare, recomputed where the columns need it; never beyond the budget."""
     run = prepare(config_of(catalog, model={"density": "gaussian"}))
+    assert isinstance(run, StarRun)
+    data = run.observed.batch[run.train]
     rays = _rays(run)
-    s = Sizes.of(_config(run), len(rays))
     needed = row_bytes(rays, grid_of(_config(run).grid), 4, torch.float32)
     seen = set()
     for budget in range(40, 200, 4):
         compute = dataclasses.replace(_config(run).compute, memory=f"{budget}MiB")
-        found = allotted(dataclasses.replace(_config(run), compute=compute), rays)
+        config = dataclasses.replace(_config(run), compute=compute)
+        engine, problem = engine_of(config), problem_of(config, data)
+        assert isinstance(engine, PathwiseEngine)
+        found, s = engine.allotment(problem), engine.sizes(problem)
         assert found.rows in (0, needed)
         assert found.vectors >= s.column
         assert found.vectors == s.column or found.rows + found.vectors <= budget * MIB

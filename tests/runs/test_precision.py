@@ -27,13 +27,13 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.engines._inducing_posterior import PlacesAndRays
 from dustmap.gp import ExactPosterior, RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, VariationalPosterior
 from dustmap.runs import prepare
-from dustmap.runs.engines._engines import engine_of
-from dustmap.runs.engines._hip_posterior import PlacesAndRays
-from dustmap.runs.models import dtype_of
-from dustmap.runs.models._fit import StarFit
+from dustmap.runs._run import dtype_of
+from dustmap.runs.stars._engines import fit_stars
+from dustmap.runs.stars._hyperparameters import StarFit
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky.maps import MapRequest, Quantity
 from dustmap.sky.maps._field import empty_arrays
@@ -93,7 +93,7 @@ def test_a_fit_keeps_to_the_policy(catalog: Path, engine: str, dtype: str) -> No
     config = configuration.from_mapping(given, ENGINES[engine])
     run = prepare(config)
     assert isinstance(run, StarRun)
-    fit = engine_of(config).fit(config, run.observed.batch, None)
+    fit = fit_stars(config, run.observed.batch)
     wanted = precision(config)
     seen = _numbers(fit) | {Numbers.STARS: _of_stars(run)}
     assert len(seen) >= 3

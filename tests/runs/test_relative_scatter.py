@@ -8,8 +8,8 @@ import torch
 from dustmap.gp import Batch, Prediction
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals
 from dustmap.inference import StudentTNoise
-from dustmap.runs.engines._engines import engine_of
-from dustmap.runs.models._fit import Hyperparameters, StarFit
+from dustmap.runs.stars._engines import fit_stars
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 from tests.runs.test_engines import SIZE, config, wave
 
 STARS, SIGMA, SCATTER, RELATIVE = 500, 0.005, 0.03, 0.15
@@ -36,7 +36,7 @@ def sky(scatter: float, relative: float, seed: int = 0) -> tuple[Batch, Batch]:
 def fitted(data: Batch, *settings: str) -> StarFit:
     learn = 'model.learn=["length", "std", "mean", "scatter", "relative_scatter"]'
     made = config("model.density=lognormal", "model.std=1", learn, *settings)
-    return engine_of(made).fit(made, data, None)
+    return fit_stars(made, data)
 
 
 def coverage_in_bins(fit: StarFit, data: Batch) -> list[float]:

@@ -10,7 +10,8 @@ from dustmap import config as configuration
 from dustmap.linalg import _toeplitz
 from dustmap.linalg._toeplitz import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
-from dustmap.runs.memory import _seconds
+from dustmap.runs import _seconds as timing
+from dustmap.runs.stars import _seconds
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from tests.cuda.pretended import pretended_gpu
 
@@ -61,14 +62,15 @@ def test_a_gpu_is_timed_on_the_gpu(
     catalog: Path, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices: set[str] = set()
-    timed = _seconds._seconds
+    timed = timing.measured_seconds
 
     def watched(work: Callable[[], torch.Tensor], device: torch.device) -> float:
         devices.update((device.type, work().device.type))
         return timed(work, device)
 
-    monkeypatch.setattr(_seconds, "_seconds", watched)
-    monkeypatch.setattr(_seconds, "TRIAL_SIZE", {"cpu": 20, "cuda": 20})
+    monkeypatch.setattr(timing, "measured_seconds", watched)
+    monkeypatch.setattr(_seconds, "measured_seconds", watched)
+    monkeypatch.setattr(timing, "TRIAL_SIZE", {"cpu": 20, "cuda": 20})
     with pretended_gpu():
         waited: list[object] = []
         monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dustmap.config import Config, from_mapping
-from dustmap.runs.models._fit import Hyperparameters, Learning, StarFit
+from dustmap.engines import Learning
 from dustmap.runs.stars._checks import checks_of_fit
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 from tests.runs.test_relative_scatter import fitted, sky
 
 

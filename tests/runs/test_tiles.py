@@ -14,8 +14,8 @@ from dustmap.cli import main
 from dustmap.config import Config, ConfigError
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs import open_star_map, prepare
-from dustmap.runs.models._grid import grid_of
 from dustmap.runs.stars._input import read_input
+from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._run import StarRun
 from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import star_store

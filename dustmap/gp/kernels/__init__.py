@@ -16,6 +16,7 @@ from dustmap.gp.kernels._kernel import ScaledKernel as ScaledKernel
 from dustmap.gp.kernels._kernel import SquaredExponential as SquaredExponential
 from dustmap.gp.kernels._kernel import StationaryKernel as StationaryKernel
 from dustmap.gp.kernels._kernel import SumKernel as SumKernel
+from dustmap.gp.kernels._named import KERNELS as KERNELS
 from dustmap.gp.kernels._profiles import AbstractProfile as AbstractProfile
 from dustmap.gp.kernels._profiles import Matern12Profile as Matern12Profile
 from dustmap.gp.kernels._profiles import Matern32Profile as Matern32Profile

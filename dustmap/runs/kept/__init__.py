@@ -7,12 +7,6 @@ from dustmap._on_use import on_use
 if TYPE_CHECKING:
     from dustmap.runs.kept._directory import RunDirectory as RunDirectory
     from dustmap.runs.kept._file import UnusableState as UnusableState
-    from dustmap.runs.kept._fit import arrays_of as arrays_of
-    from dustmap.runs.kept._fit import hyperparameters_of as hyperparameters_of
-    from dustmap.runs.kept._fit import kept_of as kept_of
-    from dustmap.runs.kept._fit import learning_of as learning_of
-    from dustmap.runs.kept._fit import plain_learning as plain_learning
-    from dustmap.runs.kept._fit import summary_of as summary_of
     from dustmap.runs.kept._journal import Notice as Notice
     from dustmap.runs.kept._journal import Undisturbed as Undisturbed
     from dustmap.runs.kept._life import check_free as check_free
@@ -24,6 +18,7 @@ if TYPE_CHECKING:
     from dustmap.runs.kept._opening import opening as opening
     from dustmap.runs.kept._rank_journal import following as following
     from dustmap.runs.kept._rank_journal import led as led
+    from dustmap.runs.kept._reopened import reopened_config as reopened_config
     from dustmap.runs.kept._status import RunStatus as RunStatus
     from dustmap.runs.kept._status import status_of as status_of
     from dustmap.runs.kept._written import CONFIG as CONFIG

@@ -1,12 +1,20 @@
 """Bytes of a regression, by its engine."""
 
-import torch
-
 from dustmap.config import Config
+from dustmap.engines import (
+    MIB,
+    Component,
+    During,
+    EvidenceSettings,
+    InducingSettings,
+    MemoryPlan,
+    PointSettings,
+    plan_fit,
+    plan_points,
+)
 from dustmap.gp import RegularGrid
-from dustmap.regression import HipSettings, WholeSettings, plan_fit, plan_global
-from dustmap.runs.memory import MIB, Component, During, MemoryPlan
-from dustmap.runs.models import KERNELS, dtype_of
+from dustmap.gp.kernels import KERNELS
+from dustmap.runs._run import dtype_of
 from dustmap.runs.regression._data import Rows
 
 #: Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.
@@ -33,21 +41,20 @@ def regression_memory(config: Config, rows: Rows, grid: RegularGrid | None) -> M
 
 def _on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
     """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
-    fit = config.fit
+    fit, memory = config.fit, config.compute.memory_bytes
     shortest = KERNELS[config.model.kernel](list(grid.spacing), 1.0)
     if fit.engine == "global":
-        dtype = dtype_of(config.compute)
-        whole = WholeSettings(fit.samples, 1.0, dtype, config.compute.memory_bytes)
-        needed = plan_global(shortest, grid, n, fit.seed, whole).bytes_needed
+        points = PointSettings(fit.samples, 1.0, dtype_of(config.compute), memory)
+        needed = plan_points(shortest, grid, n, points).bytes_needed
     else:
-        settings = HipSettings(
+        settings = InducingSettings(
+            EvidenceSettings(fit.learn_rows),
             family=fit.family,
             block=fit.block or None,
             rank=fit.rank,
             whitening=fit.whitening,
             padding=1.0,
-            dtype=torch.float64,
-            max_memory=config.compute.memory_bytes,
+            max_memory=memory,
         )
         needed = plan_fit(shortest, grid, n, settings).bytes_needed
     what = f"{fit.engine} engine on {grid.size:,} nodes: draws, vectors, spectra, statistics"

@@ -7,8 +7,8 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.estimators import HIPGPRegressor
 from dustmap.linalg import Progress, unwatched
-from dustmap.regression import HIPGPRegressor
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, inputs_of, rows_of, within

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.engines import MOST_DENSE
+from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import KERNELS
 from dustmap.inference import Kept, Scores, scores
 from dustmap.linalg import AbstractWorld
-from dustmap.regression import HIPGPRegressor
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractRun, Plan
-from dustmap.runs.engines import MOST_ROWS
+from dustmap.runs._seconds import dense_seconds, rounded
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.memory import dense_seconds, rounded
-from dustmap.runs.models import KERNELS
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
 from dustmap.runs.regression._field import GriddedField, write_field
 from dustmap.runs.regression._memory import regression_memory
@@ -201,9 +201,9 @@ def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
         )
     if config.fit.engine != "exact":
         return
-    if n > MOST_ROWS:
+    if n > MOST_DENSE:
         raise ValueError(
-            f'fit.engine = "exact" takes at most {MOST_ROWS:,} rows, and {n:,} are left to fit: '
+            f'fit.engine = "exact" takes at most {MOST_DENSE:,} rows, and {n:,} are left to fit: '
             f'use fit.engine = "global", which solves on a grid'
         )
     if grid is not None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from dustmap.runs.stars._input import places_of_map as places_of_map
     from dustmap.runs.stars._map import StarMap as StarMap
     from dustmap.runs.stars._map import reopen_star_map as reopen_star_map
+    from dustmap.runs.stars._memory import export_components as export_components
+    from dustmap.runs.stars._memory import star_components as star_components
     from dustmap.runs.stars._prior_sky import prior_sky as prior_sky
     from dustmap.runs.stars._run import prepare_stars as prepare_stars
     from dustmap.runs.stars._tile_merge import sky_of_tiles as sky_of_tiles

@@ -5,9 +5,9 @@ import math
 from dustmap.config import Config
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import MGVISettings, Scores
-from dustmap.runs.engines import STD
-from dustmap.runs.models import StarFit
 from dustmap.runs.reports import Check, coverage_check
+from dustmap.runs.stars._hyperparameters import StarFit
+from dustmap.runs.stars._model import density_of
 from dustmap.sky.observations import Observations
 
 #: What an engine may report -> the most that is sound, and what to do beyond.
@@ -66,7 +66,7 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         converged = float(fit.learning.converged)
         found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
         found.append(_carried(config, fit, fit.learning.n_data))
-        if config.density == "lognormal":
+        if config.engine == "lognormal":
             found += _checks_of_learned(config, fit)
     for key, (most, advice) in LIMITS.items():
         if key in fit.summary:
@@ -126,7 +126,7 @@ def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
         found.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
         found.append(_beside("length", at.length / model.length, reach))
     if "std" in model.learn:
-        found.append(_beside("std", at.std / (model.std or STD), 0.5 * reach))
+        found.append(_beside("std", at.std / density_of(config).start(model).std, 0.5 * reach))
     return found
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
-from dustmap.runs.models import dtype_of
+from dustmap.runs._run import dtype_of
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._share import SAMPLE, StarShare
 from dustmap.sky import cartesian
@@ -210,7 +210,7 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
 
     The curvature of the energy is 1 + (extinction / error)², and what is below eps of it is lost.
     """
-    if config.density != "lognormal":
+    if config.engine != "lognormal":
         return
     eps = torch.finfo(dtype_of(config.compute)).eps
     error = float((observed.error_variance.median() + config.model.scatter**2).sqrt())

@@ -7,11 +7,11 @@ from typing import Any
 
 from dustmap import config as configuration
 from dustmap.config import ComputeConfig, Config
+from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld, Chunks
 from dustmap.runs._ranks import ALONE
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.memory import MIB
 from dustmap.runs.reports import Progress, WatchedField
 from dustmap.runs.stars._field import request_of
 from dustmap.sky import Provenance

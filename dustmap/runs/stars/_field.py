@@ -7,7 +7,7 @@ import torch
 from dustmap.config import Config
 from dustmap.gp import RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior
-from dustmap.runs.models import StarFit
+from dustmap.runs.stars._hyperparameters import StarFit
 from dustmap.sky.maps import (
     AbstractDensityField,
     MapRequest,

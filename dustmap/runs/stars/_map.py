@@ -17,11 +17,12 @@ from dustmap.inference import scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
-from dustmap.runs.engines import engine_of, reopened
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.models import Hyperparameters, StarFit, dust_of
 from dustmap.runs.reports import comparison_of
 from dustmap.runs.stars._data_checks import catalog_checks, warn_of
+from dustmap.runs.stars._distance_rounds import reopened
+from dustmap.runs.stars._engines import load_stars
+from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 from dustmap.runs.stars._input import (
     ARCHIVE,
     StarInput,
@@ -32,6 +33,7 @@ from dustmap.runs.stars._input import (
     read_stars,
     read_truth,
 )
+from dustmap.runs.stars._model import density_of
 from dustmap.runs.stars._run import (
     DISTANCES,
     HYPERPARAMETERS,
@@ -142,7 +144,8 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def _dust(self) -> PriorDust:
-        return dust_of(self.run.config, self.fit.hyperparameters)
+        config = self.run.config
+        return density_of(config).prior(config.model, self.fit.hyperparameters)
 
     def _truth(self, observed: Observations, truth: NDArray[np.float64]) -> Mapping[str, float]:
         """Of noise-free extinctions: the predicted variance has no noise in it."""
@@ -303,5 +306,5 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
     if distances:
         run = replace(run, observed=reopened(run.observed, distances))
-    fit = engine_of(config).reopen(run.config, run.observed.training(run.train), at, arrays)
+    fit = load_stars(run.config, run.observed.training(run.train), at, arrays)
     return StarMap(run, fit, replace(run, asked=directory.config()).provenance(fit))

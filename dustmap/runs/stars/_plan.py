@@ -9,18 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.runs._ranks import own_rays
-from dustmap.runs._run import Plan
-from dustmap.runs.engines import engine_memory
-from dustmap.runs.memory import (
-    SPECTRA,
-    MemoryPlan,
-    Sizes,
-    finish_components,
-    shown,
-    star_components,
-)
-from dustmap.runs.models import dtype_of, grid_of
+from dustmap.engines import SPECTRA, GriddedSizes, MemoryPlan, drawing_bytes, shown
+from dustmap.gp import own_batch
+from dustmap.runs._run import Plan, dtype_of
+from dustmap.runs.stars._engines import engine_of, problem_of
+from dustmap.runs.stars._memory import finish_components, star_components
+from dustmap.runs.stars._model import density_of, grid_of, kernel_of
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import StarTable
 
@@ -36,11 +30,11 @@ def plan_stars(
     train: Tensor,
 ) -> Plan:
     """Of stars `train`, which have been read; nothing else has been allocated."""
-    fitted = own_rays(observed.batch.functional[train])
+    data = own_batch(observed.batch[train])
 
     def memory_of(changed: Config) -> MemoryPlan:
         own = star_components(stars, observed)
-        fit = engine_memory(changed, fitted, observed.spread is not None)
+        fit = engine_of(changed).plan(problem_of(changed, data))
         engine_draws = changed.fit.samples if changed.fit.engine == "global" else 0
         rest, chunks = finish_components(changed, grid_of(changed.grid), engine_draws)
         return MemoryPlan((*own, *fit.components, *rest), {**chunks, **fit.chunks})
@@ -57,7 +51,7 @@ def _fewer_samples(config: Config, memory_of: Any) -> str:
     """The most samples that fit, empty where none do or the engine has none."""
     if config.fit.engine != "global":
         return ""
-    least, most = (4 if config.density == "lognormal" else 2), config.fit.samples
+    least, most = density_of(config).least_samples, config.fit.samples
     if not _fits(_with_samples(config, least), memory_of):
         return ""
     while most - least > 1:
@@ -116,8 +110,10 @@ def _may_fit(config: Config, allowed: int) -> bool:
     """Whether samples and spectra fit, however few the stars: of a torus that can be planned."""
     if _field_bytes(config) > allowed:
         return False
-    sizes = Sizes.of(config, 0)
-    return 2 * (sizes.drawing + SPECTRA * sizes.torus) <= allowed
+    kernel = kernel_of(config.model, density_of(config).start(config.model))
+    itemsize = dtype_of(config.compute).itemsize
+    sizes = GriddedSizes.of(kernel, grid_of(config.grid), 0, config.fit.samples, itemsize)
+    return 2 * (drawing_bytes(sizes) + SPECTRA * sizes.torus) <= allowed
 
 
 def _field_bytes(config: Config) -> int:

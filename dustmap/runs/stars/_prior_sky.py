@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from dustmap.config import Config
 from dustmap.gp import torus_for
-from dustmap.runs.engines import STD
-from dustmap.runs.models import kernel_of, log_profile_of, profile_of, start_of
+from dustmap.runs.stars._model import LogNormalDensity, density_of, kernel_of
 from dustmap.sky.simulation import AbstractDust, GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
@@ -56,8 +55,7 @@ def _torus(sky: SkyModel) -> int:
 
 
 def _dust(config: Config) -> AbstractDust:
-    model, at = config.model, start_of(config.model)
-    if config.density == "gaussian":
-        return GaussianDust(kernel_of(model, at), profile_of(model, at.mean))
-    wide = replace(at, std=model.std or STD)
-    return LogNormalDust(kernel_of(model, wide), log_profile_of(model, math.log(at.mean)))
+    model, density = config.model, density_of(config)
+    at = density.start(model)
+    make = LogNormalDust if isinstance(density, LogNormalDensity) else GaussianDust
+    return make(kernel_of(model, at), density.profile(model, at.mean))

@@ -13,15 +13,14 @@ import torch
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.engines import Learning
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE, own_rays, predicted
 from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs.engines import DistanceFit, arrays_of_added, engine_of, fit_distances
+from dustmap.runs._seconds import rounded
 from dustmap.runs.kept import RunDirectory
-from dustmap.runs.memory import OVERHEAD, estimated_seconds, rounded
-from dustmap.runs.models import Learning, StarFit, grid_of
 from dustmap.runs.reports import (
     Check,
     Picture,
@@ -35,12 +34,17 @@ from dustmap.runs.reports import (
 )
 from dustmap.runs.stars._checks import check_of_box, check_of_scores, checks_of_fit
 from dustmap.runs.stars._data_checks import data_checks, warn_of
+from dustmap.runs.stars._distance_rounds import DistanceFit, arrays_of_added, fit_distances
+from dustmap.runs.stars._engines import engine_of
 from dustmap.runs.stars._export import drawn_map, export_run, provenance_of
 from dustmap.runs.stars._field import field_of
 from dustmap.runs.stars._figures import Material, draw_figures
+from dustmap.runs.stars._hyperparameters import StarFit
 from dustmap.runs.stars._input import ARCHIVE, StarInput, from_store, rows_by_fate, store_input
+from dustmap.runs.stars._model import density_of, grid_of
 from dustmap.runs.stars._parallaxes import median_fractional_error, told_of_parallaxes
 from dustmap.runs.stars._plan import plan_stars, refuse_nodes
+from dustmap.runs.stars._seconds import OVERHEAD, estimated_seconds
 from dustmap.runs.stars._share import StarShare, copy_store, share_of_store
 from dustmap.runs.stars._tiles import TilePart, described, part_of_sky, read_part
 from dustmap.runs.stars._truth import truth_scores
@@ -179,12 +183,14 @@ class StarRun(AbstractRun):
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
         step = itertools.count()
 
-        def tell(values: Mapping[str, Any]) -> None:
+        def on_step(values: Mapping[str, Any]) -> None:
             directory.record(stage="learn", step=next(step), **values)
 
         with account.watch.stage("fit"), directory.keeping():
             journal = directory.journal("fit")
-            found = fit_distances(self.config, self.observed, self.train, journal, tell, progress)
+            found = fit_distances(
+                self.config, self.observed, self.train, journal, on_step, progress
+            )
         fit = found.fit
         _record_fit(directory, found)
         account.sections["hyperparameters"] = fit.hyperparameters.as_dict()
@@ -377,10 +383,7 @@ def predictions(
 
 def units_of(config: Config, fit: StarFit) -> dict[str, str]:
     """Of the hyperparameters that the fit has."""
-    log_normal = config.density == "lognormal"
-    own = {"mean": "mag/pc (median)" if log_normal else "mag/pc"}
-    own["std"] = "of ln density" if log_normal else "mag/pc"
-    known = UNITS | own
+    known = UNITS | dict(density_of(config).units)
     return {name: known.get(name, "") for name in fit.hyperparameters.as_dict()}
 
 

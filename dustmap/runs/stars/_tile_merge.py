@@ -11,8 +11,8 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.runs.models import grid_of
 from dustmap.runs.reports import Progress
+from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import Provenance
 from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map

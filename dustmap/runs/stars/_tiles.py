@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config, GridConfig
 from dustmap.gp import RegularGrid
-from dustmap.runs.models import grid_of
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._input import StarInput, read_input
+from dustmap.runs.stars._model import grid_of
 from dustmap.sky.stars import StarTable
 from dustmap.sky.tiles import SkyPixel, Tile
 

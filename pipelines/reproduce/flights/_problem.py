@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import ShuffleSplit
 
-from dustmap.regression import HIPGPRegressor
+from dustmap import HIPGPRegressor
 from pipelines.reproduce import _estimators_gpytorch as peer
 from pipelines.reproduce._estimators import (
     Array,

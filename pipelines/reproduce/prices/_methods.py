@@ -12,8 +12,8 @@ from sklearn.neighbors import KNeighborsRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from dustmap import HIPGPRegressor
 from dustmap.gp.kernels import StationaryKernel
-from dustmap.regression import HIPGPRegressor
 from pipelines.reproduce import _estimators_gpytorch as peer
 from pipelines.reproduce._estimators import (
     Array,

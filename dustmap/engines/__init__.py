@@ -1,0 +1,65 @@
+"""Engines: from a model and its data to the posterior of the field.
+
+Start at `_engine`: an engine is a value with typed settings that plans its memory, fits a
+`Problem` and loads what an earlier fit has left. Star maps and estimators use the same ones:
+
+    exact        dense algebra, to 10,000 data
+    inducing     "hip": inducing points on a grid; whitening and family are values of its plan
+    free points  "svgp", "sgpr": inducing points anywhere, in any dimension
+    pathwise     "global": sparse weights on a grid, one solve for mean and draws
+    lognormal    positive densities on the map's grid
+    automatic    one of the first four for point values
+    student-t    around exact or pathwise, for point values with outliers
+
+A new engine is one module here, a line in the table of whoever offers it (`runs/stars/_engines`,
+`estimators/_engines`) and its keys in the configuration.
+"""
+
+from dustmap.engines._automatic import AutomaticEngine as AutomaticEngine
+from dustmap.engines._engine import AbstractEngine as AbstractEngine
+from dustmap.engines._engine import Arrays as Arrays
+from dustmap.engines._engine import EngineFit as EngineFit
+from dustmap.engines._engine import GPModel as GPModel
+from dustmap.engines._engine import Learning as Learning
+from dustmap.engines._engine import OnStep as OnStep
+from dustmap.engines._engine import Problem as Problem
+from dustmap.engines._engine import Watch as Watch
+from dustmap.engines._engine import no_step as no_step
+from dustmap.engines._exact import ExactEngine as ExactEngine
+from dustmap.engines._exact import ExactSettings as ExactSettings
+from dustmap.engines._free_points import FreePointPlan as FreePointPlan
+from dustmap.engines._free_points import FreePointsEngine as FreePointsEngine
+from dustmap.engines._free_points import FreePointSettings as FreePointSettings
+from dustmap.engines._gridded_memory import SPECTRA as SPECTRA
+from dustmap.engines._gridded_memory import GriddedSizes as GriddedSizes
+from dustmap.engines._grids import coarsened as coarsened
+from dustmap.engines._grids import refuse_outside as refuse_outside
+from dustmap.engines._inducing import InducingEngine as InducingEngine
+from dustmap.engines._inducing_plan import FAMILIES as FAMILIES
+from dustmap.engines._inducing_plan import WHITENINGS as WHITENINGS
+from dustmap.engines._inducing_plan import InducingPlan as InducingPlan
+from dustmap.engines._inducing_plan import InducingSettings as InducingSettings
+from dustmap.engines._inducing_plan import plan_fit as plan_fit
+from dustmap.engines._learning import MOST_DENSE as MOST_DENSE
+from dustmap.engines._learning import EvidenceSettings as EvidenceSettings
+from dustmap.engines._learning import choose_start as choose_start
+from dustmap.engines._learning import evidence as evidence
+from dustmap.engines._learning import most_exact as most_exact
+from dustmap.engines._learning import random_part as random_part
+from dustmap.engines._lognormal import LogNormalEngine as LogNormalEngine
+from dustmap.engines._lognormal import LogNormalSettings as LogNormalSettings
+from dustmap.engines._lognormal import drawing_bytes as drawing_bytes
+from dustmap.engines._memory_plan import MIB as MIB
+from dustmap.engines._memory_plan import Component as Component
+from dustmap.engines._memory_plan import During as During
+from dustmap.engines._memory_plan import MemoryPlan as MemoryPlan
+from dustmap.engines._memory_plan import shown as shown
+from dustmap.engines._memory_plan import table_of as table_of
+from dustmap.engines._pathwise import PathwiseEngine as PathwiseEngine
+from dustmap.engines._pathwise import PathwiseSettings as PathwiseSettings
+from dustmap.engines._pathwise_points import PointPlan as PointPlan
+from dustmap.engines._pathwise_points import PointSettings as PointSettings
+from dustmap.engines._pathwise_points import plan_points as plan_points
+from dustmap.engines._pathwise_points import some_draws as some_draws
+from dustmap.engines._student_t import StudentTEngine as StudentTEngine
+from dustmap.engines._student_t import plain_rows as plain_rows

@@ -1,0 +1,57 @@
+"""The engine of "auto": chosen by the kernel that the data have told."""
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
+from dustmap.engines._exact import ExactEngine
+from dustmap.engines._inducing import InducingEngine
+from dustmap.engines._inducing_plan import planned
+from dustmap.engines._learning import learn_from_start, most_exact
+from dustmap.engines._memory_plan import MemoryPlan
+from dustmap.engines._pathwise import PathwiseEngine
+
+
+@final
+@dataclass(frozen=True)
+class AutomaticEngine(AbstractEngine):
+    """Exact, inducing or pathwise, for more than a few point values in few dimensions.
+
+    Inducing points where a grid is fine enough for their full family, which is then as good as the
+    exact process and quicker; else the exact process while the memory holds it; else inducing
+    points where a grid is fine enough for their other families, and the pathwise engine, which has
+    the finer grids, where none is.
+    """
+
+    exact: ExactEngine
+    inducing: InducingEngine
+    pathwise: PathwiseEngine
+
+    @property
+    def most_rows(self) -> int:
+        return self.pathwise.most_rows
+
+    def plan(self, problem: Problem) -> MemoryPlan:
+        """That of the engine which the model as it stands would get."""
+        return self._chosen(problem).plan(problem)
+
+    def fit(self, problem: Problem, watch: Watch) -> EngineFit:
+        """Learn by the exact evidence of a random part, and leave the rest to the engine chosen."""
+        settings = self.exact.settings
+        how = settings.learning, settings.max_memory, watch.within("learn")
+        learning = learn_from_start(problem, *how)
+        return self._chosen(problem).finish(problem, learning, watch)
+
+    def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
+        """Nothing: a fit is loaded by the engine that was chosen."""
+        raise TypeError("load the fit by the engine that was chosen for it")
+
+    def _chosen(self, problem: Problem) -> ExactEngine | InducingEngine | PathwiseEngine:
+        settings = self.inducing.settings
+        found = planned(problem, replace(settings, grid=None))
+        is_fine = found.choice is not None and found.choice.fits and found.choice.fine_enough
+        is_dense = len(problem.data) <= most_exact(settings.max_memory)
+        is_full = found.plan.family == "full" or settings.family != "auto"
+        if is_fine and (is_full or not is_dense):
+            return self.inducing
+        return self.exact if is_dense else self.pathwise

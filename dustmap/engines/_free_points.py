@@ -1,0 +1,385 @@
+"""Free inducing points in any dimension: svgp on minibatches, sgpr by the collapsed bound.
+
+Both learn kernel, noise and points, and end with q(ε) of Cholesky whitening in the full family:
+svgp by natural steps beside steps of Adam (Hensman et al. 2013; Salimbeni et al. 2018), sgpr along
+Titsias' bound (2009), whose q has a closed form, by L-BFGS.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from dustmap.engines._engine import (
+    AbstractEngine,
+    Arrays,
+    EngineFit,
+    GPModel,
+    Learning,
+    Problem,
+    Watch,
+)
+from dustmap.engines._inducing import refuse_negligible_noise
+from dustmap.engines._learning import EvidenceSettings, choose_start, learn
+from dustmap.engines._memory_plan import Component, During, MemoryPlan
+from dustmap.gp import Batch, FitStatus
+from dustmap.gp.families import AbstractGaussian, FullRankFamily
+from dustmap.gp.features import CholeskyFeatures, clustered_points
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference import (
+    CoefficientSpread,
+    RowSource,
+    StepDecay,
+    StepSchedule,
+    SVISettings,
+    SVIState,
+    VariationalModel,
+    VariationalPosterior,
+    fit_collapsed,
+    fit_svi,
+    mean_spread,
+    settle,
+    solve_collapsed,
+)
+
+MOST_ROWS = 100_000_000
+#: Largest gradient of the bound per datum at which L-BFGS ends.
+_TOLERANCE = 1e-4
+#: Inducing points of "auto", and its passes: at least so many, and enough for so many steps.
+AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
+#: Of K_uu, relative to the kernel's variance: learned points may come close to each other.
+_NUGGET = 1e-6
+#: Of K_uu, its factor and their gradients, and of the matrices of q, in float64.
+_BYTES_PER_PAIR = 72
+#: Length of natural steps: the share of the data in a minibatch, between these.
+_LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
+#: Adam's rate falls tenfold at each of these fractions of the passes.
+_DECAY = StepDecay(0.1, (0.5, 0.8))
+#: Share of the rows held out for `patience`.
+_HELD_OUT = 0.1
+_MAX_PASSES = 20
+#: Rows that choose among starts, passes over them, and how many have an inducing point.
+_PROBE, _PROBE_PASSES, _ROWS_PER_POINT = 1000, 4, 5
+
+
+@final
+@dataclass(frozen=True)
+class FreePointSettings:
+    """Choices of the engine, checked; None stands for "auto".
+
+    most_points: inducing points of "auto", where as many rows differ.
+    patience: passes without a better score of held-out rows that end the training, None for all
+    epochs. learn_points: whether the inducing points move. max_steps: of L-BFGS (sgpr).
+    """
+
+    inducing: int | None
+    batch_size: int
+    epochs: int | None
+    learning_rate: float
+    patience: int | None
+    learn_points: bool
+    dtype: torch.dtype
+    max_memory: int
+    seed: int
+    most_points: int = AUTO_INDUCING
+    max_steps: int = 100
+
+    @property
+    def max_points(self) -> int:
+        """Inducing points that the memory holds, at least one."""
+        return max(1, math.isqrt(self.max_memory // _BYTES_PER_PAIR))
+
+
+@final
+@dataclass(frozen=True)
+class FreePointPlan:
+    """What the fitted model is built of, beside its prior and its points (n_inducing, D)."""
+
+    n_inducing: int
+    n: int
+    dtype: torch.dtype
+    max_memory: int
+
+    @property
+    def bytes_needed(self) -> int:
+        """Of K_uu, its factor and their gradients, and of the matrices of q, in float64."""
+        return _BYTES_PER_PAIR * self.n_inducing**2
+
+    def as_plain(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+
+    @staticmethod
+    def of_plain(content: Mapping[str, Any]) -> "FreePointPlan":
+        """The plan of `as_plain`."""
+        return FreePointPlan(**{**content, "dtype": getattr(torch, content["dtype"])})
+
+    def check(self) -> None:
+        """Refuse what does not fit."""
+        if self.bytes_needed > self.max_memory:
+            raise MemoryError(
+                f"inducing = {self.n_inducing:,} points need {self.bytes_needed:,} bytes; "
+                f"max_memory = {self.max_memory:,}: take fewer points, or raise max_memory"
+            )
+
+
+@final
+@dataclass(frozen=True)
+class FreePointsEngine(AbstractEngine):
+    """Inducing points anywhere; `collapsed`: learned with q integrated out (sgpr), for Gaussian
+    noise, else on minibatches (svgp), for any likelihood.
+
+    start: of the exact evidence of a few rows, from which a kernel that was named starts.
+    """
+
+    settings: FreePointSettings
+    collapsed: bool
+    start: EvidenceSettings | None = None
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_ROWS
+
+    def plan(self, problem: Problem) -> MemoryPlan:
+        """Of K_uu, its factor and their gradients."""
+        count = self.settings.inducing or min(self.settings.most_points, len(problem.data))
+        what = f"covariance of {count:,} inducing points with its factor and gradients, float64"
+        return MemoryPlan((Component("points", _BYTES_PER_PAIR * count**2, During.WHOLE, what),))
+
+    def fit(self, problem: Problem, watch: Watch) -> EngineFit:
+        """Learn from all rows; then q from all rows."""
+        learning, start = None, self.start
+        with watch.stage("learning"):
+            if start is not None and start.search_start:
+                score = partial(elbo_at_start, problem.model, problem.data, self.settings)
+                choose_start(problem.model, score)
+            if start is not None and start.rows > 0:
+                learning = learn(problem.model, problem.data, start, watch.within("learn"))
+        return self.finish(problem, learning, watch)
+
+    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
+        """From the hyperparameters that few rows have told."""
+        with watch.stage("posterior"):
+            if isinstance(problem.model.likelihood, GaussianLikelihood):
+                refuse_negligible_noise(problem)
+            fit = self._collapsed(problem) if self.collapsed else self._stochastic(problem)
+        return replace(fit, learning=learning)
+
+    def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
+        """q from its statistics."""
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        with torch.no_grad():
+            model = _variational(problem.model, plan, tensors["inducing"])
+        q = model.family.posterior(tensors["mean"], tensors["statistics"])
+        posterior = VariationalPosterior(model, q, CoefficientSpread.of_tensors(tensors))
+        return EngineFit(posterior, problem.model, plan=plan)
+
+    def _start(self, problem: Problem) -> tuple[VariationalModel, FreePointPlan, torch.Generator]:
+        settings, data = self.settings, problem.data
+        generator = torch.Generator().manual_seed(settings.seed)
+        points = starting_points(problem.model.kernel, data, settings, generator)
+        dtype = torch.float64 if self.collapsed else settings.dtype
+        plan = FreePointPlan(len(points), len(data), dtype, settings.max_memory)
+        plan.check()
+        inducing = nn.Parameter(points, requires_grad=settings.learn_points)
+        return _variational(problem.model, plan, inducing), plan, generator
+
+    def _stochastic(self, problem: Problem) -> EngineFit:
+        """Natural steps of q alternate with steps of Adam for the rest; at the end q is settled by
+        full passes, so that no noise of minibatches is left in it."""
+        data, settings = problem.data, self.settings
+        model, plan, generator = self._start(problem)
+        posterior = model.family.prior(plan.dtype, data.y.device)
+        trained = {"steps": 0, "epochs": 0}
+        if settings.learning_rate > 0 and next(model.parameters(), None) is not None:
+            last = _trained(model, data, settings, generator)
+            model, posterior = last.model, last.posterior
+            trained = {"steps": last.step, "epochs": last.epoch}
+        model = _frozen(model, plan)
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        settled = settle(model, posterior, data, source, max_passes=_MAX_PASSES)
+        advice = []
+        if not settled.converged:
+            advice.append(
+                f"the ELBO still rose after {settled.passes} passes over all rows: fewer inducing "
+                f"points, or a larger learning_rate for the noise, may settle it"
+            )
+        report = {
+            **_sizes(plan),
+            "passes": settled.passes,
+            "settled": settled.converged,
+            "advice": advice,
+            **trained,
+        }
+        return _fit(problem, model, plan, source, settled.posterior, settled.elbo, report)
+
+    def _collapsed(self, problem: Problem) -> EngineFit:
+        """Each evaluation goes over all rows, O(N M²) at the memory of a chunk of them, in float64:
+        the bound's gradient is exact, so that L-BFGS needs no rate and no batches."""
+        data = problem.data
+        model, plan, _ = self._start(problem)
+        learned = None
+        if next(model.parameters(), None) is not None:
+            steps, tolerance = self.settings.max_steps, _TOLERANCE
+            learned = fit_collapsed(model, data, max_steps=steps, tolerance=tolerance)
+            model = learned.model
+        model = _frozen(model, plan)
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        solution = solve_collapsed(model, data, source)
+        climb: dict[str, Any] = {"evaluations": 0, "refused": 0}
+        advice = []
+        if learned is not None:
+            climb = {
+                "status": learned.status.value,
+                "evaluations": len(learned.objective),
+                "refused": learned.refused,
+                "largest_gradient": learned.largest_gradient,
+            }
+            if learned.status is not FitStatus.CONVERGED:
+                advice.append(f"the bound {_ENDED[learned.status]}: {learned.status.remedy}")
+        report = {**_sizes(plan), "climb": climb, "advice": advice}
+        return _fit(problem, model, plan, source, solution.state, solution.value, report)
+
+
+def _fit(
+    problem: Problem,
+    model: VariationalModel,
+    plan: FreePointPlan,
+    source: RowSource,
+    q: AbstractGaussian,
+    elbo: float,
+    report: dict[str, Any],
+) -> EngineFit:
+    """The posterior with the spread of a fitted mean, at the kernel and points of the model."""
+    spread = mean_spread(model, q, problem.data, source)
+    posterior = VariationalPosterior(model, q, spread)
+    features = model.features
+    assert isinstance(features, CholeskyFeatures)
+    tensors = {"inducing": features.points.detach(), "mean": q.mean, "statistics": q.statistics}
+    tensors |= {} if spread is None else spread.tensors()
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    learned = GPModel(features.kernel, model.mean, model.likelihood)
+    return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
+
+
+def _sizes(plan: FreePointPlan) -> dict[str, Any]:
+    return {
+        "n_inducing": plan.n_inducing,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "bytes_needed": plan.bytes_needed,
+    }
+
+
+def elbo_at_start(model: GPModel, batch: Batch, settings: FreePointSettings) -> float:
+    """The ELBO of some rows at the present hyperparameters, to compare starts by.
+
+    The evidence of these rows would rather have a function of very short length scales than noise:
+    no few inducing points can follow it.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    picked = torch.randperm(len(batch), generator=generator)[:_PROBE].sort().values
+    some = batch[picked]
+    most = settings.inducing or min(AUTO_INDUCING, settings.max_points)
+    count = min(most, max(1, len(some) // _ROWS_PER_POINT))
+    with torch.no_grad():
+        points = _clusters(model.kernel, some, count, generator)
+        plan = FreePointPlan(len(points), len(some), torch.float64, settings.max_memory)
+        variational = _variational(model, plan, points)
+        source = RowSource(variational.features, some.functional)
+        prior = variational.family.prior(torch.float64, points.device)
+        return settle(variational, prior, some, source, max_passes=_PROBE_PASSES).elbo
+
+
+def _variational(model: GPModel, plan: FreePointPlan, inducing: Tensor) -> VariationalModel:
+    """Cholesky whitening at these points (M, D), with the full family."""
+    features = CholeskyFeatures(model.kernel, inducing, nugget=_NUGGET, rows_dtype=plan.dtype)
+    family = FullRankFamily(plan.n_inducing, max_bytes=plan.max_memory)
+    return VariationalModel(features, model.mean, model.likelihood, family)
+
+
+def starting_points(
+    kernel: AbstractKernel, batch: Batch, settings: FreePointSettings, generator: torch.Generator
+) -> Tensor:
+    """Centres of clusters, as many as asked for."""
+    asked, n = settings.inducing, len(batch)
+    if asked is not None and asked > n:
+        raise ValueError(
+            f"inducing = {asked:,} but X has {n:,} rows: ask for no more points than rows, or "
+            f'leave inducing="auto"'
+        )
+    count = min(settings.most_points, n, settings.max_points) if asked is None else asked
+    points = _clusters(kernel, batch, count, generator)
+    if asked is not None and len(points) < asked:
+        raise ValueError(
+            f"inducing = {asked:,} but only {len(points):,} rows of X differ: ask for no more, or "
+            f'leave inducing="auto"'
+        )
+    return points
+
+
+def _clusters(
+    kernel: AbstractKernel, batch: Batch, count: int, generator: torch.Generator
+) -> Tensor:
+    """Centres (≤ count, D) of clusters in units of the length scales."""
+    assert isinstance(batch.functional, PointValues)
+    with torch.no_grad():
+        scale = kernel.terms()[0].lengthscale
+    return clustered_points(batch.functional.x / scale, count, generator) * scale
+
+
+def _trained(
+    model: VariationalModel, batch: Batch, settings: FreePointSettings, generator: torch.Generator
+) -> SVIState:
+    """The last state on minibatches, or the best by the score of held-out rows."""
+    order = torch.randperm(len(batch), generator=generator)
+    out = 0 if settings.patience is None else max(1, int(_HELD_OUT * len(batch)))
+    part, held = batch[order[out:].sort().values], batch[order[:out].sort().values]
+    size = min(settings.batch_size, len(part))
+    length = min(max(size / len(part), _LEAST_LENGTH), _MOST_LENGTH)
+    steps = -(-len(part) // size)
+    svi = SVISettings(
+        batch_size=size,
+        epochs=settings.epochs or max(AUTO_EPOCHS, -(-_AUTO_STEPS // steps)),
+        schedule=StepSchedule(length, power=0.0),
+        one_pass=False,
+        learning_rate=settings.learning_rate,
+        patience=settings.patience or 1,
+        decay=_DECAY,
+    )
+    source = RowSource(model.features, part.functional, 0)
+    if out == 0:
+        return fit_svi(model, part, source, svi, generator)
+    return fit_svi(model, part, source, svi, generator, score=lambda state: _score(state, held))
+
+
+@torch.no_grad()
+def _score(state: SVIState, held: Batch) -> float:
+    """Mean log predictive density of the rows held out."""
+    model = state.model
+    prediction = VariationalPosterior(model, state.posterior).predict(held.functional)
+    noise = model.likelihood.noise_variance(held)
+    mean, variance = prediction.mean.to(held.y), prediction.variance.to(held.y)
+    scores = model.likelihood.log_predictive_density(held.y, mean, variance, noise)
+    return float(scores.mean())
+
+
+@torch.no_grad()
+def _frozen(model: VariationalModel, plan: FreePointPlan) -> VariationalModel:
+    """The model at its present parameters, without a graph."""
+    features = model.features
+    assert isinstance(features, CholeskyFeatures)
+    parts = GPModel(features.kernel, model.mean, model.likelihood)
+    return _variational(parts, plan, features.points.detach().clone())
+
+
+_ENDED = {
+    FitStatus.MAX_STEPS: "still rose after max_steps of L-BFGS",
+    FitStatus.AT_BOUND: "drove a parameter to the end of its range",
+    FitStatus.STAGNATED: "rose no more though its gradient is not small",
+}

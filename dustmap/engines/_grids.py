@@ -1,0 +1,268 @@
+"""Grids over the data or over the box of a map: as fine as the kernel and the noise ask for."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dustmap.engines._engine import Problem
+from dustmap.gp import RegularGrid
+from dustmap.gp.features import CholeskyFeatures
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+
+#: An automatic grid leaves at most these parts of the noise variance, so that data lose nothing,
+#: and of the posterior variance, so that the standard deviation of f keeps its meaning.
+NOISE_SHARE = 0.3
+POSTERIOR_SHARE = 0.1
+#: Nodes per length scale, from coarse to fine.
+# Each about a quarter finer than the one before: a kernel may be far longer than the box.
+_STEP = 2.0 ** (1 / 3)
+_DENSITIES = tuple(_STEP**step for step in range(31))
+_STENCIL = {1: 10, 2: 8, 3: 6, 4: 4}
+_DIRECTIONS = 64
+_MIN_NODES = 4
+
+
+@final
+@dataclass(frozen=True)
+class GridChoice:
+    """A grid and the median Var r expected of it, over σ² and over the posterior variance.
+
+    fits: whether it is within its budget.
+    """
+
+    grid: RegularGrid
+    noise_share: float
+    posterior_share: float
+    fits: bool
+
+    @property
+    def fine_enough(self) -> bool:
+        return self.noise_share <= NOISE_SHARE and self.posterior_share <= POSTERIOR_SHARE
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """Plain values for a report."""
+        return {
+            "residual_over_noise": self.noise_share,
+            "residual_over_posterior": self.posterior_share,
+        }
+
+
+def inputs(problem: Problem) -> Tensor:
+    """Places (N, D) of data that are point values."""
+    functional = problem.data.functional
+    if not isinstance(functional, PointValues):
+        raise TypeError(
+            f"an automatic grid is for point values, got {type(functional).__name__}: give a box"
+        )
+    return functional.x
+
+
+@torch.no_grad()
+def typical_noise(problem: Problem) -> float:
+    """Variance of the noise of the median datum."""
+    return float(problem.model.noise.noise_variance(problem.data).median())
+
+
+def given_grid(problem: Problem, grid: RegularGrid | tuple[int, ...]) -> RegularGrid:
+    """The grid itself, or one of so many points per axis over the data."""
+    return grid if isinstance(grid, RegularGrid) else grid_of_shape(inputs(problem), grid)
+
+
+def automatic_grid(
+    kernel: AbstractKernel,
+    x: Tensor,
+    noise_variance: float,
+    fits: Callable[[RegularGrid], bool],
+) -> GridChoice:
+    """The coarsest grid over the data x (N, D) that is fine enough.
+
+    fits: whether a fit on a grid is within the budget. Where no grid that is fine enough fits, the
+    finest that does: with fewer nodes than one per length scale, if need be. Where none does, the
+    coarsest of all.
+    """
+    lower, upper = x.amin(0).tolist(), x.amax(0).tolist()
+    _refuse_flat(lower, upper)
+    density_of_data = typical_density(x, shortest_lengths(kernel))
+    expected = expected_variance(kernel, density_of_data, noise_variance)
+    lengths = shortest_lengths(kernel).tolist()
+
+    def judged(grid: RegularGrid) -> GridChoice:
+        unexplained = float(unexplained_variance(kernel, grid.spacing).median())
+        shares = (unexplained / noise_variance, unexplained / expected)
+        return GridChoice(grid, *shares, fits(grid))
+
+    chosen: GridChoice | None = None
+    for density in _DENSITIES:
+        grid = _covering(lower, upper, [length / density for length in lengths])
+        if not fits(grid):
+            break
+        chosen = judged(grid)
+        if chosen.fine_enough:
+            break
+    if chosen is None:
+        widest = [
+            max(length, (b - a) / (_MIN_NODES - 1) * (1.0 + 1e-6))
+            for a, b, length in zip(lower, upper, longest_lengths(kernel).tolist(), strict=True)
+        ]
+        chosen = judged(_coarser(lower, upper, lengths, widest, fits))
+    return chosen
+
+
+def coarse_advice(residual_ratio: float) -> list[str]:
+    """What to do where the grid leaves more than the noise unexplained."""
+    if residual_ratio <= 1.0:
+        return []
+    return [
+        f"the grid is too coarse: it leaves {residual_ratio:.2g} times the noise variance of a "
+        f"typical datum unexplained; give grid more points per axis, or raise max_memory"
+    ]
+
+
+def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
+    """From face to face of the box, no finer than its own nodes or than about `spacing`."""
+    sides = [b - a for a, b in zip(box.lower, box.upper, strict=True)]
+    step = max(box.spacing[0], spacing)
+    shape = tuple(max(2, round(side / step) + 1) for side in sides)
+    return RegularGrid.from_bounds(box.lower, box.upper, shape)
+
+
+def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:
+    """A grid of so many points per axis over the data x (N, D), a quarter of a cell beyond them."""
+    lower, upper = x.amin(0), x.amax(0)
+    _refuse_flat(lower.tolist(), upper.tolist())
+    if len(shape) != len(lower):
+        raise ValueError(
+            f"grid = {tuple(shape)} gives the points of {len(shape)} axes but X has {len(lower)} "
+            f"columns: give one number per column"
+        )
+    if min(shape) < 2:
+        raise ValueError(
+            f"grid = {tuple(shape)} must have at least two points on every axis: leave a column "
+            f"out of X rather than giving it one point"
+        )
+    # Half a cell in total: (upper − lower) = (M − 1.5) h.
+    margin = 0.25 * (upper - lower) / (torch.tensor(shape) - 1.5)
+    return RegularGrid.from_bounds((lower - margin).tolist(), (upper + margin).tolist(), shape)
+
+
+def unexplained_variance(kernel: AbstractKernel, spacing: Sequence[float]) -> Tensor:
+    """Var r (64,) of points spread over one cell of an endless grid, from the nodes around it."""
+    dim = len(spacing)
+    nodes = _STENCIL.get(dim, 3)
+    stencil = RegularGrid((0.0,) * dim, tuple(spacing), (nodes,) * dim)
+    offsets = torch.rand((64, dim), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    cell = torch.tensor(spacing, dtype=torch.float64)
+    points = PointValues((nodes // 2 - 1 + offsets) * cell)
+    with torch.no_grad():
+        features = CholeskyFeatures(kernel, stencil, nugget=1e-10)
+        return features.rows(points).residual_variance.clamp_min(0.0)
+
+
+def expected_variance(kernel: AbstractKernel, density: float, noise_variance: float) -> float:
+    """Posterior variance of f from data with noise σ² spread evenly, ρ = `density` per volume.
+
+    (2π)^{−D} ∫ S σ² / (σ² + ρ S) dω with S the spectral density: along rays ω = s n / ℓ in
+    seeded random directions n, ℓ the shortest length scale of each axis.
+    """
+    dim, lengths = kernel.dim, shortest_lengths(kernel)
+    generator = torch.Generator().manual_seed(0)
+    n = torch.randn((_DIRECTIONS if dim > 1 else 1, dim), generator=generator, dtype=torch.float64)
+    log_s = torch.linspace(-9.0, 12.0, 2001, dtype=torch.float64)
+    s = log_s.exp()
+    omega = s[:, None, None] * n / n.norm(dim=1, keepdim=True) / lengths
+    with torch.no_grad():
+        S = kernel.spectral_density(omega)
+    posterior = (S * noise_variance / (noise_variance + density * S)).mean(1)
+    sphere = 2.0 * math.pi ** (dim / 2) / math.gamma(dim / 2)
+    integral = torch.trapezoid(sphere * s**dim * posterior, log_s)
+    return float(integral / lengths.prod()) / (2.0 * math.pi) ** dim
+
+
+def typical_density(x: Tensor, lengths: Tensor) -> float:
+    """Data per volume around the median datum of x (N, D), in cells of one length scale.
+
+    Data come in clusters: most of them lie where the density is above its mean.
+    """
+    extent = (x.amax(0) - x.amin(0)).clamp_max(lengths)
+    cells = ((x - x.amin(0)) / extent).floor()
+    _, cell, counts = np.unique(cells.numpy(), axis=0, return_inverse=True, return_counts=True)
+    return float(np.median(counts[cell.ravel()])) / float(extent.prod())
+
+
+def shortest_lengths(kernel: AbstractKernel) -> Tensor:
+    """The shortest length scale of any term, on every axis (D,)."""
+    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
+    return torch.stack(terms).amin(0)
+
+
+def longest_lengths(kernel: AbstractKernel) -> Tensor:
+    """The longest length scale of any term, on every axis (D,)."""
+    terms = [term.lengthscale.detach().expand(kernel.dim) for term in kernel.terms()]
+    return torch.stack(terms).amax(0)
+
+
+def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
+    """An error when data X (N, D) lie outside the user's grid: how many, on which axis, how far."""
+    outside = ~grid.contains(X)
+    if not bool(outside.any()):
+        return
+    below = torch.tensor(grid.lower) - X.amin(0)
+    above = X.amax(0) - torch.tensor(grid.upper)
+    axis = int(torch.maximum(below, above).div(torch.tensor(grid.spacing)).argmax())
+    reach = max(float(below[axis]), float(above[axis]))
+    side = "below" if float(below[axis]) >= float(above[axis]) else "above"
+    raise ValueError(
+        f"{int(outside.sum())} of {len(X)} rows of X lie outside grid, the farthest {reach:.4g} "
+        f"{side} it on axis {axis}, where the grid goes from {grid.lower[axis]:.6g} to "
+        f"{grid.upper[axis]:.6g} and X from {float(X[:, axis].min()):.6g} to "
+        f'{float(X[:, axis].max()):.6g}: widen grid, use grid="auto", or drop these rows'
+    )
+
+
+def _coarser(
+    lower: list[float],
+    upper: list[float],
+    spacing: list[float],
+    widest: list[float],
+    fits: Callable[[RegularGrid], bool],
+) -> RegularGrid:
+    """The finest grid that fits of those coarser than `spacing`, else the one of `widest`.
+
+    `widest` is that of the least number of nodes, or of the longest length scale where it is more:
+    beyond, an axis loses accuracy and saves nothing.
+    """
+    while True:
+        spacing = [min(_STEP * h, w) for h, w in zip(spacing, widest, strict=True)]
+        grid = _covering(lower, upper, spacing)
+        if fits(grid) or spacing == widest:
+            return grid
+
+
+def _covering(lower: list[float], upper: list[float], spacing: list[float]) -> RegularGrid:
+    """The least regular grid of this spacing around the box, with an equal margin on both sides."""
+    shape = [
+        max(_MIN_NODES, math.ceil((b - a) / h * (1.0 + 1e-9)) + 1)
+        for a, b, h in zip(lower, upper, spacing, strict=True)
+    ]
+    margins = [
+        0.5 * ((m - 1) * h - (b - a))
+        for a, b, h, m in zip(lower, upper, spacing, shape, strict=True)
+    ]
+    first = [a - margin for a, margin in zip(lower, margins, strict=True)]
+    return RegularGrid(tuple(first), tuple(spacing), tuple(shape))
+
+
+def _refuse_flat(lower: list[float], upper: list[float]) -> None:
+    for axis, (a, b) in enumerate(zip(lower, upper, strict=True)):
+        if not b > a:
+            raise ValueError(
+                f"column {axis} of X has one value only, so no grid can cover it: drop the column, "
+                f'or use engine="exact"'
+            )

@@ -1,0 +1,431 @@
+"""The hip engine: inducing points on a grid, any whitening and family (Wu et al. 2021).
+
+The feature map is a value of the plan: "hip" (PCG on the box), "torus" (points on all of the padded
+torus), "cholesky" or "ciq". Gaussian noise has its closed form, one pass for S and CG for the mean;
+epochs of natural-gradient steps on minibatches lead there, too.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import Any, final
+
+import torch
+
+from dustmap.engines._engine import (
+    AbstractEngine,
+    Arrays,
+    EngineFit,
+    GPModel,
+    Learning,
+    Problem,
+    Watch,
+)
+from dustmap.engines._exact import learning_component
+from dustmap.engines._extrapolation import ExtrapolatingFeatures
+from dustmap.engines._grids import coarse_advice
+from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
+from dustmap.engines._inducing_posterior import PlacesAndRays, draws_on_grid
+from dustmap.engines._learning import learn_from_start, refine_noise, refined_learning
+from dustmap.engines._memory_plan import WORKING, Component, During, MemoryPlan
+from dustmap.gp import GridPrior
+from dustmap.gp.families import (
+    AbstractFamily,
+    AbstractGaussian,
+    BlockFamily,
+    FullRankFamily,
+    LowRankDiagonalFamily,
+    MeanFieldFamily,
+)
+from dustmap.gp.features import (
+    AbstractFeatureMap,
+    CholeskyFeatures,
+    CIQFeatures,
+    HIPFeatures,
+    TorusFeatures,
+)
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.inference import (
+    CoefficientSpread,
+    RowSource,
+    SVISettings,
+    SVIState,
+    VariationalModel,
+    VariationalPosterior,
+    fit_mean,
+    fit_svi,
+    full_elbo,
+    mean_spread,
+    nugget_for,
+    solve_direct,
+)
+from dustmap.linalg import TilePartition
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS = 10_000_000
+#: Data whose residual variance stands for that of all, and whose rounding does.
+_SAMPLE, _ROUNDED = 2000, 64
+#: Of the solve for the mean: tens to hundreds are the rule.
+_MAX_STEPS = 3000
+#: Least nugget of a Cholesky factor of K_uu.
+_LEAST_NUGGET = 1e-10
+#: Largest part of the noise variance that rounding to float32 may add, and least noise variance
+#: over the prior variance.
+_ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
+#: Of dense rows, with the parts that are joined and products with them; of rows made anew.
+_ROW_COPIES, _STREAMED = 2.75, 2**28
+
+
+@final
+@dataclass(frozen=True)
+class InducingEngine(AbstractEngine):
+    """q(ε) = N(m, S) in a structured family, ε whitened inducing points on a grid."""
+
+    settings: InducingSettings
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_ROWS
+
+    def plan(self, problem: Problem) -> MemoryPlan:
+        """Of inducing points at the length scale where learning starts."""
+        plan, n = planned(problem, self.settings).plan, len(problem.data)
+        is_stored = plan.bytes_rows <= plan.max_memory // 2
+        rows = round(_ROW_COPIES * plan.bytes_rows) if is_stored else _STREAMED
+        parts = [
+            Component(
+                "inducing points", plan.bytes_prior, During.FIT, f"spectra of {plan.grid.size:,}"
+            ),
+            Component(
+                "family",
+                plan.bytes_family,
+                During.FIT,
+                f"{plan.family}, statistics of {plan.n_features:,} variables",
+            ),
+            Component(
+                "rows",
+                rows,
+                During.FIT,
+                f"{n:,} of {plan.n_features:,} features, and what they are made of",
+            ),
+            *learning_component(problem, self.settings.learning),
+            Component("working space", WORKING, During.WHOLE, "chunks of rows and of transforms"),
+        ]
+        if plan.whitening == "hip" and plan.grid.size <= HIPFeatures.dense_below:
+            what = f"of the covariance of {plan.grid.size:,} inducing points, float64"
+            parts.insert(1, Component("factor", 16 * plan.grid.size**2, During.FIT, what))
+        how = "stored" if is_stored else "computed anew in every pass"
+        return MemoryPlan(tuple(parts), {"rows of the data": how})
+
+    def fit(self, problem: Problem, watch: Watch) -> EngineFit:
+        """Learn by the exact evidence of a random part; then the posterior of all data."""
+        learning = learn_from_start(
+            problem, self.settings.learning, self.settings.max_memory, watch.within("learn")
+        )
+        report = _shortened(problem)
+        fit = self.finish(problem, learning, watch)
+        return replace(fit, report={**fit.report, **report})
+
+    def finish(self, problem: Problem, learning: Learning | None, watch: Watch) -> EngineFit:
+        """The posterior at the kernel that was learned; the noise of point values is refined."""
+        noise = None
+        if isinstance(problem.data.functional, PointValues):
+            settings = self.settings.learning
+            with watch.stage("learning"):
+                noise = refine_noise(problem.model, problem.data, settings.rows, settings.seed)
+            refuse_negligible_noise(problem)
+        with watch.stage("posterior"):
+            fit = self.condition(problem, watch)
+        return replace(fit, learning=refined_learning(learning, None, noise))
+
+    def condition(self, problem: Problem, watch: Watch) -> EngineFit:
+        """The posterior at the present hyperparameters."""
+        found = planned(problem, self.settings)
+        found.plan.check()
+        plan, advice = self._precise_enough(problem, found.plan)
+        variational = self._model(problem.model, plan)
+        if self.settings.epochs:
+            fit = self._stochastic(problem, variational, plan, watch.within("condition"))
+        else:
+            fit = self._direct(problem, variational, plan, watch)
+        expected = {} if found.choice is None else found.choice.expected
+        report = {**fit.report, "expected": expected}
+        report["advice"] = [*advice, *report["advice"]]
+        return replace(fit, report=report)
+
+    def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
+        """q from its statistics where they were kept, else computed again."""
+        if plan is None:
+            return self.condition(problem, Watch())
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        model = self._model(problem.model, plan)
+        q = model.family.posterior(tensors["mean"], tensors["statistics"])
+        posterior = VariationalPosterior(model, q, CoefficientSpread.of_tensors(tensors))
+        return EngineFit(posterior, problem.model, plan=plan)
+
+    @torch.no_grad()
+    def _model(self, model: GPModel, plan: InducingPlan) -> VariationalModel:
+        features = self._features(model.kernel, plan)
+        return VariationalModel(features, model.mean, model.likelihood, make_family(plan))
+
+    def _features(self, kernel: AbstractKernel, plan: InducingPlan) -> AbstractFeatureMap:
+        """Rows of Φ; for point values on a grid of their own, of places beyond it as well."""
+        settings, grid, dtype = self.settings, plan.grid, plan.dtype
+        nugget = nugget_for(kernel, dtype) if settings.nugget is None else settings.nugget
+        estimator, steps = settings.estimator, settings.pcg_steps
+        if plan.whitening == "cholesky":
+            nugget = max(nugget, _LEAST_NUGGET) if settings.nugget is None else nugget
+            return CholeskyFeatures(kernel, grid, estimator, nugget=nugget, rows_dtype=dtype)
+        if plan.whitening == "ciq":
+            how = {"nugget": nugget, "rows_dtype": dtype, "rtol": plan.rtol}
+            return CIQFeatures(kernel, grid, estimator, **how)  # type: ignore[arg-type]
+        prior = GridPrior.padded(
+            kernel, grid, nugget=nugget, dtype=dtype, torus_shape=plan.torus_shape
+        )
+        inner: HIPFeatures | TorusFeatures = TorusFeatures(prior, estimator)
+        if plan.whitening == "hip":
+            inner = HIPFeatures(prior, estimator, rtol=plan.rtol, max_steps=steps)
+        if settings.points_per_length is not None:
+            return inner
+        # Beyond the box the images of the wrapped kernel would repeat the opposite face: there the
+        # plain kernel says how a point depends on the nodes.
+        plain = HIPFeatures(replace(prior, wrapping=None), rtol=plan.rtol, max_steps=steps)
+        return ExtrapolatingFeatures(inner, plain, grid)
+
+    def _direct(
+        self, problem: Problem, model: VariationalModel, plan: InducingPlan, watch: Watch
+    ) -> EngineFit:
+        """S by one pass and the mean by CG; rows are kept where half of the memory holds them.
+
+        On a grid over the data a learned mean gets the coefficients that fit these best, in place,
+        and their spread enters the posterior. On the map's box it stays as the evidence had it: the
+        inducing points leave more of a ray unexplained than a fit of the mean could overlook.
+        """
+        data = problem.data
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        solution = solve_direct(
+            model,
+            data,
+            source,
+            rtol=1e-6 if model.features.dtype == torch.float64 else 1e-4,
+            max_steps=_MAX_STEPS,
+            progress=watch.progress,
+        )
+        state, elbo = solution.state, solution.elbo
+        spread = None
+        if self.settings.points_per_length is None:
+            spread = mean_spread(model, state, data, source, max_steps=_MAX_STEPS)
+        if spread is not None:
+            state = fit_mean(model, state, data, source, spread)
+            elbo = full_elbo(model, state, data, source)
+        with torch.no_grad():
+            # Of the median datum: a part of the data is enough.
+            some = slice(0, len(data), max(1, len(data) // _SAMPLE))
+            rows, noise = source.select(some), model.likelihood.noise_variance(data)[some]
+            ratio = float((rows.residual_variance / noise).median())
+        solve = solution.solve
+        advice = [*coarse_advice(ratio), *_row_advice(rows.solves)]
+        advice += [] if solve.converged else [solve.message()]
+        report = {
+            **_sizes(plan, model.features),
+            "rows": asdict(rows.solves),
+            "solve": {
+                "status": solve.worst.name.lower(),
+                "steps": int(solve.steps.max()),
+                "residual": float(solve.residuals.max()),
+            },
+            "residual_ratio": ratio,
+            "advice": advice,
+        }
+        return self._fit(problem, model, plan, state, spread, elbo, report)
+
+    def _stochastic(
+        self, problem: Problem, model: VariationalModel, plan: InducingPlan, watch: Watch
+    ) -> EngineFit:
+        """Natural-gradient steps on minibatches, in an order that the seed gives."""
+        for owner in (problem.model.kernel, problem.model.mean, problem.model.likelihood):
+            owner.requires_grad_(False)
+        data, settings = problem.data, self.settings
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        last = fit_svi(
+            model,
+            data,
+            source,
+            SVISettings(batch_size=settings.batch, epochs=settings.epochs),
+            torch.Generator().manual_seed(settings.seed),
+            progress=_epochs(len(data), watch),
+            journal=watch.journal,
+        )
+        elbo = full_elbo(model, last.posterior, data, source)
+        sizes = _sizes(plan, model.features)
+        report = {**sizes, "steps": last.step, "epochs": last.epoch, "advice": []}
+        return self._fit(problem, model, plan, last.posterior, None, elbo, report)
+
+    def _fit(
+        self,
+        problem: Problem,
+        model: VariationalModel,
+        plan: InducingPlan,
+        state: AbstractGaussian,
+        spread: CoefficientSpread | None,
+        elbo: float,
+        report: dict[str, Any],
+    ) -> EngineFit:
+        posterior = VariationalPosterior(model, state, spread)
+        if problem.box is None or self.settings.points_per_length is None:
+            tensors = {"mean": state.mean, "statistics": state.statistics}
+            tensors |= {} if spread is None else spread.tensors()
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            return EngineFit(
+                posterior, problem.model, report, evidence=elbo, arrays=arrays, plan=plan
+            )
+        places = PlacesAndRays.of(posterior)
+        nodes = PointValues(problem.box.points(device=state.mean.device))
+        return EngineFit(
+            places,
+            problem.model,
+            report,
+            evidence=elbo,
+            # Scores, maps and figures ask for the same nodes.
+            at_nodes=cache(partial(places.predict, nodes)),
+            on_grid=partial(draws_on_grid, posterior, plan.grid, self.settings.seed),
+        )
+
+    def _precise_enough(
+        self, problem: Problem, plan: InducingPlan
+    ) -> tuple[InducingPlan, list[str]]:
+        """The plan, in float64 where rounding to float32 would drown point values; and why."""
+        if plan.dtype == torch.float64 or not isinstance(problem.data.functional, PointValues):
+            return plan, []
+        try:
+            share = self._rounding_share(problem, plan)
+        except ValueError:  # the features of a nearly singular prior explain more than there is
+            share = math.inf
+        if share <= _ROUNDING_SHARE:
+            return plan, []
+        plan = replace(plan, dtype=torch.float64)
+        plan.check()
+        advice = (
+            f"fitted in float64: rounding in float32 would add {share:.2g} times the noise "
+            f'variance; pass dtype="float64"'
+        )
+        log.warning("%s", advice)
+        return plan, [advice]
+
+    @torch.no_grad()
+    def _rounding_share(self, problem: Problem, plan: InducingPlan) -> float:
+        """Variance that rounding to the plan's precision adds to f, over the noise variance.
+
+        Var δφᵀε = ‖δφ‖² for the error δφ of a row: the median of some rows, beside float64.
+        """
+        data, kernel = problem.data, problem.model.kernel
+        some = data[slice(0, len(data), max(1, len(data) // _ROUNDED))]
+        exact, rounded = (
+            self._features(kernel, replace(plan, dtype=dtype)).rows(some.functional).phi
+            for dtype in (torch.float64, plan.dtype)
+        )
+        noise = problem.model.likelihood.noise_variance(some)
+        return float(((rounded - exact).square().sum(-1) / noise).median())
+
+
+def make_family(plan: InducingPlan) -> AbstractFamily:
+    """The family of the plan."""
+    if plan.family == "mean-field":
+        return MeanFieldFamily(plan.n_features)
+    if plan.family == "low-rank":
+        return LowRankDiagonalFamily(plan.n_features, plan.rank, max_bytes=plan.max_memory)
+    if plan.family == "full":
+        return FullRankFamily(plan.n_features, max_bytes=plan.max_memory)
+    assert plan.block is not None
+    partition = TilePartition(plan.torus_shape, plan.block)
+    return BlockFamily(partition, max_bytes=plan.max_memory)
+
+
+def _row_advice(solves: Any) -> list[str]:
+    if not solves.unconverged:
+        return []
+    return [
+        f"{solves.unconverged} of {solves.columns} rows of features stopped at a relative residual "
+        f'of up to {solves.residual:.1e}: use dtype="float64", more padding, or whitening="torus"'
+    ]
+
+
+def _sizes(plan: InducingPlan, features: AbstractFeatureMap) -> dict[str, Any]:
+    """Plain values of the plan, and what the construction of the prior did."""
+    return {
+        "grid_shape": list(plan.grid.shape),
+        "torus_shape": list(plan.torus_shape),
+        "n_features": plan.n_features,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "whitening": plan.whitening,
+        "family": plan.family,
+        "block": None if plan.block is None else list(plan.block),
+        "rank": plan.rank,
+        "bytes_needed": plan.bytes_needed,
+        "bytes_rows": plan.bytes_rows,
+        "prior": _prior_report(features),
+    }
+
+
+def _prior_report(features: AbstractFeatureMap) -> dict[str, float | int]:
+    if isinstance(features, ExtrapolatingFeatures):
+        features = features.outer
+    if isinstance(features, CholeskyFeatures | CIQFeatures):
+        return {"nugget": features.nugget * float(features.kernel.variance().detach())}
+    assert isinstance(features, HIPFeatures | TorusFeatures)
+    report = features.prior.report
+    return {
+        "wrap_error": report.wrap_error,
+        "wrap_inflation": report.wrap_inflation,
+        "smallest_eigenvalue": report.smallest_eigenvalue,
+        "clamped": report.clamped,
+        "nugget": report.nugget,
+    }
+
+
+@torch.no_grad()
+def _shortened(problem: Problem) -> dict[str, float]:
+    """A length scale beyond the box's longest side is as good as that side, which a torus can hold;
+    set in place, and reported."""
+    if problem.box is None:
+        return {}
+    length = float(problem.model.kernel.terms()[0].lengthscale[0])
+    longest = max(b - a for a, b in zip(problem.box.lower, problem.box.upper, strict=True))
+    if length <= longest:
+        return {}
+    log.info("length scale %.4g, beyond the box: %.4g taken", length, longest)
+    for name, parameter in problem.model.kernel.named_parameters():
+        if name.endswith("log_lengthscale"):
+            parameter.fill_(math.log(longest))
+    return {"length_learned_beyond_the_box": length}
+
+
+@torch.no_grad()
+def refuse_negligible_noise(problem: Problem) -> None:
+    """The precision I + Φᵀ Σ⁻¹ Φ loses its identity beside 1/σ² ≫ 10¹³ / k(0)."""
+    model = problem.model
+    least = float(model.likelihood.noise_variance(problem.data).min() / model.kernel.variance())
+    if least < _LEAST_NOISE:
+        raise ValueError(
+            f"noise_std is as small as {least**0.5:.1e} of the prior standard deviation, too small "
+            f'for inducing points in float64: use noise="jitter" to learn more noise on top, or '
+            f'engine="exact"'
+        )
+
+
+def _epochs(n: int, watch: Watch) -> Callable[[SVIState], None]:
+    """Log an epoch, and pass its numbers on."""
+    last = [0]
+
+    def after(state: SVIState) -> None:
+        if state.epoch > last[0]:
+            last[0] = state.epoch
+            elbo = state.taken.elbo / n
+            log.info("epoch %d: log-evidence per datum at least %.4g", state.epoch, elbo)
+            watch.on_step({"part": "epochs", "epoch": state.epoch, "elbo_per_star": elbo})
+
+    return after

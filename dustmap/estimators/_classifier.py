@@ -1,0 +1,181 @@
+"""Gaussian process classification as a scikit-learn estimator."""
+
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dustmap.engines import GPModel
+from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._latent import LINKS, Classification, fit_latent
+from dustmap.estimators._standardisation import Array, Standardisation
+from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.likelihoods import BernoulliLikelihood
+
+
+@final
+class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian process classification in any dimension, for hundreds to millions of rows.
+
+    P(y_n = 1 | f) = σ(f(x_n)) with f ~ GP(mean, kernel), by variational inference with free
+    inducing points on minibatches (Hensman et al. 2015). More than two classes: one such f for each
+    against the rest, their probabilities normalised. Inputs are standardised inside.
+
+    Parameters
+    ----------
+    kernel : "matern12", "matern32", "matern52", "squared-exponential", or a kernel
+        As in `HIPGPRegressor`; its variance is that of the latent f.
+    inducing : "auto" or int
+        Inducing points, at first the centres of clusters of X; "auto" is one for five rows, from
+        100 to 500, or as many as rows differ. The cost of a step grows with their cube.
+    mean : "constant" or "linear"
+    link : "logit" or "probit"
+        σ: the logistic function, or the distribution function of the normal distribution.
+    learn : bool or names out of "length", "variance", "mean", "inducing"
+        What is learned from minibatches, by steps of Adam between natural ones of the posterior.
+    batch_size, learning_rate : int, float
+        Rows per step, and the rate of Adam; 0 keeps all but the posterior as it starts.
+    epochs : "auto" or int
+        Passes over the data; "auto" is 20, or what makes 200 steps.
+    patience : int or None
+        Epochs without a better score of a tenth of the rows, held out, that end the learning.
+    dtype : "float64" or "float32"
+    max_memory : int
+        Bytes the fit may take; more is refused before it starts.
+    random_state : int, RandomState instance or None
+
+    Attributes
+    ----------
+    classes_ : labels, sorted
+    kernels_ : the learned kernel of each latent function: one of two classes, else one per class
+    elbos_ : lower bounds of ln P(y) of the same
+    report_ : list of dicts of plain values, one per latent function: sizes, passes, advice
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "matern32",
+        *,
+        inducing: Any = "auto",
+        mean: str = "constant",
+        link: str = "logit",
+        learn: Any = True,
+        batch_size: int = 256,
+        epochs: Any = "auto",
+        learning_rate: float = 0.02,
+        patience: int | None = None,
+        dtype: str = "float64",
+        max_memory: int = 4 * 2**30,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.inducing = inducing
+        self.mean = mean
+        self.link = link
+        self.learn = learn
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.dtype = dtype
+        self.max_memory = max_memory
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learns latent functions from X (N, D) and labels y (N,) of any type."""
+        inputs, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(labels)
+        classes, codes = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(
+                f"y has one class only, {classes.tolist()[0]!r}: a classifier needs rows of two or "
+                f"more"
+            )
+        learned = _arguments.learned_names(self.learn)
+        named = not isinstance(self.kernel, AbstractKernel)
+        scaling = Standardisation.of(inputs, np.zeros(len(inputs)), unit_scales=not named)
+        settings = _arguments.free_point_settings(
+            self.inducing,
+            self.batch_size,
+            self.epochs,
+            self.learning_rate,
+            self.patience,
+            learned,
+            self.dtype,
+            self.max_memory,
+            _arguments.seed_of(self.random_state),
+        )
+        link = LINKS[_arguments.one_of("link", self.link, tuple(LINKS))]
+        ones = [1] if len(classes) == 2 else range(len(classes))
+        points = scaling.points(inputs)
+        latents = []
+        for one in ones:
+            model = GPModel(
+                _arguments.make_kernel(self.kernel, inputs.shape[1], learned),
+                _arguments.make_mean(self.mean, inputs.shape[1], learned),
+                BernoulliLikelihood(link),
+            )
+            targets = torch.from_numpy((codes == one).astype(np.float64))
+            latents.append(fit_latent(model, points, targets, settings, named))
+        self._keep(Classification(scaling, tuple(latents)), classes)
+        return self
+
+    def decision_function(self, X: ArrayLike) -> Array:
+        """Log-odds of the second class, (N,); of each against the rest, (N, K), where K > 2."""
+        log_odds = self._log_odds(X)
+        return log_odds[:, 0] if len(self.classes_) == 2 else log_odds
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """P(y = class) (N, K), averaged over the posterior of f."""
+        log_odds = self._log_odds(X)
+        probability: Array = 0.5 * (1.0 + np.tanh(0.5 * log_odds))
+        if len(self.classes_) == 2:
+            return np.concatenate([1.0 - probability, probability], axis=1)
+        # Divided by their largest first: all may be small where no class has rows.
+        share = probability / probability.max(axis=1, keepdims=True)
+        normalised: Array = share / share.sum(axis=1, keepdims=True)
+        return normalised
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable class, (N,)."""
+        log_odds = self._log_odds(X)
+        if len(self.classes_) == 2:
+            chosen = (log_odds[:, 0] > 0).astype(int)
+        else:
+            chosen = log_odds.argmax(axis=1)
+        labels: NDArray[Any] = self.classes_[chosen]
+        return labels
+
+    def save(self, path: str | Path) -> None:
+        """Writes the fitted classifier to a new directory of JSON and npy files (no pickle)."""
+        check_is_fitted(self)
+        _saving.write_classification(
+            Path(path), self._classification, self.classes_, self.get_params(deep=False)
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote, ready to predict."""
+        classification, classes, parameters = _saving.read_classification(Path(path))
+        estimator = cls(**parameters)
+        estimator.n_features_in_ = len(classification.scaling.x_scale)
+        estimator._keep(classification, classes)
+        return estimator
+
+    def _keep(self, fitted: Classification, classes: NDArray[Any]) -> None:
+        """Sets the attributes of a fitted estimator."""
+        self._classification, self.classes_ = fitted, classes
+        latents = fitted.latents
+        self.kernels_ = [fitted.scaling.user_kernel(latent.kernel) for latent in latents]
+        self.elbos_ = np.array([latent.elbo for latent in latents])
+        self.report_ = [latent.report for latent in latents]
+
+    def _log_odds(self, X: ArrayLike) -> Array:
+        check_is_fitted(self)
+        inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
+        return self._classification.log_odds(inputs)

@@ -1,0 +1,326 @@
+"""The scikit-learn estimator."""
+
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from dustmap.engines import EvidenceSettings, GPModel, plain_rows
+from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._engines import EngineArguments, FittedRegression, fit_regression
+from dustmap.estimators._standardisation import Array, Standardisation, spread
+from dustmap.gp import RegularGrid
+from dustmap.gp.kernels import AbstractKernel
+
+Prediction = Array | tuple[Array, Array]
+
+
+@final
+class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Gaussian process regression, for hundreds to millions of rows.
+
+    y_n = f(x_n) + noise with f ~ GP(mean, kernel). Small data are fitted exactly; large ones
+    through inducing points: in one to four dimensions on a regular grid (Wu et al. 2021), whose
+    covariances need only FFTs; in more wherever the data are (Hensman et al. 2013).
+    Inputs and targets are standardised inside; everything here is in the units of X and y.
+
+    Parameters
+    ----------
+    kernel : "matern12", "matern32", "matern52", "squared-exponential", or a kernel
+        A name stands for that kernel with one length scale per column of X. A
+        `dustmap.gp.kernels` object starts at its own parameters; it is copied, not changed.
+    grid : "auto", tuple of points per axis, or RegularGrid
+        "auto" covers the data with a spacing tied to the learned length scale and the noise.
+    engine : "auto", "exact", "hip", "global", "svgp" or "sgpr"
+        "auto" is the dense exact GP for N ≤ 2,000, and for N ≤ 10,000 unless 3,000 points of a
+        grid are fine enough for the length scale and the noise that were learned, or a grid is
+        given; beyond, "hip" where a grid is fine enough, else "global". "hip" has inducing points
+        on a grid and a structured posterior. "global" has no such structure: one solve on a finer
+        grid for the mean and for `samples` draws from the posterior, which standard deviations are
+        made of. "svgp" has free inducing points and learns from minibatches, in any
+        dimension; with more than four columns "auto" is exact for N ≤ 10,000 and "svgp" beyond.
+        "sgpr" learns the same points, with kernel and noise, from all rows at once by at most
+        `max_steps` steps of L-BFGS along the collapsed bound (Titsias 2009): no rate to choose,
+        N M² operations a step. See `engine_`.
+    family : "auto", "full", "block", "low-rank" or "mean-field"
+        Structure of the posterior covariance on the grid. Only "full" has the right standard
+        deviations: the others ignore correlations and are too wide. The mean is the same in all.
+        "low-rank" keeps the correlations of the `rank` directions that the data say most of.
+        "auto" is "full" where 3,000 variables make a fine enough grid, else "block".
+    block : tuple of nodes per axis
+        Tiles of family="block"; some 256 nodes by default. Larger ones are closer to "full".
+    rank : int
+        Directions of family="low-rank": 0 is "mean-field", as many as variables is "full".
+    whitening : "auto", "torus", "hip", "cholesky" or "ciq"
+        Feature map of the grid (`dustmap.gp.features`). They agree where padding is ample;
+        "auto" is "cholesky" for the full family and "torus", the fastest, otherwise.
+    mean : "constant" or "linear"
+        Learned coefficients add their own uncertainty to predictions and draws (universal
+        kriging).
+    noise : "auto", "learn", "given", "scale", "jitter", "student-t" or a number
+        "learn" is one standard deviation for all data; "given" the noise_std of `fit`, "scale" a
+        learned factor on it, "jitter" learned noise on top of it. "auto" is "given" where there
+        is noise_std, "learn" otherwise. A number is the standard deviation of all data.
+        "student-t" is s t_ν of learned width s and degrees of freedom ν, for data with outliers;
+        where there is noise_std, s is a learned factor on it. Engines "exact" and "global" have it.
+    learn : bool or names out of "length", "variance", "noise", "mean", "inducing"
+        What is learned, by maximising the exact evidence of `n_learn` random rows in at most
+        `max_steps` steps of L-BFGS. "global" then learns from all rows (of a random 100,000 at
+        most), by their evidence given near neighbours (Vecchia 1988), "svgp" and "sgpr" from all
+        rows by the ELBO, and the places of their inducing points, too.
+    n_learn, max_steps : int
+    samples : int
+        Draws of the global engine; the relative error of its standard deviations is 1/√(2 samples).
+    inducing : "auto" or int
+        Points of the svgp and sgpr engines, at first the centres of clusters of X; "auto" is 500,
+        or as many as rows differ. The cost of a step grows with their cube.
+    batch_size, learning_rate : int, float
+        Rows per step of the svgp engine, and the rate of Adam; 0 keeps all but q as it starts.
+    epochs : "auto" or int
+        Passes of the svgp engine; "auto" is 20, or what makes 200 steps.
+    patience : int or None
+        Epochs without a better score of a tenth of the rows, held out, that end the svgp engine's
+        learning; None for no such end. The posterior is that of all rows in any case.
+    padding : float
+        Length scales of empty space around the grid (see `report_["prior"]["wrap_error"]`).
+    dtype : "float64" or "float32"
+        Of the engines with inducing points; the exact and the sgpr engine are float64.
+    max_memory : int
+        Bytes the fit may take: automatic engines and grids stay within it, and what was asked for
+        beyond it is refused before it starts.
+    random_state : int, RandomState instance or None
+
+    Attributes
+    ----------
+    engine_ : "exact", "hip", "global", "svgp" or "sgpr"
+    kernel_ : the kernel, learned
+    grid_ : RegularGrid, or None for engines without one
+    inducing_points_ : (M, D) of the svgp and sgpr engines
+    noise_std_ : learned (or given) standard deviation of the noise, of Student-t noise the half
+        width that holds as much as ±1σ; None where it comes per datum
+    noise_dof_ : ν of Student-t noise, None for Gaussian
+    mean_ : coefficients (1,) of the constant or (1 + D,) of the linear mean
+    log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters; Gaussian noise only
+    elbo_ : its lower bound of the hip, svgp and sgpr engines
+    report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
+    """
+
+    def __init__(
+        self,
+        kernel: Any = "matern32",
+        *,
+        grid: Any = "auto",
+        engine: str = "auto",
+        family: str = "auto",
+        block: tuple[int, ...] | None = None,
+        rank: int = 50,
+        whitening: str = "auto",
+        mean: str = "constant",
+        noise: Any = "auto",
+        learn: Any = True,
+        n_learn: int = 2000,
+        max_steps: int = 100,
+        samples: int = 64,
+        inducing: Any = "auto",
+        batch_size: int = 256,
+        epochs: Any = "auto",
+        learning_rate: float = 0.02,
+        patience: int | None = None,
+        padding: float = 4.0,
+        dtype: str = "float64",
+        max_memory: int = 4 * 2**30,
+        random_state: Any = 0,
+    ) -> None:
+        self.kernel = kernel
+        self.grid = grid
+        self.engine = engine
+        self.family = family
+        self.block = block
+        self.rank = rank
+        self.whitening = whitening
+        self.mean = mean
+        self.noise = noise
+        self.learn = learn
+        self.n_learn = n_learn
+        self.max_steps = max_steps
+        self.samples = samples
+        self.inducing = inducing
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.padding = padding
+        self.dtype = dtype
+        self.max_memory = max_memory
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, noise_std: ArrayLike | None = None) -> Self:
+        """Learns hyperparameters and posterior from X (N, D), y (N,) and noise_std (N,)."""
+        inputs, targets = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
+        targets = np.asarray(targets, np.float64)
+        std = _arguments.noise_std_of(noise_std, len(targets))
+        named = not isinstance(self.kernel, AbstractKernel)
+        plain = plain_rows(targets) if self._is_student_t else slice(None)
+        scaling = Standardisation.of(inputs, targets[plain], unit_scales=not named)
+        arguments = self._engine_arguments(inputs, scaling, named)
+        model = self._model(targets[plain], std is not None, scaling)
+        data = scaling.batch(inputs, targets, std)
+        self._keep(fit_regression(model, data, scaling, arguments))
+        return self
+
+    def predict(
+        self,
+        X: ArrayLike,
+        return_std: bool = False,
+        return_cov: bool = False,
+        *,
+        include_noise: bool = False,
+        noise_std: ArrayLike | None = None,
+    ) -> Prediction:
+        """Posterior mean of f at X (N, D), with its standard deviation (N,) or covariance (N, N).
+
+        include_noise: of new measurements y rather than of f; where `fit` had a noise_std, these
+        need theirs, too.
+        """
+        if return_std and return_cov:
+            raise ValueError("return_std and return_cov cannot both be True: ask for one of them")
+        fitted, inputs = self._query(X)
+        points, scale = fitted.scaling.points(inputs), fitted.scaling.y_scale
+        noise = fitted.noise_variance(inputs, noise_std) if include_noise else np.zeros(len(inputs))
+        prediction = fitted.posterior.predict(points)
+        mean = self._mean(prediction.mean)
+        if return_cov:
+            covariance = fitted.posterior.covariance(points).double().numpy() * scale**2
+            return mean, covariance + np.diag(noise)
+        if not return_std:
+            return mean
+        return mean, np.sqrt(prediction.variance.double().numpy() * scale**2 + noise)
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Joint draws of f at X from the posterior, (N, n_samples); "global": ≤ `samples`."""
+        fitted, inputs = self._query(X)
+        points = fitted.scaling.points(inputs)
+        drawn = fitted.sample(points, n_samples, _arguments.seed_of(random_state))
+        return self._mean(drawn.mT)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the fitted regression to a new directory of JSON and npy files (no pickle)."""
+        check_is_fitted(self)
+        _saving.write_regression(Path(path), self._regression, self.get_params(deep=False))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """What `save` wrote, ready to predict."""
+        regression, parameters = _saving.read_regression(Path(path))
+        estimator = cls(**parameters)
+        estimator.n_features_in_ = len(regression.scaling.x_scale)
+        estimator._keep(regression)
+        return estimator
+
+    def _engine_arguments(
+        self, inputs: Array, scaling: Standardisation, named: bool
+    ) -> EngineArguments:
+        grid = _arguments.grid_of(self.grid, torch.tensor(inputs))
+        seed = _arguments.seed_of(self.random_state)
+        learning = EvidenceSettings(
+            rows=_arguments.at_least(2, "n_learn", self.n_learn),
+            max_steps=_arguments.at_least(1, "max_steps", self.max_steps),
+            seed=seed,
+            search_start=named,
+        )
+        inducing = _arguments.inducing_settings(
+            learning,
+            scaling.grid(grid) if isinstance(grid, RegularGrid) else grid,
+            family=self.family,
+            block=self.block,
+            rank=self.rank,
+            whitening=self.whitening,
+            padding=self.padding,
+            dtype=self.dtype,
+            max_memory=self.max_memory,
+        )
+        engine_of = _arguments.engine_of
+        if self._is_student_t:
+            engine_of = _arguments.student_t_engine_of
+        n, dim = inputs.shape
+        return EngineArguments(
+            engine_of(self.engine, self.grid, n, dim, inducing.max_memory),
+            dim,
+            inducing,
+            _arguments.point_settings(inducing, self.samples, seed),
+            _arguments.free_point_settings(
+                self.inducing,
+                self.batch_size,
+                self.epochs,
+                self.learning_rate,
+                self.patience,
+                _arguments.learned_names(self.learn),
+                self.dtype,
+                self.max_memory,
+                seed,
+                learning.max_steps,
+            ),
+            self._is_student_t,
+        )
+
+    @property
+    def _is_student_t(self) -> bool:
+        return isinstance(self.noise, str) and self.noise == _arguments.STUDENT_T
+
+    def _model(self, targets: Array, given: bool, scaling: Standardisation) -> GPModel:
+        learned, dim = _arguments.learned_names(self.learn), len(scaling.x_scale)
+        width = float(spread(targets)) / scaling.y_scale
+        return GPModel(
+            _arguments.make_kernel(self.kernel, dim, learned),
+            _arguments.make_mean(self.mean, dim, learned),
+            _arguments.make_likelihood(self.noise, given, scaling.y_scale, width, learned),
+        )
+
+    def _keep(self, fitted: FittedRegression) -> None:
+        """Sets the attributes of a fitted estimator."""
+        self._regression = fitted
+        scaling = fitted.scaling
+        self.engine_ = fitted.engine
+        self.kernel_ = scaling.user_kernel(fitted.model.kernel)
+        self.grid_ = fitted.grid
+        coefficients = fitted.model.mean.coefficients().detach().numpy()
+        self.mean_ = scaling.user_mean(coefficients)
+        self.noise_std_ = None if fitted.noise_is_given else fitted.noise()["noise_std"]
+        self.noise_dof_ = fitted.dof
+        self.report_ = fitted.report | {"hyperparameters": self._hyperparameters()}
+        for name in ("log_evidence_", "elbo_", "inducing_points_"):
+            self.__dict__.pop(name, None)
+        if fitted.inducing_points is not None:
+            self.inducing_points_ = fitted.inducing_points
+        if fitted.evidence is not None:
+            name = "log_evidence_" if fitted.engine == "exact" else "elbo_"
+            setattr(self, name, fitted.evidence)
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        terms = [
+            {
+                "profile": term.profile.name,
+                "length": term.lengthscale.tolist(),
+                "std": float(term.variance.detach()) ** 0.5,
+            }
+            for term in self.kernel_.terms()
+        ]
+        noise = self._regression.noise()
+        return {"kernel": terms, **noise, "mean": self.mean_.tolist()}
+
+    def _query(self, X: ArrayLike) -> tuple[FittedRegression, Array]:
+        check_is_fitted(self)
+        inputs: Array = validate_data(self, X, dtype=np.float64, reset=False)
+        fitted: FittedRegression = self._regression
+        return fitted, inputs
+
+    def _mean(self, mean: Tensor) -> Array:
+        scaling = self._regression.scaling
+        return scaling.y_center + scaling.y_scale * mean.double().numpy()

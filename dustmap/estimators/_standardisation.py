@@ -1,0 +1,110 @@
+"""Standardised units: a data set as the engines see it."""
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dustmap.gp import Batch, RegularGrid
+from dustmap.gp.functionals import PointValues
+from dustmap.gp.kernels import AbstractKernel, KernelTerm, StationaryKernel, SumKernel
+
+Array = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Standardisation:
+    """x' = (x − x_center) / x_scale on every axis, y' = (y − y_center) / y_scale."""
+
+    x_center: tuple[float, ...]
+    x_scale: tuple[float, ...]
+    y_center: float
+    y_scale: float
+
+    @classmethod
+    def of(cls, X: Array, y: Array, *, unit_scales: bool) -> Self:
+        """Mean and spread of X (N, D) and y (N,); a constant has scale 1.
+
+        unit_scales: centre only, for a kernel whose parameters are in the units of X and y.
+        """
+        x_scale = np.ones(X.shape[1]) if unit_scales else spread(X, "X")
+        y_scale = 1.0 if unit_scales else float(spread(y))
+        center = tuple(X.mean(axis=0).tolist())
+        return cls(center, tuple(x_scale.tolist()), float(y.mean()), y_scale)
+
+    def points(self, X: Array) -> PointValues:
+        """The functionals f_n = ρ(x_n') of inputs X (N, D)."""
+        return PointValues(_own((X - np.array(self.x_center)) / np.array(self.x_scale)))
+
+    def targets(self, y: Array) -> Tensor:
+        """y' (N,), float64."""
+        return _own((y - self.y_center) / self.y_scale)
+
+    def batch(self, X: Array, y: Array, noise_std: Array | None) -> Batch:
+        """The data as the engines take them."""
+        noise = None if noise_std is None else _own((noise_std / self.y_scale) ** 2)
+        return Batch(self.points(X), self.targets(y), noise)
+
+    def grid(self, grid: RegularGrid) -> RegularGrid:
+        """A grid of the user, in standardised units."""
+        lower = [
+            (a - c) / s for a, c, s in zip(grid.lower, self.x_center, self.x_scale, strict=True)
+        ]
+        spacing = [h / s for h, s in zip(grid.spacing, self.x_scale, strict=True)]
+        return RegularGrid(tuple(lower), tuple(spacing), grid.shape)
+
+    def user_grid(self, grid: RegularGrid) -> RegularGrid:
+        """A grid in standardised units, in those of the user."""
+        lower = [c + a * s for a, c, s in zip(grid.lower, self.x_center, self.x_scale, strict=True)]
+        spacing = [h * s for h, s in zip(grid.spacing, self.x_scale, strict=True)]
+        return RegularGrid(tuple(lower), tuple(spacing), grid.shape)
+
+    def user_points(self, points: Array) -> Array:
+        """Points (M, D) in standardised units, in those of the user."""
+        return np.array(self.x_center) + np.array(self.x_scale) * points
+
+    def user_kernel(self, kernel: AbstractKernel) -> AbstractKernel:
+        """A kernel of x' and y' as one of x and y."""
+        scales = torch.tensor(self.x_scale, dtype=torch.float64)
+        return kernel_of_terms(
+            [
+                KernelTerm(term.variance * self.y_scale**2, term.lengthscale * scales, term.profile)
+                for term in kernel.terms()
+            ]
+        )
+
+    def user_mean(self, coefficients: Array) -> Array:
+        """Coefficients (1,) of a constant or (1 + D,) of a linear mean, in the user's units."""
+        slope = coefficients[1:] * self.y_scale / np.array(self.x_scale)[: len(coefficients) - 1]
+        level = self.y_center + self.y_scale * coefficients[0]
+        return np.array([level - slope @ np.array(self.x_center)[: len(slope)], *slope])
+
+
+def _own(values: Array) -> Tensor:
+    """A copy in memory of torch, which lies on boundaries that NumPy's may miss: sums then end in
+    the same bits from one fit to the next, which long iterations would drive apart."""
+    return torch.from_numpy(values).clone()
+
+
+def kernel_of_terms(terms: list[KernelTerm]) -> AbstractKernel:
+    """Σ variance · profile(|x / ℓ|), detached from whatever the terms were computed from."""
+    kernels = [
+        StationaryKernel(
+            term.profile, term.lengthscale.detach().tolist(), float(term.variance.detach())
+        )
+        for term in terms
+    ]
+    return kernels[0] if len(kernels) == 1 else SumKernel(kernels)
+
+
+def spread(values: Array, name: str = "y") -> Array:
+    """Standard deviation along the first axis; 1 for a constant."""
+    with np.errstate(over="ignore"):
+        found = np.std(values, axis=0)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{name} is too large for its square to be a number: give it other units")
+    return np.where(found > 0, found, 1.0)

@@ -1,0 +1,130 @@
+"""The fit of a star map: its hyperparameters by name, and the posterior of the density."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, final
+
+from scipy.stats import norm, t
+from torch import Tensor
+
+from dustmap.engines import Arrays, Learning
+from dustmap.gp import AbstractPosterior, Prediction
+from dustmap.inference import (
+    DatumScores,
+    StudentTNoise,
+    scores_of_normal,
+    scores_of_student_t,
+)
+
+#: Upper end of the central 68 %.
+_UPPER = float(norm.cdf(1.0))
+
+#: Parts of the model that few have -> their values where it has none.
+_ABSENT: tuple[Mapping[str, float], ...] = (
+    {"scatter": 0.0},
+    {"relative_scatter": 0.0},
+    {"beyond": 1.0, "beyond_std": 0.0},
+)
+
+
+@final
+@dataclass(frozen=True)
+class Hyperparameters:
+    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors;
+    relative_scatter: the same as a fraction of the extinction itself.
+
+    std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
+    mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows.
+    nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
+    prior's expectation of the dust beyond the box, and its standard deviation.
+    """
+
+    length: float
+    std: float
+    mean: float
+    noise: float
+    nu: float | None = None
+    scatter: float = 0.0
+    disc_height: float | None = None
+    disc_length: float | None = None
+    relative_scatter: float = 0.0
+    beyond: float = 1.0
+    beyond_std: float = 0.0
+
+    def squared_width(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`:
+        the variance of normal noise, s² of Student-t noise s t_ν.
+
+        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
+        nothing asks for it where there is no relative scatter.
+        """
+        constant = self.noise**2 * given + self.scatter**2
+        if self.relative_scatter == 0.0:
+            return constant
+        assert predicted is not None
+        square = (predicted.mean.square() + predicted.variance).to(given)
+        return constant + self.relative_scatter**2 * square
+
+    def noise_variance(
+        self, given: Tensor, predicted: Prediction | None = None, added: Tensor | float = 0.0
+    ) -> Tensor:
+        """The same of normal noise, and added (N,), what no error of measurement has made; of
+        Student-t noise the variance of a normal distribution whose ±1σ holds as much: its own
+        speaks of outliers, and is infinite for ν ≤ 2."""
+        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        return width**2 * self.squared_width(given, predicted) + added
+
+    def scored(
+        self, y: Tensor, given: Tensor, predicted: Prediction, added: Tensor | float = 0.0
+    ) -> DatumScores:
+        """Scores of measurements y (N,) under the predicted extinctions and this noise; added (N,):
+        variance of a normal kind on top."""
+        width2, variance = self.squared_width(given, predicted), predicted.variance + added
+        if self.nu is None:
+            return scores_of_normal(y, predicted.mean, variance + width2)
+        return scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
+
+    def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
+        """The same for Student-t noise whose scale multiplies errors and scatter."""
+        scale = noise.scale
+        return replace(
+            self,
+            noise=scale * self.noise,
+            scatter=scale * self.scatter,
+            relative_scatter=scale * self.relative_scatter,
+            nu=noise.nu,
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """Those of the parts that the model has: no scatter of zero, nothing that is None."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        for part in _ABSENT:
+            if part.items() <= values.items():
+                values = {name: value for name, value in values.items() if name not in part}
+        return values
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarFit:
+    """The posterior of the density, and how it was found.
+
+    summary: what the engine says of its solution, for the report; a residual of iterations is
+    `cg_residual`. learning: how the hyperparameters were found, if they were. arrays: what brings
+    the posterior back beside hyperparameters and data; empty where it is quickly computed again.
+    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
+    a posterior that draws rays by the thousand, of engines whose own does not.
+    """
+
+    posterior: AbstractPosterior
+    hyperparameters: Hyperparameters
+    summary: dict[str, Any]
+    learning: Learning | None
+    arrays: Arrays = field(default_factory=dict)
+    at_nodes: Callable[[], Prediction] | None = None
+    on_grid: Callable[[], AbstractPosterior] | None = None
+
+    def for_many_rays(self) -> AbstractPosterior:
+        """The posterior, or its draws on a grid where every ray is a solve."""
+        return self.posterior if self.on_grid is None else self.on_grid()
