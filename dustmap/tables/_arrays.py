@@ -27,7 +27,7 @@ from dustmap.tables._columns import (
     translating,
     typed,
 )
-from dustmap.tables._hdf5_files import DamagedHdf5, open_hdf5
+from dustmap.tables._hdf5_files import open_hdf5
 
 _META = ".__table_column_meta__"  # where astropy keeps units
 #: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
@@ -114,12 +114,8 @@ class Hdf5Reader(AbstractReader):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    with translating(path, "HDF5"):
-        try:
-            with open_hdf5(path) as file:
-                yield file
-        except DamagedHdf5 as error:
-            raise CatalogError(str(error)) from None
+    with translating(path, "HDF5"), open_hdf5(path) as file:
+        yield file
 
 
 def _refuse_links(file: h5py.File) -> None:

@@ -29,6 +29,8 @@ from typing import BinaryIO, final
 
 import h5py
 
+from dustmap.tables._columns import CatalogError
+
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
 #: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
@@ -106,17 +108,13 @@ class SparedFile:
         """Nothing is held back."""
 
 
-class DamagedHdf5(ValueError):
-    """One line that names the file, what was expected in it and what is there."""
-
-
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Open a file to read.
 
     Raises
     ------
-    DamagedHdf5
+    CatalogError
         In place of any error that follows from a loop in the file.
     """
     with path.open("rb", buffering=0) as raw:
@@ -141,7 +139,7 @@ class GuardedFile:
         self._raw = raw
         self._path = path
         self._structures: _Structures | None = None
-        self._failed: DamagedHdf5 | OSError | None = None
+        self._failed: CatalogError | OSError | None = None
 
     def check(self) -> None:
         """Raise what was wrong with any read since the beginning, in one line."""
@@ -149,7 +147,7 @@ class GuardedFile:
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
         if self._failed is not None:
-            raise DamagedHdf5(
+            raise CatalogError(
                 f"{self._path}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
@@ -161,7 +159,7 @@ class GuardedFile:
             while got := self._raw.readinto(view[count:]):
                 count += got
             self._look(start, bytes(view[:8]))
-        except (DamagedHdf5, OSError) as error:
+        except (CatalogError, OSError) as error:
             self._failed, count = self._failed or error, 0
         view[count:] = bytes(len(view) - count)
         return len(view)
@@ -176,7 +174,7 @@ class GuardedFile:
         try:
             return self._raw.seek(offset, whence)
         except OverflowError:
-            self._failed = self._failed or DamagedHdf5(
+            self._failed = self._failed or CatalogError(
                 f"expected addresses within its bytes, got {offset}"
             )
             return self._raw.seek(0, os.SEEK_END)
@@ -210,7 +208,7 @@ class _Structures:
         head = os.pread(descriptor, 16, base).ljust(16, b"\0")
         address, length = head[13:15] if head[8] < 2 else head[9:11]
         if {address, length} - {2, 4, 8}:
-            raise DamagedHdf5(
+            raise CatalogError(
                 f"its addresses have {address} bytes and its lengths {length}, expected 8 and 8"
             )
         return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
@@ -236,7 +234,7 @@ class _Structures:
             if data[at : at + 2] != b"\0\0":
                 taken = header + _padded(taken)
             if not header <= taken <= len(data) - at or count > _MOST:
-                raise DamagedHdf5(
+                raise CatalogError(
                     f"the global heap at byte {start} is damaged: expected at most {_MOST} "
                     f"objects, each of {header} bytes or more up to byte {start + len(data)}, got "
                     f"number {count} of {taken} bytes at byte {start + at}"
@@ -250,7 +248,7 @@ class _Structures:
         seen: set[int] = set()
         while block != _NO_BLOCK and block < size:
             if block in seen or len(seen) * 2 * self.length > size:
-                raise DamagedHdf5(
+                raise CatalogError(
                     f"the local heap at byte {start} is damaged: expected a list of free blocks "
                     f"with an end, got one that returns to the block at {block}"
                 )
@@ -263,7 +261,7 @@ class _Structures:
             at, seen = start, set[int]()
             while (at, side) not in self.ended and self._is_tree(at):
                 if at in seen:
-                    raise DamagedHdf5(
+                    raise CatalogError(
                         f"the B-tree at byte {start} is damaged: expected nodes in a row, got the "
                         f"node at byte {at} as its own neighbour"
                     )

@@ -1,20 +1,30 @@
-"""A regression's posterior on a regular grid, as zarr and FITS files."""
+"""A regression's posterior on a regular grid: as zarr and FITS files, and as pictures."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import zarr
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.runs.regression._data import Array, Rows
 from dustmap.sky import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
 from dustmap.sky._zarr import create_array, create_axis
 from dustmap.tables import replacing
 
 CHUNK = 64  # nodes per axis
+MEAN_COLOURS = "viridis"
+STD_COLOURS = "magma"
+MOST_DOTS = 2000  # beyond, dots hide each other and the curve
+SLICES = (0.25, 0.5, 0.75)  # parts of the third axis
 
 
 @final
@@ -85,3 +95,113 @@ def _plan(field: GriddedField, name: str, provenance: Provenance) -> ImagePlan:
     cards["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
     provenance.stamp(cards)
     return ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8")
+
+
+def plot_field(field: GriddedField, rows: Rows, height: float | None = None) -> Figure:
+    """One input: mean with bands and data. Two: mean and deviation. Three: slices of both.
+
+    height: where to slice the third axis, instead of at its quarters.
+    """
+    if field.grid.dim == 1:
+        return _curve(field, rows)
+    if field.grid.dim == 2:
+        return _pair(field, rows)
+    return _slices(field, height)
+
+
+def _curve(field: GriddedField, rows: Rows) -> Figure:
+    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+    axis = figure.subplots()
+    (x,) = field.axes()
+    shown = _some(rows)
+    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=_data_label(rows))
+    for width, shade in ((2.0, 0.18), (1.0, 0.3)):
+        low, high = field.mean - width * field.std, field.mean + width * field.std
+        label = f"±{width:g} standard deviations"
+        axis.fill_between(x, low, high, color="C0", alpha=shade, linewidth=0, label=label)
+    axis.plot(x, field.mean, color="C0", linewidth=1.6, label="posterior mean")
+    axis.set_xlabel(field.inputs[0])
+    axis.set_ylabel(field.target)
+    axis.set_xlim(x[0], x[-1])
+    axis.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _pair(field: GriddedField, rows: Rows) -> Figure:
+    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    shown = _some(rows)
+    for axis, (title, values, colours) in zip(axes, _quantities(field), strict=True):
+        image = _draw(axis, field, values, colours, None)
+        axis.set_title(title)
+        figure.colorbar(image, ax=axis, label=field.target)
+    axes[1].plot(*shown.X.T, ".", color="white", markersize=1.2, alpha=0.5)
+    axes[1].set_title(f"standard deviation, {_data_label(rows)} as dots")
+    axes[0].set_ylabel(field.inputs[1])
+    return figure
+
+
+def _slices(field: GriddedField, height: float | None) -> Figure:
+    levels = field.axes()[2]
+    chosen = [round(part * (len(levels) - 1)) for part in SLICES]
+    if height is not None:
+        chosen = [_nearest(levels, height, field.inputs[2])]
+    figure = Figure(figsize=(3.6 * len(chosen) + 1.4, 6.8), layout="constrained")
+    rows = figure.subplots(2, len(chosen), sharex=True, sharey=True, squeeze=False)
+    for axes, (title, values, colours) in zip(rows, _quantities(field), strict=True):
+        planes = [values[:, :, k] for k in chosen]
+        scale = Normalize(min(p.min() for p in planes), max(p.max() for p in planes))
+        for axis, plane, k in zip(axes, planes, chosen, strict=True):
+            image = _draw(axis, field, plane, colours, scale)
+            axis.set_title(f"{title}, {field.inputs[2]} = {levels[k]:.4g}", fontsize="medium")
+        axes[0].set_ylabel(field.inputs[1])
+        figure.colorbar(image, ax=list(axes), label=field.target)
+    for axis in rows[0]:
+        axis.set_xlabel("")
+    return figure
+
+
+def _quantities(field: GriddedField) -> Iterator[tuple[str, Array, str]]:
+    yield "posterior mean", field.mean, MEAN_COLOURS
+    yield "standard deviation", field.std, STD_COLOURS
+
+
+def _draw(
+    axis: Axes,
+    field: GriddedField,
+    plane: NDArray[np.float64],
+    colours: str,
+    scale: Normalize | None,
+) -> AxesImage:
+    half = [h / 2 for h in field.grid.spacing]
+    x, y = field.axes()[:2]
+    axis.set_xlabel(field.inputs[0])
+    return axis.imshow(
+        plane.transpose(),
+        origin="lower",
+        extent=(x[0] - half[0], x[-1] + half[0], y[0] - half[1], y[-1] + half[1]),
+        aspect="auto",
+        cmap=colours,
+        norm=scale,
+        interpolation="nearest",
+    )
+
+
+def _nearest(levels: Array, height: float, name: str) -> int:
+    half = (levels[1] - levels[0]) / 2
+    if not levels[0] - half <= height <= levels[-1] + half:
+        raise ValueError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
+    return int(np.abs(levels - height).argmin())
+
+
+def _some(rows: Rows) -> Rows:
+    """At most MOST_DOTS rows, the same ones every time."""
+    if len(rows) <= MOST_DOTS:
+        return rows
+    chosen = np.random.default_rng(0).choice(len(rows), MOST_DOTS, replace=False)
+    return rows[chosen]
+
+
+def _data_label(rows: Rows) -> str:
+    shown = min(len(rows), MOST_DOTS)
+    return "data" if shown == len(rows) else f"{shown:,} of {len(rows):,} data"

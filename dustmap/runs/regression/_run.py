@@ -22,9 +22,8 @@ from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs._seconds import dense_seconds, rounded
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
-from dustmap.runs.regression._field import GriddedField, write_field
+from dustmap.runs.regression._field import GriddedField, plot_field, write_field
 from dustmap.runs.regression._memory import regression_memory
-from dustmap.runs.regression._plots import plot_field
 from dustmap.runs.reports import (
     Check,
     Picture,
