@@ -70,7 +70,9 @@ class ParquetReader(AbstractReader):
 
     def keyword(self, name: str) -> str:
         written = self._metadata.get(name.encode())
-        return self._description.keyword(name) if written is None else written.decode().strip()
+        if written is None:
+            return self._description.keyword(name)
+        return written.decode("utf-8", "replace").strip()
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         masks = {c.name.removesuffix(MASK) for c in self.columns if c.name.endswith(MASK)}

@@ -22,7 +22,7 @@ from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
 
 _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
 

@@ -99,8 +99,9 @@ class FitsReader(AbstractReader):
             )
 
     def keyword(self, name: str) -> str:
-        values = [header[name] for header in self._headers if name in header]
-        return str(values[-1]).strip() if values else ""
+        with translating(self._path, "FITS"):  # cards are parsed as they are asked for
+            values = [header[name] for header in self._headers if name in header]
+            return str(values[-1]).strip() if values else ""
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))

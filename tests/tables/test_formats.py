@@ -149,6 +149,18 @@ def test_a_fault_of_ours_is_no_damage_of_the_file(tmp_path: Path) -> None:
         raise TypeError("raised outside of the package")
 
 
+def test_a_card_that_cannot_be_read(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.fits", sample())
+    data = (
+        (tmp_path / "t.fits")
+        .read_bytes()
+        .replace(b"EXTSYS  = 'A_V     '", b"EXTSYS  = 1.2.3.A_V  ")
+    )
+    (tmp_path / "t.fits").write_bytes(data)
+    with pytest.raises(CatalogError, match=r"t\.fits: cannot be read as FITS"):
+        open_table(tmp_path / "t.fits").keyword("EXTSYS")
+
+
 def votable(rows: str, table: str = "<TABLE>", field: str = 'datatype="double"') -> str:
     return f'<VOTABLE><RESOURCE>{table}<FIELD name="l" {field}/>{rows}</TABLE></RESOURCE></VOTABLE>'
 
