@@ -140,7 +140,7 @@ def _many(options: argparse.Namespace) -> int:
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
     counts = {"rows": len(places), "rows_outside_the_box": outside}
-    _tell_table(places.table, answers, source.system, counts if options.json else None)
+    _print_table(places.table, answers, source.system, counts if options.json else None)
     return DONE
 
 
@@ -158,7 +158,7 @@ def _profile(options: argparse.Namespace) -> int:
         levels = sorted({*BAND, *(options.percentiles or ())})
         answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
-    _tell_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
+    _print_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
     return DONE
 
 
@@ -209,7 +209,7 @@ def _positive(written: str, option: str) -> float:
     return length
 
 
-def _tell_table(
+def _print_table(
     table: "Table",
     answers: "Columns",
     system: "ExtinctionSystem",

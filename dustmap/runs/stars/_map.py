@@ -170,7 +170,7 @@ class StarMap(AbstractFinishedRun):
         add_answers(table, columns, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
-        _tell_history(table, self.made)
+        _add_history(table, self.made)
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         told = {"rows": len(table), "rows_outside_the_box": outside}
@@ -287,7 +287,7 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
-def _tell_history(table: Table, provenance: Provenance) -> None:
+def _add_history(table: Table, provenance: Provenance) -> None:
     """Where the predictions come from, after what the header said of the rows."""
     own = provenance.metadata()
     before = table.meta.get("HISTORY", [])
