@@ -129,7 +129,8 @@ def coarsened(box: RegularGrid, spacing: float) -> RegularGrid:
     """From face to face of the box, no finer than its own nodes or than about `spacing`."""
     sides = [b - a for a, b in zip(box.lower, box.upper, strict=True)]
     step = max(box.spacing[0], spacing)
-    shape = tuple(max(2, round(side / step) + 1) for side in sides)
+    # The step comes from a logarithm: its rounding must not decide between two shapes.
+    shape = tuple(max(2, round(round(side / step, 9)) + 1) for side in sides)
     return RegularGrid.from_bounds(box.lower, box.upper, shape)
 
 

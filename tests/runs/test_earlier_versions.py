@@ -1,0 +1,62 @@
+"""What version 0.1 has written still opens, and answers what it answered then."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dustmap import HIPGPClassifier, HIPGPRegressor
+from dustmap.runs import open_run, open_star_map, regression_at
+
+ARCHIVE = Path(__file__).parent / "data" / "runs_0_1.tar.xz"
+#: float32 maps are answered to their rounding.
+RTOL = {"lognormal": 1e-5, "global": 1e-4, "exact": 1e-6, "hip": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of every engine on 60 simulated stars, a regression, and saved estimators."""
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "runs_0_1"
+
+
+@pytest.fixture(scope="module")
+def expected(earlier: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((earlier / "expected.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("engine", RTOL)
+def test_a_map_of_every_engine(engine: str, earlier: Path, expected: dict[str, Any]) -> None:
+    opened = open_star_map(earlier / engine)
+    for place, values in zip(expected["places"], expected["runs"][engine], strict=True):
+        assert dict(opened.query(*place)) == pytest.approx(values, rel=RTOL[engine])
+
+
+def test_a_regression(earlier: Path, expected: dict[str, Any]) -> None:
+    opened = regression_at(earlier / "regression")
+    assert opened is not None
+    assert type(opened) is type(open_run(earlier / "regression"))
+    check(opened.model, expected["X"], expected["runs"]["regression"])
+
+
+@pytest.mark.parametrize("engine", ["exact", "hip", "global", "svgp", "sgpr", "student"])
+def test_a_regressor_of_every_engine(engine: str, earlier: Path, expected: dict[str, Any]) -> None:
+    model = HIPGPRegressor.load(earlier / f"estimator_{engine}")
+    check(model, expected["X"], expected["estimators"][engine])
+
+
+def test_a_classifier(earlier: Path, expected: dict[str, Any]) -> None:
+    found = HIPGPClassifier.load(earlier / "classifier").predict_proba(np.array(expected["X"]))
+    np.testing.assert_allclose(found, expected["estimators"]["classifier"], rtol=1e-9)
+
+
+def check(model: HIPGPRegressor, X: list[list[float]], values: dict[str, list[float]]) -> None:
+    mean, std = model.predict(np.array(X), return_std=True)
+    np.testing.assert_allclose(mean, values["mean"], rtol=1e-8)
+    np.testing.assert_allclose(std, values["std"], rtol=1e-8)
