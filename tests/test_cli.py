@@ -117,7 +117,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
         (["--set", "grid.spaceing=3"], "did you mean grid.spacing?"),
         (["--memory", "1KiB"], "compute.memory allows 1,024 bytes; the largest part is"),
         (["--threads", "-1"], "compute.threads = -1: expected a whole number >= 0"),
-        (["--set", "data.catalog=none.fits"], "none.fits: there is no such catalog"),
+        (["--set", "data.catalog=none.fits"], "none.fits: there is no such file"),
         (["--column", "l=GLON"], "sky.fits: missing l (card generic) for directions; or ra, dec"),
         (["--column", "lon=GLON"], "column lon=GLON: the card generic has no lon"),
         (["--set", "data.truth=none.zarr"], "none.zarr: expected a run directory"),

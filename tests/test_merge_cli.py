@@ -165,7 +165,7 @@ def test_what_is_no_tile(
     assert "not that of a tile" in error_of(["merge", str(tmp_path / "plain.zarr"), *end], capsys)
     write_map(tmp_path / "odd.zarr", plain, Provenance("", tile={"pixel": "1/3"}))
     told = error_of(["merge", str(tmp_path / "odd.zarr"), *end], capsys)
-    assert "cannot be read ('configuration')" in told
+    assert "its attribute tile should have hyperparameters of the run, got None" in told
     write_map(tmp_path / "plain.fits", plain, Provenance(""))
     assert "expected a run of a tile" in error_of(
         ["merge", str(tmp_path / "plain.fits"), *end], capsys

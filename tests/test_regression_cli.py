@@ -1,12 +1,13 @@
 """Regression on the command line: from a table to a report, predictions, maps and pictures."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 from astropy.io import fits
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from dustmap import HIPGPRegressor, config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, main
 from dustmap.runs.kept._written import OWN
-from dustmap.sky._outputs import foreign_entries
+from dustmap.tables import read_tables
+from dustmap.tables._outputs import foreign_entries
 
 ROOT = Path(__file__).resolve().parents[1]
 INPUTS = ("a", "b", "c")
@@ -119,17 +121,14 @@ def test_evaluate_scores_another_table(curve: Path, capsys: pytest.CaptureFixtur
     assert told["rmse"] == pytest.approx(np.sqrt(np.mean(residual**2)))
 
 
-@pytest.mark.parametrize("ending", [".csv", ".fits", ".ecsv", ".npz"])
+@pytest.mark.parametrize("ending", [".csv", ".fits", ".ecsv", ".npz", ".parquet", ".h5"])
 def test_predict_needs_inputs_only_and_adds_columns(
     curve: Path, tmp_path: Path, ending: str
 ) -> None:
     Table({"a": [0.1, 0.2, 3.0], "name": ["x", "y", "z"]}).write(tmp_path / "new.csv")
     arguments = ["--catalog", str(tmp_path / "new.csv"), "--output", str(tmp_path / f"p{ending}")]
     assert main(["predict", str(curve / "run"), *arguments]) == DONE
-    if ending == ".npz":
-        predicted = Table(dict(np.load(tmp_path / "p.npz")))
-    else:
-        predicted = Table.read(tmp_path / f"p{ending}")
+    predicted = read_tables(tmp_path / f"p{ending}")
     assert predicted.colnames == ["a", "name", "target_mean", "target_std"]
     np.testing.assert_allclose(predicted["target_mean"][:2], np.sin([0.5, 1.0]), atol=0.15)
     assert predicted["target_std"][2] > 5 * predicted["target_std"][0]
@@ -275,7 +274,7 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
         ("data.error=bad", "column bad: 1 of 90 rows are not > 0"),
         ("data.holdout=0.99", "leaves 1 of 90 rows to fit"),
         ("data.catalog=none.csv", "none.csv: there is no such file"),
-        ("data.catalog=run.toml", "expected a table that ends in .csv"),
+        ("data.catalog=run.toml", "expected a table that ends in .fits"),
         ("model.learn=[length, std, noise]", "a regression always learns its mean"),
         ("model.learn=[length, std, mean]", "expected a column of standard errors"),
         ("grid.spacing=0.1", "grid.center = [0.0, 0.0, 0.0]: expected 1 numbers"),
@@ -314,14 +313,18 @@ def test_rows_outside_the_box_are_refused_or_dropped_and_counted(
     assert told["fit"]["grid_shape"] == [11]
 
 
-def test_parquet_without_its_reader_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_parquet_with_nulls_elsewhere_reads_as_the_csv_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(tmp_path, 1)
-    (folder / "table.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run(folder, "--set", f"data.catalog={folder / 'table.parquet'}") == BAD_INPUT
-    assert "pip install pyarrow" in error(capsys)
+    arrays = {name: pa.array(values) for name, values in columns(1).items()}
+    names = pa.array([None, *["x"] * 89])
+    pq.write_table(pa.table(arrays | {"name": names}), folder / "table.parquet")
+    assert run(folder, "--dry-run", "--json") == DONE
+    from_csv = capsys.readouterr().out
+    catalog = f"data.catalog={folder / 'table.parquet'}"
+    assert run(folder, "--dry-run", "--json", "--set", catalog) == DONE
+    assert json.loads(capsys.readouterr().out)["plan"] == json.loads(from_csv)["plan"]
 
 
 def test_the_box_needs_two_nodes_along_every_input(

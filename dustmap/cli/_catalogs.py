@@ -244,17 +244,18 @@ def add_simulate(commands: Commands) -> None:
 def execute_simulate(options: argparse.Namespace) -> int:
     from dustmap.runs import sky_plan
     from dustmap.sky import Provenance, check_output, write_map
-    from dustmap.sky.maps import check_map_name
-    from dustmap.sky.simulation import format_of, simulate, write_sky
+    from dustmap.sky.maps import form_of
+    from dustmap.sky.simulation import simulate, write_sky
+    from dustmap.tables import table_format
 
     with checking_input():
         output, truth = Path(options.output), options.truth and Path(options.truth)
         check_output(output, options.overwrite, inputs_of(options.from_prior))
         if truth:
             check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
-        format_of(output)
+        table_format(output)
         if truth:
-            check_map_name(truth)
+            form_of(truth)
         compute, model = compute_alone(options), _model(options)
         use_threads(compute.threads)
         plan = sky_plan(model, options.stars, compute)

@@ -150,6 +150,7 @@ def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
 def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> dict[str, Any]:
     from dustmap.runs import WatchedField, check_export, export_plan, write_in_slabs
     from dustmap.sky.layouts import LAYOUTS as LAYOUT_WRITERS
+    from dustmap.sky.maps import Slabs
 
     field, grid = finished.field(), _grid(finished, options)
     request, provenance = _request(finished, field, options), finished.made
@@ -158,9 +159,8 @@ def _write(finished: "StarMap", output: Path, options: argparse.Namespace) -> di
         if options.format in CUBES:
             compute, kind = finished.run.config.compute, options.format
             check_export(export_plan(finished, grid, request), grid, request, output)
-            write_in_slabs(
-                kind, output, watched, grid, request, provenance, options.overwrite, compute
-            )
+            slabs = Slabs.of_field(watched, grid, request)
+            write_in_slabs(output, slabs, provenance, options.overwrite, compute, kind)
             return {
                 "voxels": list(grid.shape),
                 "quantities": [quantity.value for quantity in request.quantities],

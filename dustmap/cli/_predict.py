@@ -29,7 +29,7 @@ def add_predict(commands: Commands) -> None:
     )
     command.add_argument("run", metavar="RUN")
     add_catalog(command)
-    add_output(command, "ends in .fits, .csv, .ecsv, .parquet or .vot")
+    add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
     add_compute(command, title=OF_A_RUN)
     add_json(command)
 
@@ -46,8 +46,8 @@ def execute_predict(options: argparse.Namespace) -> int:
         finished = open_run(run, computing(options, run))
         card = card_named(options.schema, columns_of(options))
         with progress() as shown:
-            told = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
-    tell(told, options.json)
+            result = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
+    tell(result, options.json)
     return DONE
 
 
@@ -85,8 +85,8 @@ def execute_evaluate(options: argparse.Namespace) -> int:
         run = Path(options.run)
         finished = open_run(run, computing(options, run))
         card = card_named(options.schema, columns_of(options))
-        given = Path(options.catalog), card, options.truth_column, options.system
+        arguments = Path(options.catalog), card, options.truth_column, options.system
         with progress() as shown:
-            told = finished.evaluate(*given, shown)
-    tell(told, options.json)
+            result = finished.evaluate(*arguments, shown)
+    tell(result, options.json)
     return DONE

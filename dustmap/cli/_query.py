@@ -1,7 +1,6 @@
 """dustmap query: the density at places, and the extinction to them."""
 
 import argparse
-import io
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,11 +85,11 @@ def execute_query(options: argparse.Namespace) -> int:
 
 
 def _refuse_half_a_place(options: argparse.Namespace) -> None:
-    given = [value is not None for value in (options.l, options.b, options.ra, options.dec)]
-    direction = given in ([True, True, False, False], [False, False, True, True])
+    present = [value is not None for value in (options.l, options.b, options.ra, options.dec)]
+    direction = present in ([True, True, False, False], [False, False, True, True])
     ways = (options.distance is not None) + options.profile
     many = options.file is not None
-    if (any(given) or ways) if many else not (direction and ways == 1):
+    if (any(present) or ways) if many else not (direction and ways == 1):
         raise BadInput(
             "query: expected either --l, --b and --distance, or --file; --ra and --dec may stand "
             "for --l and --b, and --profile for --distance"
@@ -111,18 +110,18 @@ def _one(options: argparse.Namespace) -> int:
         distance = _positive(options.distance, "--distance")
         source = _opened(options)
         lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-        found = _answers(source, lon, lat, far, options.percentiles or ())
-        if np.isnan(found["density_mean"][0]):
+        answers = _answers(source, lon, lat, far, options.percentiles or ())
+        if np.isnan(answers["density_mean"][0]):
             raise ValueError(
                 f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
                 f"{options.map}"
             )
     if options.json:
-        first = {name: values[0] for name, values in _json(found).items()}
+        first = {name: values[0] for name, values in _json(answers).items()}
         tell(first | labels(source.system), True)
         return DONE
-    told = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in found.items()}
-    tell(told | {"extinction_system": source.system.name}, False)
+    lines = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in answers.items()}
+    tell(lines | {"extinction_system": source.system.name}, False)
     return DONE
 
 
@@ -137,11 +136,11 @@ def _many(options: argparse.Namespace) -> int:
         places = places_of_map(Path(options.map), Path(options.file), card)
         source = _opened(options)
         levels = options.percentiles or ()
-        found = _answers(source, places.l, places.b, places.distances, levels)
-    outside = int(np.isnan(found["density_mean"]).sum())
+        answers = _answers(source, places.l, places.b, places.distances, levels)
+    outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
     counts = {"rows": len(places), "rows_outside_the_box": outside}
-    _tell_table(places.table, found, source.system, counts if options.json else None)
+    _print_table(places.table, answers, source.system, counts if options.json else None)
     return DONE
 
 
@@ -157,9 +156,9 @@ def _profile(options: argparse.Namespace) -> int:
         distance = _distances(source, l, b, step)
         direction = np.full_like(distance, l), np.full_like(distance, b)
         levels = sorted({*BAND, *(options.percentiles or ())})
-        found = _answers(source, *direction, distance, levels)
+        answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
-    _tell_table(table, found, source.system, {"rows": len(table)} if options.json else None)
+    _print_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
     return DONE
 
 
@@ -179,12 +178,12 @@ def _distances(
         raise ValueError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
     distance = step * np.arange(1.0, far // step + 1.0)
     ahead = cartesian(l, b, 1.0)
-    found: NDArray[np.float64] = distance[within_box(grid, distance[:, None] * ahead)]
-    if len(found) == 0:
+    inside: NDArray[np.float64] = distance[within_box(grid, distance[:, None] * ahead)]
+    if len(inside) == 0:
         raise ValueError(
             f"l = {l:g}, b = {b:g}: none of the places every {step:g} pc is inside the box"
         )
-    return found
+    return inside
 
 
 def _direction(options: argparse.Namespace) -> tuple[float, float]:
@@ -210,23 +209,22 @@ def _positive(written: str, option: str) -> float:
     return length
 
 
-def _tell_table(
+def _print_table(
     table: "Table",
-    found: "Columns",
+    answers: "Columns",
     system: "ExtinctionSystem",
     counts: Mapping[str, int] | None,
 ) -> None:
     """The rows with their answers: CSV, or JSON with these counts."""
     from dustmap.sky import add_answers, labels
+    from dustmap.tables import csv_text
 
     if counts is not None:
         own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
-        tell({**_json(own), **counts, **_json(found), **labels(system)}, True)
+        tell({**_json(own), **counts, **_json(answers), **labels(system)}, True)
         return
-    add_answers(table, found, system, labelled=True)
-    text = io.StringIO()
-    table.write(text, format="ascii.csv")
-    write(text.getvalue())
+    add_answers(table, answers, system, labelled=True)
+    write(csv_text(table))
 
 
 def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -265,11 +263,11 @@ def _answers(
 
         distances = ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
-            found = dict(source.at_stars(l, b, distances, shown))
+            answers = dict(source.at_stars(l, b, distances, shown))
         if levels:
             extinction, density = source.percentiles(l, b, distances, [p / 100 for p in levels])
-            found |= _named("extinction", levels, extinction) | _named("density", levels, density)
-        return found
+            answers |= _named("extinction", levels, extinction) | _named("density", levels, density)
+        return answers
     # Four questions about the same places would count those outside four times.
     with quietly():
         median = distances if isinstance(distances, np.ndarray) else distances.median
@@ -287,7 +285,7 @@ def _of_map(
     distance: "NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
-    """What the file can answer: the std and percentiles of extinctions need samples."""
+    """Ask a map; the std and percentiles of extinctions need samples."""
     import astropy.units as u
     import numpy as np
     from astropy.coordinates import SkyCoord
@@ -296,18 +294,18 @@ def _of_map(
 
     place: tuple[Any, ...] = (l * u.deg, b * u.deg, distance * u.pc)
     sampled = density.n_samples > 1
-    found = {"extinction_mean": density.query_gal(*place, integrated=True)}
+    answers = {"extinction_mean": density.query_gal(*place, integrated=True)}
     if sampled:
-        found["extinction_std"] = density.query_gal(*place, mode="std", integrated=True)
+        answers["extinction_std"] = density.query_gal(*place, mode="std", integrated=True)
     else:
         log.info("no extinction_std: the map has no samples, export it with --samples")
-    found["density_mean"] = density.query_gal(*place)
+    answers["density_mean"] = density.query_gal(*place)
     inside = density.contains(SkyCoord(*place, frame="galactic"))
-    if np.isnan(found["density_mean"][inside]).any():
+    if np.isnan(answers["density_mean"][inside]).any():
         raise ValueError("the map has no density at places inside its box: a part of it is missing")
     if sampled or Quantity.STD in density.available:
-        found["density_std"] = density.query_gal(*place, mode="std")
+        answers["density_std"] = density.query_gal(*place, mode="std")
     for quantity, integrated in (("extinction", True), ("density", False)) if levels else ():
         asked: dict[str, Any] = {"mode": "percentile", "pct": levels, "integrated": integrated}
-        found |= _named(quantity, levels, density.query_gal(*place, **asked).T)
-    return found
+        answers |= _named(quantity, levels, density.query_gal(*place, **asked).T)
+    return answers

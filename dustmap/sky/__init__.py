@@ -2,9 +2,9 @@
 
 `read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
 `observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
-A density field is written by `write_zarr` and `write_fits`; a `DustMap` opens such files, answers
-queries and is drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the
-layouts of published maps, for their readers.
+A density field is written by `write_map`; a `DustMap` opens such files, answers queries and is
+drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the layouts of
+published maps, for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 
@@ -15,16 +15,10 @@ from dustmap._on_use import on_use
 if TYPE_CHECKING:
     from dustmap.sky._coordinates import cartesian as cartesian
     from dustmap.sky._coordinates import galactic as galactic
-    from dustmap.sky._outputs import check_enclosed as check_enclosed
-    from dustmap.sky._outputs import check_output as check_output
-    from dustmap.sky._outputs import refuse_inputs as refuse_inputs
     from dustmap.sky._provenance import Provenance as Provenance
-    from dustmap.sky._tables import BARE as BARE
     from dustmap.sky._tables import add_answers as add_answers
     from dustmap.sky._tables import labels as labels
-    from dustmap.sky._tables import table_format as table_format
     from dustmap.sky._tables import unit_of as unit_of
-    from dustmap.sky._tables import write_table as write_table
     from dustmap.sky.catalogs import Catalog as Catalog
     from dustmap.sky.catalogs import CatalogError as CatalogError
     from dustmap.sky.catalogs import Counts as Counts
@@ -78,9 +72,8 @@ if TYPE_CHECKING:
     from dustmap.sky.maps import Planes as Planes
     from dustmap.sky.maps import PosteriorField as PosteriorField
     from dustmap.sky.maps import Quantity as Quantity
-    from dustmap.sky.maps import write_fits as write_fits
+    from dustmap.sky.maps import Slabs as Slabs
     from dustmap.sky.maps import write_map as write_map
-    from dustmap.sky.maps import write_zarr as write_zarr
     from dustmap.sky.observations import DistanceSpread as DistanceSpread
     from dustmap.sky.observations import Observations as Observations
     from dustmap.sky.observations import SightLines as SightLines
@@ -119,5 +112,8 @@ if TYPE_CHECKING:
     from dustmap.sky.systems import conversion as conversion
     from dustmap.sky.systems import known_systems as known_systems
     from dustmap.sky.systems import system_named as system_named
+    from dustmap.tables._outputs import check_enclosed as check_enclosed
+    from dustmap.tables._outputs import check_output as check_output
+    from dustmap.tables._outputs import refuse_inputs as refuse_inputs
 else:
     __getattr__, __dir__ = on_use(__name__)

@@ -41,17 +41,35 @@ class Provenance:
     tile: Mapping[str, Any] = field(default_factory=dict)
 
     def metadata(self) -> dict[str, Any]:
-        """What the header of a table says; no date, so that the same command gives the same file.
+        """Return the header of a table; no date, so that the same command gives the same file.
 
         VERSION, SEED and CONFHASH where there are any, and HISTORY, a list of lines in ASCII.
         """
         known = {"SEED": self.seed, "CONFHASH": self.config_sha256 or None}
-        given = {name: value for name, value in known.items() if value is not None}
+        stated = {name: value for name, value in known.items() if value is not None}
         lines = [line for text in self.history() for line in wrap(printable(text), _CARD)]
-        return {"VERSION": __version__, **given, "HISTORY": lines}
+        return {"VERSION": __version__, **stated, "HISTORY": lines}
+
+    def stamp(self, header: fits.Header, notes: Iterable[str] = ()) -> None:
+        """Add DATE, CREATOR, VERSION and HISTORY to a FITS header; `notes` become HISTORY too."""
+        header["DATE"] = (self.date, "UTC")
+        header["CREATOR"] = "dustmap"
+        header["VERSION"] = __version__
+        for line in (*self.history(), *notes):
+            header.add_history(printable(line))
+
+    def attributes(self, title: str) -> dict[str, str]:
+        """Return what zarr and HDF5 files say of where they come from."""
+        return {
+            "title": title,
+            "source": self.creator,
+            "date_created": self.date,
+            "history": "\n".join(self.history()),
+            "config_sha256": self.config_sha256,
+        }
 
     def history(self) -> tuple[str, ...]:
-        """The lines of a HISTORY block; the hash has its own, as a card holds 72 characters."""
+        """Return the lines of a HISTORY block; the hash has its own: a card holds 72 characters."""
         configured = ("sha256 of the configuration:", self.config_sha256)
         seed = () if self.seed is None else (f"seed: {self.seed}",)
         catalogs = tuple(f"catalog: {name}" for name in self.catalog)
@@ -67,22 +85,18 @@ class Provenance:
 def density_cards(
     unit: str, system: ExtinctionSystem, provenance: Provenance, notes: Iterable[str] = ()
 ) -> fits.Header:
-    """Cards of an image in `unit` ("" for none) of `system`; `notes` become HISTORY too."""
+    """Return cards of an image in `unit` ("" for none) of `system`; `notes` become HISTORY too."""
     cards = fits.Header()
     if unit:
         cards["BUNIT"] = unit
     cards["EXTSYS"] = (printable(system.name), "band or curve of the extinction")
-    cards["DATE"] = (provenance.date, "UTC")
-    cards["CREATOR"] = "dustmap"
-    cards["VERSION"] = __version__
     cards.add_comment(printable(f"{system.name}: {system.meaning}"))
-    for line in (*provenance.history(), *notes):
-        cards.add_history(printable(line))
+    provenance.stamp(cards, notes)
     return cards
 
 
 def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
-    """The same with those that say which pixels: NESTED, Galactic."""
+    """Add the cards that say which pixels: NESTED, Galactic."""
     cards = cards.copy()
     cards["NSIDE"] = nside
     cards["ORDERING"] = "NESTED"
@@ -94,7 +108,7 @@ def healpix_cards(cards: fits.Header, nside: int) -> fits.Header:
 
 
 def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
-    """A table of one column of distances, named alike, as the published map has two."""
+    """Make a table of one column of distances, named alike, as the published map has two."""
     return fits.BinTableHDU.from_columns(
         [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
     )
@@ -103,20 +117,17 @@ def column(name: str, values: NDArray[np.float64]) -> fits.BinTableHDU:
 def write_attributes(
     target: h5py.File, unit: str, system: ExtinctionSystem, provenance: Provenance, note: str
 ) -> None:
-    """Attributes of an HDF5 file."""
-    target.attrs["title"] = "3D map of the interstellar dust"
+    """Write units, system and provenance into an HDF5 file."""
+    for name, value in provenance.attributes("3D map of the interstellar dust").items():
+        target.attrs[name] = value
     target.attrs["units"] = unit
     target.attrs["extinction_system"] = system.name
     target.attrs["extinction_meaning"] = system.meaning
     target.attrs["comment"] = note
-    target.attrs["source"] = provenance.creator
-    target.attrs["date_created"] = provenance.date
-    target.attrs["history"] = "\n".join(provenance.history())
-    target.attrs["config_sha256"] = provenance.config_sha256
 
 
 def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
-    """How numbers of the map became those of the file."""
+    """Tell how numbers of the map became those of the file."""
     if source == target:
         return f"in the system of the map, {source.name}"
     return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
-from dustmap.sky._outputs import followed, naming, replacing
+from dustmap.tables._outputs import followed, naming, replacing
 
 ALONE = Alone()
 

@@ -22,6 +22,7 @@ from astropy.io import fits
 from numpy.typing import ArrayLike
 
 from dustmap.distributed import check_agreement
+from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky._ranks import ALONE, together
 
@@ -34,47 +35,65 @@ _EXCLUDED = frozenset(range(0x3A, 0x41)) | frozenset(range(0x5B, 0x61))
 
 
 def printable(text: str) -> str:
-    r"""`text` in the printable ASCII that headers are confined to: é becomes \xe9."""
+    r"""Write `text` in the printable ASCII that headers are confined to: é becomes \xe9."""
     escaped = text.encode("ascii", "backslashreplace").decode("ascii")
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in escaped)
 
 
+def axis_cards(
+    grid: RegularGrid, names: Sequence[str], unit: str = "", meanings: Sequence[str] = ()
+) -> fits.Header:
+    """Return the linear WCS of an image whose pixels are the nodes of a grid, first axis first."""
+    header = fits.Header()
+    for i, name in enumerate(names):
+        header[f"CTYPE{i + 1}"] = name
+        if unit:
+            header[f"CUNIT{i + 1}"] = unit
+        header[f"CRPIX{i + 1}"] = (1.0, "centre of the first voxel")
+        header[f"CRVAL{i + 1}"] = grid.lower[i]
+        header[f"CDELT{i + 1}"] = grid.spacing[i]
+        if meanings:
+            header[f"CNAME{i + 1}"] = meanings[i]
+    return header
+
+
 @final
 class StreamedImage:
-    """Float32 data of `shape` in an open file, of an image or of a table (rows, columns).
+    """Floating-point data of `shape` in an open file, of an image or a table (rows, columns).
 
     `header` may change the values of its cards until the end, not their number.
     """
 
     def __init__(
-        self, file: BinaryIO, header: fits.Header, shape: tuple[int, ...], start: int
+        self, file: BinaryIO, header: fits.Header, shape: tuple[int, ...], dtype: str, start: int
     ) -> None:
         self.header = header
+        self._dtype = np.dtype(dtype)
         self.shape = shape
         self.start = start
         self.offset = start + len(header.tostring())
         self._file = file
 
     def write(self, index: tuple[int, ...], values: ArrayLike) -> None:
-        """Puts `values` where the first of them has `index`, on in C order; missing ones are 0.
+        """Put `values` where the first of them has `index`, on in C order; missing ones are 0.
 
         An index shorter than the shape means the start of that slice.
         """
-        data = np.ascontiguousarray(values, ">f4")
+        data = np.ascontiguousarray(values, self._dtype)
         full = (*index, *(0,) * (len(self.shape) - len(index)))
         first = int(np.ravel_multi_index(full, self.shape))
         if first + data.size > math.prod(self.shape):
             raise ValueError(f"{data.shape} at {index} does not fit into an image {self.shape}")
-        self._file.seek(self.offset + 4 * first)
+        self._file.seek(self.offset + self._dtype.itemsize * first)
         self._file.write(data.data)
 
     def part_sum(self, file: BinaryIO, world: AbstractWorld) -> int:
-        """Sum of the words in this rank's share of the data; the padding is zeros."""
-        words = world.share(math.prod(self.shape))
-        return file_sum(file, self.offset + 4 * words.start, 4 * (words.stop - words.start))
+        """Sum the words in this rank's share of the data; the padding is zeros."""
+        part, size = world.share(math.prod(self.shape)), self._dtype.itemsize
+        return file_sum(file, self.offset + size * part.start, size * (part.stop - part.start))
 
     def finish(self, file: BinaryIO, data_sum: int) -> None:
-        """Writes the header with the sums of what the image has become."""
+        """Write the header with the sums of what the image has become."""
         self.header["DATASUM"] = str(data_sum)
         self.header["CHECKSUM"] = _NO_SUM
         self.header["CHECKSUM"] = encoded(words_sum(self._bytes(), data_sum))
@@ -92,12 +111,13 @@ class StreamedImage:
 class ImagePlan:
     """An image extension to come: its name, its shape in C order, and the cards that describe it.
 
-    name "PRIMARY" makes it the data of the first unit.
+    name "PRIMARY" makes it the data of the first unit; dtype: ">f4" or ">f8".
     """
 
     name: str
     shape: tuple[int, ...]
     cards: fits.Header
+    dtype: str = ">f4"
 
 
 @final
@@ -113,6 +133,7 @@ class TablePlan:
     columns: Sequence[tuple[str, str]]
     unit: str
     cards: fits.Header
+    dtype: str = ">f4"
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,10 +144,10 @@ class TablePlan:
 @final
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """Where everything goes. images: name -> header, shape and first byte; complete: first byte
-    and bytes of all that is known at once; size: of the file."""
+    """Where everything goes. images: name -> header, shape, dtype and first byte; complete: first
+    byte and bytes of all that is known at once; size: of the file."""
 
-    images: dict[str, tuple[fits.Header, tuple[int, ...], int]]
+    images: dict[str, tuple[fits.Header, tuple[int, ...], str, int]]
     complete: list[tuple[int, bytes]]
     size: int
 
@@ -137,7 +158,7 @@ def streamed_fits(
     units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU],
     world: AbstractWorld = ALONE,
 ) -> Iterator[dict[str, StreamedImage]]:
-    """Lays out `units` in a new file and yields what is planned by name, to be filled by the block.
+    """Lay out `units` in a new file and yield what is planned by name, to be filled by the block.
 
     Complete tables are written at once. An empty primary unit comes first where no image is
     PRIMARY. After the block every unit has its CHECKSUM and DATASUM. world: ranks that fill the
@@ -162,7 +183,7 @@ def streamed_fits(
 
 
 def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Layout:
-    images: dict[str, tuple[fits.Header, tuple[int, ...], int]] = {}
+    images: dict[str, tuple[fits.Header, tuple[int, ...], str, int]] = {}
     complete: list[tuple[int, bytes]] = []
     end = 0
     if not any(isinstance(unit, ImagePlan) and unit.name == "PRIMARY" for unit in units):
@@ -174,8 +195,9 @@ def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Lay
             end += len(complete[-1][1])
             continue
         header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
-        images[unit.name] = header, unit.shape, end
-        end += len(header.tostring()) + _padded(4 * math.prod(unit.shape))
+        images[unit.name] = header, unit.shape, unit.dtype, end
+        data = np.dtype(unit.dtype).itemsize * math.prod(unit.shape)
+        end += len(header.tostring()) + _padded(data)
     return _Layout(images, complete, end)
 
 
@@ -200,7 +222,8 @@ def _image_header(plan: ImagePlan) -> fits.Header:
         header["SIMPLE"] = (True, "conforms to FITS standard")
     else:
         header["XTENSION"] = ("IMAGE", "Image extension")
-    header["BITPIX"] = (-32, "32-bit floating point")
+    bits = 8 * np.dtype(plan.dtype).itemsize
+    header["BITPIX"] = (-bits, f"{bits}-bit floating point")
     header["NAXIS"] = len(plan.shape)
     for i, n in enumerate(reversed(plan.shape)):
         header[f"NAXIS{i + 1}"] = n
@@ -251,18 +274,18 @@ def _padded(length: int) -> int:
 
 
 def words_sum(data: bytes, start: int = 0) -> int:
-    """Sum of the big-endian words of `data`, of a length divisible by 4, on top of `start`."""
+    """Sum the big-endian words of `data`, of a length divisible by 4, on top of `start`."""
     return folded(int(np.frombuffer(data, ">u4").sum(dtype=np.uint64)) + start)
 
 
 def folded(total: int) -> int:
-    """What a plain sum of words, or of sums of parts, is in ones' complement."""
+    """Fold a plain sum of words, or of sums of parts, into ones' complement."""
     # Not a plain remainder: all ones stands for zero only where every word is.
     return (total - 1) % _MODULUS + 1 if total else 0
 
 
 def file_sum(file: BinaryIO, offset: int, length: int) -> int:
-    """`words_sum` of `length` bytes of an open file from `offset`."""
+    """Sum the words of `length` bytes of an open file from `offset`."""
     total = 0
     file.seek(offset)
     while length:
@@ -275,7 +298,7 @@ def file_sum(file: BinaryIO, offset: int, length: int) -> int:
 
 
 def encoded(total: int) -> str:
-    """The value of CHECKSUM that brings a unit of sum `total`, with sixteen zeros there, to zero.
+    """Encode the CHECKSUM that brings a unit of sum `total`, with sixteen zeros there, to zero.
 
     Each byte of the complement is shared by four characters, which stand four apart; one is
     raised as another is lowered until none is punctuation; the whole turns right by one, as the

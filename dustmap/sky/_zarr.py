@@ -1,4 +1,4 @@
-"""Opens zarr groups of others: nothing in them is believed before it is checked.
+"""Arrays of zarr groups: made, and read from groups of others, which are checked first.
 
 Metadata of a few hundred bytes may name any codec, one that unpickles among them, and any shape.
 So an array is read only if it holds numbers, packed by codecs that do nothing but unpack, and if
@@ -11,26 +11,75 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+from zarr.core.metadata import ArrayV3Metadata
 
-from dustmap.sky._outputs import check_enclosed
+from dustmap.tables import check_enclosed
 
-#: How arrays are made that `checked_array` reads back: chunks of nothing but fill values, too.
-EVERY_CHUNK: Any = {"write_empty_chunks": True}
-
-_NAMES = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
+Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
+_CODECS = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
 _IDS = ("blosc", "bz2", "crc32", "gzip", "lz4", "lzma", "shuffle", "zlib", "zstd")
 #: What unpacks to more, beside so many bytes more, is no data: constants shrink 10⁴-fold.
 _MOST, _SPARE = 2**16, 2**26
 _METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
 
 
+def create_array(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    dimensions: tuple[str, ...],
+    dtype: DTypeLike = np.float32,
+    *,
+    chunks: tuple[int, ...],
+    shards: tuple[int, ...] | None = None,
+    fill: float = float("nan"),
+    attributes: Mapping[str, Any] | None = None,
+) -> Array:
+    """Make an array of version 3 that `checked_array` reads back: with every chunk, the chunks of
+    nothing but fill values, too."""
+    config: Any = {"write_empty_chunks": True}
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype=np.dtype(dtype),
+        chunks=chunks,
+        shards=shards,
+        fill_value=fill,
+        config=config,
+        dimension_names=dimensions,
+        attributes=dict(attributes or {}),
+    )
+
+
+def create_axis(
+    group: zarr.Group, name: str, values: NDArray[np.float64], attributes: Mapping[str, Any]
+) -> None:
+    """Write the coordinates (n,) of a dimension, under its name."""
+    shape = values.shape
+    array = create_array(group, name, shape, (name,), "f8", chunks=shape, attributes=attributes)
+    array[:] = values
+
+
+def opened_array(group: zarr.Group, path: str) -> Array:
+    """Return an array that was made before."""
+    array = group[path]
+    assert isinstance(array, zarr.Array)
+    return array
+
+
 def open_checked(path: Path, what: str) -> zarr.Group:
-    """The zarr group at a path. `what` it should be is for the message."""
+    """Open the zarr group at a path. `what` it should be is for the message.
+
+    Raises
+    ------
+    ValueError
+        Where there is none, or a link leads out of it.
+    """
     check_enclosed(path)
     try:
         # What the group keeps of the metadata of its arrays may differ from their own.
@@ -40,7 +89,13 @@ def open_checked(path: Path, what: str) -> zarr.Group:
 
 
 def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
-    """An array of the group at `path`, with all of its chunks; ValueError where it cannot be."""
+    """Open an array of the group at `path`.
+
+    Raises
+    ------
+    ValueError
+        Where it holds no numbers, a codec of it may do more than unpack, or a chunk is missing.
+    """
     try:
         array = group[name]
     except Exception as error:  # as above
@@ -55,13 +110,19 @@ def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]"
 
 
 def array_names(path: Path) -> set[str]:
-    """What a group at `path` has by way of arrays, judged by their files of metadata alone."""
+    """Name the arrays of the group at `path`, judged by their files of metadata alone."""
     files = (*path.glob("*/zarr.json"), *path.glob("*/.zarray"))
     return {file.parent.name for file in files}
 
 
 def read_array(array: "zarr.Array[Any]", path: Path, index: Any) -> NDArray[Any]:
-    """A part of an array of the group at `path`; ValueError where its bytes are damaged."""
+    """Read a part of an array of the group at `path`.
+
+    Raises
+    ------
+    ValueError
+        Where its bytes are damaged.
+    """
     try:
         return np.asarray(array[index])
     except Exception as error:  # whatever a codec has to say of damaged bytes
@@ -75,7 +136,7 @@ def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
     metadata: Mapping[str, Any] = array.metadata.to_dict()
     steps = [metadata.get("compressor"), *(metadata.get("filters") or ())]  # of version 2
     old = tuple(str(step["id"]) for step in steps if step is not None)
-    allowed = _NAMES if metadata["zarr_format"] == 3 else _IDS
+    allowed = _CODECS if metadata["zarr_format"] == 3 else _IDS
     for codec in (*old, *_codecs(metadata.get("codecs", ()))):
         if codec not in allowed:
             raise ValueError(
@@ -134,13 +195,13 @@ def _places(counts: list[int]) -> Iterator[tuple[int, ...]]:
 
 def _stored(folder: Path) -> dict[str, int]:
     """Bytes of each file below, but for metadata, by its path from there."""
-    found = {}
+    sizes = {}
     for above, _, names in os.walk(folder):
         for name in names:
             if name not in _METADATA:
                 file = Path(above, name)
-                found[file.relative_to(folder).as_posix()] = file.stat().st_size
-    return found
+                sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
+    return sizes
 
 
 def _words(error: Exception) -> str:

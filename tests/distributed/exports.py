@@ -21,10 +21,7 @@ from dustmap.sky.maps import (
     Planes,
     Quantity,
     Slabs,
-    fits_of_slabs,
-    write_fits,
-    write_zarr,
-    zarr_of_slabs,
+    write_map,
 )
 from dustmap.sky.maps._field import EVERY
 from tests.distributed import ranks
@@ -37,7 +34,7 @@ ALL = MapRequest(tuple(Quantity), samples=3)
 TALL = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(4.0, 20.0, 0.06), shape=(20, 6, 300))
 #: Bytes of slabs of TALL: of a layer of 64 planes, and of few.
 LAYER, THIN = 500_000, 60_000
-WRITERS = {"zarr": zarr_of_slabs, "fits": fits_of_slabs}
+FORMS = ("zarr", "fits")
 #: The first argument of the command.
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 
@@ -52,11 +49,12 @@ def maps(world: AbstractWorld) -> Arrays:
     )
     folder = FOLDER / f"maps-{world.size}"
     for name, field, grid, memory in fields:
-        for kind, write in (("zarr", write_zarr), ("fits", write_fits)):
+        for kind in FORMS:
             path = folder / f"{name}.{kind}"
             # What ranks could differ in without harm: the first one's counts.
             own = memory if world.rank == 0 else 2 * memory
-            write(path, field, grid, ALL, PROVENANCE, memory=own, world=world)
+            slabs = Slabs.of_field(field, grid, ALL)
+            write_map(path, slabs, PROVENANCE, memory=own, world=world)
     return {}
 
 
@@ -87,7 +85,7 @@ def short(world: AbstractWorld, kind: str) -> Arrays:
     walked: list[list[int]] = []
     slabs, sizes = hindered(hinder, walked), AdaptiveBatch("slabs", LAYER, "buy some")
     path = FOLDER / f"short-{kind}-{world.size}" / f"map.{kind}"
-    sizes.attempt(lambda size: WRITERS[kind](path, slabs, PROVENANCE, False, size, world))
+    sizes.attempt(lambda size: write_map(path, slabs, PROVENANCE, False, size, world))
     return {"times": np.array(len(walked)), "planes": np.array(walked[-1])}
 
 
@@ -102,12 +100,12 @@ def ending(world: AbstractWorld, kind: str, rank: int, killed: bool) -> Arrays:
 
     name = f"{'killed' if killed else 'failed'}-{rank}-{kind}-{world.size}"
     path = FOLDER / name / f"map.{kind}"
-    WRITERS[kind](path, hindered(hinder, []), PROVENANCE, False, LAYER, world)
+    write_map(path, hindered(hinder, []), PROVENANCE, False, LAYER, world)
     return {}
 
 
 CASES |= {"maps": maps}
-for format in WRITERS:
+for format in FORMS:
     CASES |= {
         f"short-{format}": partial(short, kind=format),
         f"killed-0-{format}": partial(ending, kind=format, rank=0, killed=True),

@@ -10,7 +10,7 @@ import pytest
 from astropy.io import fits
 
 from dustmap.sky import Provenance
-from dustmap.sky.maps import DustMap, MapRequest, Quantity, write_fits, write_zarr
+from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, write_map
 from tests.distributed.ranks import found_by
 from tests.sky.maps.fields import FINE, node_field
 
@@ -105,6 +105,6 @@ def test_what_a_killed_first_rank_leaves_goes_with_the_next_file(tmp_path: Path,
     folder = tmp_path / f"killed-0-{kind}-2"
     (left,) = folder.iterdir()
     assert left.name.startswith(".partial-")
-    write = {"zarr": write_zarr, "fits": write_fits}[kind]
-    write(folder / f"map.{kind}", node_field(), FINE, MapRequest((Quantity.MEAN,)), Provenance(""))
+    slabs = Slabs.of_field(node_field(), FINE, MapRequest((Quantity.MEAN,)))
+    write_map(folder / f"map.{kind}", slabs, Provenance(""))
     assert [path.name for path in folder.iterdir()] == [f"map.{kind}"]

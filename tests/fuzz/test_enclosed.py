@@ -15,8 +15,8 @@ import zarr
 from dustmap.cli import BAD_INPUT, DONE, main
 from dustmap.runs import open_run
 from dustmap.sky import DustMap
-from dustmap.sky._outputs import beside, check_enclosed, replacing
 from dustmap.sky.stars import open_star_store, read_star_store
+from dustmap.tables._outputs import beside, check_enclosed, replacing
 
 Open = Callable[[Path], Any]
 OPENERS: tuple[tuple[str, str, Open], ...] = (

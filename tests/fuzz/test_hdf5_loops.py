@@ -9,10 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from dustmap.sky._hdf5 import open_hdf5
-from dustmap.sky.catalogs.readers import CatalogError, open_reader
-from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
 from dustmap.sky.layouts import read_gtomo
+from dustmap.tables import CatalogError, ColumnRef, ColumnType, open_table
+from dustmap.tables._hdf5_files import open_hdf5
 from pipelines.reproduce.fuzz._kinds import KINDS
 from pipelines.reproduce.fuzz._oracle import Verdict, Watch
 from pipelines.reproduce.fuzz._process import Input, judged
@@ -23,7 +22,7 @@ PATIENCE = 60
 
 def read(path: Path) -> list[str]:
     """The texts of the file's column `name`, through the reader; of `l` where there is none."""
-    reader = open_reader(path)
+    reader = open_table(path)
     column = "name" if any(c.name == "name" for c in reader.columns) else "l"
     ref, kind = ColumnRef(column), ColumnType.TEXT if column == "name" else ColumnType.NUMBER
     return [str(value) for chunk in reader.chunks(500, {ref: kind}) for value in chunk[ref]]

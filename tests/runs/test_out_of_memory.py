@@ -120,17 +120,15 @@ def test_slabs_get_thinner(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> No
     seen = []
 
     def write(*arguments: Any) -> None:
-        seen.append(arguments[-2] // MIB)
+        seen.append(arguments[4] // MIB)
         if seen[-1] > 300:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setitem(_export.WRITERS, "zarr", write)
+    monkeypatch.setattr(_export, "write_map", write)
     compute = configuration.from_mapping({"data": {"catalog": "stars.fits"}}).compute
     compute = dataclasses.replace(compute, memory="2GiB")
     nothing: Any = None
-    _export.write_in_slabs(
-        "zarr", tmp_path / "map.zarr", nothing, nothing, nothing, nothing, False, compute
-    )
+    _export.write_in_slabs(tmp_path / "map.zarr", nothing, nothing, False, compute, "zarr")
     assert seen == [1024, 512, 256]
 
 

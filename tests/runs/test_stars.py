@@ -19,9 +19,9 @@ from dustmap.cli import DONE, main
 from dustmap.config import load
 from dustmap.runs import StarMap, execute_run, open_run, prepare
 from dustmap.sky.catalogs import read_catalog
-from dustmap.sky.catalogs.readers import open_reader
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.stars import ExactDistances
+from dustmap.tables import open_table
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """
@@ -248,7 +248,7 @@ def test_predicted_tables_say_which_extinction(
         assert (table["extinction_unit"][0], table["density_unit"][0]) == ("mag", "mag / pc")
         assert table["extinction_system"][0] == finished.system.name
     else:
-        assert open_reader(output).label == finished.system.name
+        assert open_table(output).keyword("EXTSYS") == finished.system.name
 
 
 def test_a_catalog_keeps_the_system_of_its_own_extinctions(
@@ -257,7 +257,7 @@ def test_a_catalog_keeps_the_system_of_its_own_extinctions(
     places = "l,b,distance_pc,extinction\n90,0,20,0.1\n"
     (tmp_path / "places.csv").write_text(places)
     finished.predict(tmp_path / "places.csv", "generic", tmp_path / "out.fits", False)
-    assert open_reader(tmp_path / "out.fits").label == ""
+    assert open_table(tmp_path / "out.fits").keyword("EXTSYS") == ""
 
 
 def test_query_is_predict_of_one_place(

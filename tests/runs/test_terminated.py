@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dustmap.cli import FAILED, main
-from dustmap.sky._outputs import clear_leftovers, replacing
+from dustmap.tables._outputs import clear_leftovers, replacing
 
 
 def test_sigterm_leaves_nothing_and_is_told_in_one_line(

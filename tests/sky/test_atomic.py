@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from dustmap.cli._exit import Terminated, terminating
-from dustmap.sky import _outputs
-from dustmap.sky._outputs import (
+from dustmap.tables import _outputs
+from dustmap.tables._outputs import (
     check_output,
     clear_leftovers,
     foreign_entries,

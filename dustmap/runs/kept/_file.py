@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.inference import Kept
-from dustmap.sky._outputs import naming
+from dustmap.tables._outputs import naming
 
 
 @final

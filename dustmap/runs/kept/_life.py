@@ -31,7 +31,7 @@ from dustmap.runs.kept._written import (
 )
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
-from dustmap.sky._outputs import (
+from dustmap.tables._outputs import (
     beside,
     clear_leftovers,
     discard,

@@ -9,7 +9,7 @@ from typing import Any
 from dustmap.config import STAR_FIGURES
 from dustmap.runs.kept._lock import LOCK
 from dustmap.sky import check_enclosed
-from dustmap.sky._outputs import STORE
+from dustmap.tables._outputs import STORE
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"

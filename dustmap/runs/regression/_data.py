@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config, DataConfig, GridConfig
 from dustmap.gp import RegularGrid
-from dustmap.runs.reports import check_rows, column
+from dustmap.tables import check_rows, number_column
 
 Array = NDArray[np.float64]
 
@@ -37,34 +37,34 @@ class Rows:
 
 
 def rows_of(table: Table, data: DataConfig) -> Rows:
-    """The columns that the configuration names."""
+    """Read inputs, targets and errors from the columns that the configuration names."""
     if len(table) == 0:
         raise ValueError("the table has no rows: expected at least two")
-    error = column(table, data.error) if data.error else None
+    error = number_column(table, data.error) if data.error else None
     if error is not None:
         check_rows(error > 0, data.error, "> 0")
     return Rows(inputs_of(table, data), target_of(table, data.target), error)
 
 
 def inputs_of(table: Table, data: DataConfig) -> Array:
-    """X (N, D)."""
-    return np.stack([column(table, name) for name in data.inputs], axis=1)
+    """Return the inputs X (N, D)."""
+    return np.stack([number_column(table, name) for name in data.inputs], axis=1)
 
 
 def target_of(table: Table, target: str) -> Array:
-    """A column, or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
+    """Return a column (N,), or the logarithm of one: `price`, `log(price)`, `log10(price)`."""
     if target in table.colnames:
-        return column(table, target)
+        return number_column(table, target)
     match = re.fullmatch(r"(log|log10)\((.+)\)", target)
     if match is None:
-        return column(table, target)
-    values = column(table, match[2])
+        return number_column(table, target)
+    values = number_column(table, match[2])
     check_rows(values > 0, match[2], f"> 0, as {match[1]} needs")
     return _LOGARITHMS[match[1]](values)
 
 
 def grid_of(config: GridConfig, dim: int) -> RegularGrid | None:
-    """The box of the configuration, or None where it is left at the defaults: around the data."""
+    """Return the box of the configuration; None, for one around the data, at the defaults."""
     defaults = GridConfig()
     if all(getattr(config, key) == getattr(defaults, key) for key in ("center", "size", "spacing")):
         return None
@@ -80,7 +80,7 @@ def grid_of(config: GridConfig, dim: int) -> RegularGrid | None:
 
 
 def within(rows: Rows, grid: RegularGrid | None, config: Config) -> Rows:
-    """The rows inside the box; those outside are dropped, or refused, by grid.outside."""
+    """Keep the rows inside the box; grid.outside says whether others are dropped or refused."""
     if grid is None:
         return rows
     inside = grid.contains(torch.from_numpy(rows.X)).numpy()

@@ -1,20 +1,30 @@
-"""A regression's posterior on a regular grid, as zarr and FITS files."""
+"""A regression's posterior on a regular grid: as zarr and FITS files, and as pictures."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
-import xarray as xr
-from astropy.io import fits
+import zarr
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from dustmap import __version__
 from dustmap.gp import RegularGrid
+from dustmap.runs.regression._data import Array, Rows
 from dustmap.sky import Provenance
-from dustmap.sky._outputs import replacing
+from dustmap.sky._streamed_fits import ImagePlan, axis_cards, streamed_fits
+from dustmap.sky._zarr import create_array, create_axis
+from dustmap.tables import replacing
 
 CHUNK = 64  # nodes per axis
+MEAN_COLOURS = "viridis"
+STD_COLOURS = "magma"
+MOST_DOTS = 2000  # beyond, dots hide each other and the curve
+SLICES = (0.25, 0.5, 0.75)  # parts of the third axis
 
 
 @final
@@ -32,65 +42,166 @@ class GriddedField:
     target: str
 
     def axes(self) -> tuple[NDArray[np.float64], ...]:
-        """Coordinates of the nodes along each input."""
+        """Return the coordinates of the nodes along each input."""
         return tuple(axis.numpy() for axis in self.grid.axes())
 
     def quantities(self) -> dict[str, NDArray[np.float64]]:
-        """The arrays by the names they have in files."""
+        """Return the arrays by the names they have in files."""
         return {"target_mean": self.mean, "target_std": self.std}
 
     def meaning(self, name: str) -> str:
-        """What an array holds, in words."""
+        """Describe what an array holds."""
         what = "mean" if name == "target_mean" else "standard deviation"
         return f"posterior {what} of {self.target}"
 
 
-def write_zarr(path: Path, field: GriddedField, provenance: Provenance, overwrite: bool) -> None:
-    """Writes target_mean and target_std with the inputs as dimensions, in their order."""
-    variables = {
-        name: (field.inputs, values, {"long_name": field.meaning(name)})
-        for name, values in field.quantities().items()
-    }
-    coordinates = dict(zip(field.inputs, field.axes(), strict=True))
-    attributes = {
-        "title": f"Gaussian process regression of {field.target}",
-        "source": provenance.creator,
-        "date_created": provenance.date,
-        "history": "\n".join(provenance.history()),
-        "config_sha256": provenance.config_sha256,
-    }
-    dataset = xr.Dataset(variables, coordinates, attrs=attributes)
+def write_field(
+    path: Path, form: str, field: GriddedField, provenance: Provenance, overwrite: bool
+) -> None:
+    """Write target_mean and target_std, as "zarr" or "fits".
+
+    zarr: with the inputs as dimensions, in their order. FITS: one image a quantity with a linear
+    WCS; the first input is the first FITS axis.
+    """
+    write = _write_zarr if form == "zarr" else _write_fits
+    with replacing(path, overwrite) as partial:
+        write(partial, field, provenance)
+
+
+def _write_zarr(path: Path, field: GriddedField, provenance: Provenance) -> None:
+    group = zarr.create_group(path, zarr_format=3)
+    title = f"Gaussian process regression of {field.target}"
+    group.attrs.update(provenance.attributes(title))
+    for name, axis in zip(field.inputs, field.grid.axes(), strict=True):
+        create_axis(group, name, axis.numpy(), {})
     chunks = tuple(min(CHUNK, n) for n in field.grid.shape)
-    encoding = {name: {"chunks": chunks} for name in field.quantities()}
-    with replacing(path, overwrite) as partial:
-        # The version 3 specification has no consolidated metadata yet.
-        dataset.to_zarr(partial, mode="w-", encoding=encoding, zarr_format=3, consolidated=False)
+    for name, values in field.quantities().items():
+        said = {"long_name": field.meaning(name)}
+        array = create_array(
+            group, name, values.shape, field.inputs, "f8", chunks=chunks, attributes=said
+        )
+        array[...] = values
 
 
-def write_fits(path: Path, field: GriddedField, provenance: Provenance, overwrite: bool) -> None:
-    """Writes one image a quantity with a linear WCS; the first input is the first FITS axis."""
-    images = [_image(field, name) for name in field.quantities()]
-    primary = fits.PrimaryHDU()
-    for hdu in (primary, *images):
-        hdu.header["DATE"] = (provenance.date, "UTC")
-        hdu.header["CREATOR"] = "dustmap"
-        hdu.header["VERSION"] = __version__
-        for line in provenance.history():
-            hdu.header.add_history(line)
-    with replacing(path, overwrite) as partial:
-        fits.HDUList([primary, *images]).writeto(partial, checksum=True)
+def _write_fits(path: Path, field: GriddedField, provenance: Provenance) -> None:
+    plans = [_plan(field, name, provenance) for name in field.quantities()]
+    with streamed_fits(path, plans) as images:
+        for name, values in field.quantities().items():
+            images[name.upper()].write((0,), values.transpose())
 
 
-def _image(field: GriddedField, name: str) -> fits.ImageHDU:
-    values = np.ascontiguousarray(field.quantities()[name].transpose())
-    image = fits.ImageHDU(values.astype(">f8"), name=name.upper())
-    for i, axis in enumerate(field.inputs):
-        image.header[f"CTYPE{i + 1}"] = axis
-        image.header[f"CRPIX{i + 1}"] = (1.0, "the first node")
-        image.header[f"CRVAL{i + 1}"] = field.grid.lower[i]
-        image.header[f"CDELT{i + 1}"] = field.grid.spacing[i]
-    image.header["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
-    return image
+def _plan(field: GriddedField, name: str, provenance: Provenance) -> ImagePlan:
+    cards = axis_cards(field.grid, field.inputs)
+    cards["OBJECT"] = (field.target, field.meaning(name).replace(field.target, "OBJECT"))
+    provenance.stamp(cards)
+    return ImagePlan(name.upper(), field.grid.shape[::-1], cards, ">f8")
 
 
-WRITERS = {"zarr": write_zarr, "fits": write_fits}
+def plot_field(field: GriddedField, rows: Rows, height: float | None = None) -> Figure:
+    """One input: mean with bands and data. Two: mean and deviation. Three: slices of both.
+
+    height: where to slice the third axis, instead of at its quarters.
+    """
+    if field.grid.dim == 1:
+        return _curve(field, rows)
+    if field.grid.dim == 2:
+        return _pair(field, rows)
+    return _slices(field, height)
+
+
+def _curve(field: GriddedField, rows: Rows) -> Figure:
+    figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+    axis = figure.subplots()
+    (x,) = field.axes()
+    shown = _some(rows)
+    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=_data_label(rows))
+    for width, shade in ((2.0, 0.18), (1.0, 0.3)):
+        low, high = field.mean - width * field.std, field.mean + width * field.std
+        label = f"±{width:g} standard deviations"
+        axis.fill_between(x, low, high, color="C0", alpha=shade, linewidth=0, label=label)
+    axis.plot(x, field.mean, color="C0", linewidth=1.6, label="posterior mean")
+    axis.set_xlabel(field.inputs[0])
+    axis.set_ylabel(field.target)
+    axis.set_xlim(x[0], x[-1])
+    axis.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _pair(field: GriddedField, rows: Rows) -> Figure:
+    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    shown = _some(rows)
+    for axis, (title, values, colours) in zip(axes, _quantities(field), strict=True):
+        image = _draw(axis, field, values, colours, None)
+        axis.set_title(title)
+        figure.colorbar(image, ax=axis, label=field.target)
+    axes[1].plot(*shown.X.T, ".", color="white", markersize=1.2, alpha=0.5)
+    axes[1].set_title(f"standard deviation, {_data_label(rows)} as dots")
+    axes[0].set_ylabel(field.inputs[1])
+    return figure
+
+
+def _slices(field: GriddedField, height: float | None) -> Figure:
+    levels = field.axes()[2]
+    chosen = [round(part * (len(levels) - 1)) for part in SLICES]
+    if height is not None:
+        chosen = [_nearest(levels, height, field.inputs[2])]
+    figure = Figure(figsize=(3.6 * len(chosen) + 1.4, 6.8), layout="constrained")
+    rows = figure.subplots(2, len(chosen), sharex=True, sharey=True, squeeze=False)
+    for axes, (title, values, colours) in zip(rows, _quantities(field), strict=True):
+        planes = [values[:, :, k] for k in chosen]
+        scale = Normalize(min(p.min() for p in planes), max(p.max() for p in planes))
+        for axis, plane, k in zip(axes, planes, chosen, strict=True):
+            image = _draw(axis, field, plane, colours, scale)
+            axis.set_title(f"{title}, {field.inputs[2]} = {levels[k]:.4g}", fontsize="medium")
+        axes[0].set_ylabel(field.inputs[1])
+        figure.colorbar(image, ax=list(axes), label=field.target)
+    for axis in rows[0]:
+        axis.set_xlabel("")
+    return figure
+
+
+def _quantities(field: GriddedField) -> Iterator[tuple[str, Array, str]]:
+    yield "posterior mean", field.mean, MEAN_COLOURS
+    yield "standard deviation", field.std, STD_COLOURS
+
+
+def _draw(
+    axis: Axes,
+    field: GriddedField,
+    plane: NDArray[np.float64],
+    colours: str,
+    scale: Normalize | None,
+) -> AxesImage:
+    half = [h / 2 for h in field.grid.spacing]
+    x, y = field.axes()[:2]
+    axis.set_xlabel(field.inputs[0])
+    return axis.imshow(
+        plane.transpose(),
+        origin="lower",
+        extent=(x[0] - half[0], x[-1] + half[0], y[0] - half[1], y[-1] + half[1]),
+        aspect="auto",
+        cmap=colours,
+        norm=scale,
+        interpolation="nearest",
+    )
+
+
+def _nearest(levels: Array, height: float, name: str) -> int:
+    half = (levels[1] - levels[0]) / 2
+    if not levels[0] - half <= height <= levels[-1] + half:
+        raise ValueError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
+    return int(np.abs(levels - height).argmin())
+
+
+def _some(rows: Rows) -> Rows:
+    """At most MOST_DOTS rows, the same ones every time."""
+    if len(rows) <= MOST_DOTS:
+        return rows
+    chosen = np.random.default_rng(0).choice(len(rows), MOST_DOTS, replace=False)
+    return rows[chosen]
+
+
+def _data_label(rows: Rows) -> str:
+    shown = min(len(rows), MOST_DOTS)
+    return "data" if shown == len(rows) else f"{shown:,} of {len(rows):,} data"

@@ -12,8 +12,7 @@ from dustmap.linalg import Progress, unwatched
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, inputs_of, rows_of, within
-from dustmap.runs.regression._field import WRITERS, GriddedField
-from dustmap.runs.regression._plots import plot_field
+from dustmap.runs.regression._field import GriddedField, plot_field, write_field
 from dustmap.runs.regression._run import (
     CHECKPOINT,
     ROWS,
@@ -22,8 +21,8 @@ from dustmap.runs.regression._run import (
     score,
     stored_rows,
 )
-from dustmap.runs.reports import read_table, write_columns
 from dustmap.sky import Provenance, SchemaCard, save_figure
+from dustmap.tables import read_tables, table_format, write_table
 
 
 @final
@@ -44,7 +43,7 @@ class RegressionResult(AbstractFinishedRun):
         system: str = "",
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        """Scores of measured targets; rows outside the box by the run's policy, counted.
+        """Score measured targets; rows outside the box by the run's policy, counted.
 
         Columns are those of the configuration: the card of stars says nothing of them.
         """
@@ -58,10 +57,10 @@ class RegressionResult(AbstractFinishedRun):
             raise ValueError(
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
-        found = rows_of(read_table(catalog), self.config.data)
-        rows = within(found, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
-        told = score(self.model, rows).as_dict()
-        return told | {"rows_dropped_outside_the_box": len(found) - len(rows)}
+        every = rows_of(read_tables(catalog), self.config.data)
+        rows = within(every, grid_of(self.config.grid, len(self.config.data.inputs)), self.config)
+        scores = score(self.model, rows).as_dict()
+        return scores | {"rows_dropped_outside_the_box": len(every) - len(rows)}
 
     def predict(
         self,
@@ -71,22 +70,23 @@ class RegressionResult(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        """Adds target_mean and target_std (of f, without noise); needs the inputs only."""
+        """Add target_mean and target_std (of f, without noise); the inputs alone are needed."""
         del card, progress
-        table = read_table(catalog)
+        table_format(output)  # before anything is computed
+        table = read_tables(catalog)
         X = inputs_of(table, self.config.data)
         table["target_mean"], table["target_std"] = self.model.predict(X, return_std=True)
-        write_columns(output, table, overwrite)
+        write_table(output, table, overwrite)
         return {"rows": len(table), "output": str(output)}
 
     def export(self, kind: str, output: Path, overwrite: bool) -> Mapping[str, Any]:
-        """Writes mean and standard deviation on the run's grid."""
+        """Write mean and standard deviation on the run's grid."""
         field = self.field()
-        WRITERS[kind](output, field, self.made, overwrite)
+        write_field(output, kind, field, self.made, overwrite)
         return {"output": str(output), "nodes": list(field.grid.shape)}
 
     def plot(self, slice_: str, output: Path, overwrite: bool, history: Sequence[str]) -> None:
-        """Draws the picture of the run; slice_: `NAME=VALUE` of the third input."""
+        """Draw the picture of the run; slice_: `NAME=VALUE` of the third input."""
         name, equals, value = slice_.partition("=")
         inputs = self.config.data.inputs
         height = None
@@ -95,13 +95,13 @@ class RegressionResult(AbstractFinishedRun):
         save_figure(plot_field(self.field(), self.rows, height), output, overwrite, history)
 
     def field(self) -> GriddedField:
-        """The posterior on the grid of the run's maps."""
+        """Evaluate the posterior on the grid of the run's maps."""
         grid = grid_of(self.config.grid, len(self.config.data.inputs))
         return predict_field(self.model, self.config, map_grid(grid, self.rows))
 
 
 def open_regression(directory: RunDirectory, config: Config) -> RegressionResult:
-    """Reads the fitted model back; config: the run's, computing where and how it is now asked."""
+    """Read the fitted model back; config: the run's, computing where and how it is now asked."""
     if config.compute.device == "cuda":
         raise ValueError("--device cuda: a regression runs on the CPU; leave it out")
     path, own = directory.path, directory.config()

@@ -22,9 +22,8 @@ from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs._seconds import dense_seconds, rounded
 from dustmap.runs.kept import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
-from dustmap.runs.regression._field import WRITERS, GriddedField
+from dustmap.runs.regression._field import GriddedField, plot_field, write_field
 from dustmap.runs.regression._memory import regression_memory
-from dustmap.runs.regression._plots import plot_field
 from dustmap.runs.reports import (
     Check,
     Picture,
@@ -33,10 +32,9 @@ from dustmap.runs.reports import (
     Stage,
     Stopwatch,
     coverage_check,
-    read_tables,
 )
 from dustmap.sky import Provenance, save_figure
-from dustmap.sky._outputs import replacing
+from dustmap.tables import read_tables, replacing
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +147,7 @@ class RegressionRun(AbstractRun):
             path = directory.path / outputs[kind]
             # What is there is whole: it was written before the run was interrupted.
             if not path.exists():
-                WRITERS[kind](path, field, provenance(self.config), False)
+                write_field(path, kind, field, provenance(self.config), False)
         outputs["picture"] = PICTURE
         if not (directory.path / PICTURE).exists():
             history = provenance(self.config).history()
@@ -171,7 +169,7 @@ def prepare_regression(
         )
     if config.compute.device == "cuda":
         raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
-    found = rows_of(read_tables(config.data.catalog), config.data)
+    found = rows_of(read_tables(*config.data.catalog), config.data)
     grid = grid_of(config.grid, len(config.data.inputs))
     rows = within(found, grid, config)
     train, holdout = _split(config, len(rows))

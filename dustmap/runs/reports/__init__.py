@@ -16,8 +16,3 @@ from dustmap.runs.reports._report import coverage_check as coverage_check
 from dustmap.runs.reports._stages import Stage as Stage
 from dustmap.runs.reports._stages import Stopwatch as Stopwatch
 from dustmap.runs.reports._stages import peak_memory as peak_memory
-from dustmap.runs.reports._tables import check_rows as check_rows
-from dustmap.runs.reports._tables import column as column
-from dustmap.runs.reports._tables import read_table as read_table
-from dustmap.runs.reports._tables import read_tables as read_tables
-from dustmap.runs.reports._tables import write_columns as write_columns

@@ -20,14 +20,13 @@ from dustmap.sky.maps import (
     DustMap,
     MapRequest,
     Quantity,
+    Slabs,
     slab_memory,
-    write_fits,
-    write_zarr,
+    write_map,
 )
 
 log = logging.getLogger(__name__)
 
-WRITERS = {"zarr": write_zarr, "fits": write_fits}
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
@@ -41,7 +40,7 @@ def export_run(
     progress: Progress,
     world: AbstractWorld,
 ) -> dict[str, Any]:
-    """Writes map.*, each by all ranks together; what was written."""
+    """Write map.*, each by all ranks together; return the names of what was written."""
     request = request_of(config, field)
     outputs: dict[str, Any] = {}
     for name in config.export.formats:
@@ -52,39 +51,36 @@ def export_run(
             log.info("%s was written before the run was interrupted", path.name)
             continue
         watched = WatchedField(field, f"writing map.{name}", progress)
-        write_in_slabs(name, path, watched, grid, request, provenance, False, config.compute, world)
+        slabs = Slabs.of_field(watched, grid, request)
+        write_in_slabs(path, slabs, provenance, False, config.compute, name, world)
     outputs["samples_in_the_map"] = request.samples
     return outputs
 
 
 def write_in_slabs(
-    kind: str,
     path: Path,
-    field: AbstractDensityField,
-    grid: RegularGrid,
-    request: MapRequest,
+    slabs: Slabs,
     provenance: Provenance,
     overwrite: bool,
     compute: ComputeConfig,
+    form: str,
     world: AbstractWorld = ALONE,
 ) -> None:
-    """Writes cubes in slabs that the memory holds; anew in smaller ones where it runs out.
+    """Write a map in slabs that the memory holds; anew in smaller ones where it runs out.
 
     world: ranks that write together, and begin anew together.
     """
     mebibytes = max(1, slab_memory(compute.memory_bytes) // MIB)
-    slabs = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
-    slabs.attempt(
-        lambda size: WRITERS[kind](
-            path, field, grid, request, provenance, overwrite, size * MIB, world
-        )
+    sizes = AdaptiveBatch(f"MiB of slabs of {path.name}", mebibytes, _ADVICE)
+    sizes.attempt(
+        lambda size: write_map(path, slabs, provenance, overwrite, size * MIB, world, form)
     )
 
 
 def drawn_map(
     directory: RunDirectory, config: Config, field: AbstractDensityField, grid: RegularGrid
 ) -> DustMap:
-    """A map with mean and standard deviation: one that was written, or one in memory."""
+    """Return a map with mean and standard deviation: one that was written, or one in memory."""
     wanted = (Quantity.MEAN, Quantity.STD)
     if config.export.formats:
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
@@ -94,7 +90,7 @@ def drawn_map(
 
 
 def provenance_of(config: Config, fitted: int, tile: Mapping[str, Any]) -> Provenance:
-    """What the maps of a run say of where they come from; tile: of a part of a sky."""
+    """Describe where the maps of a run come from; tile: of a part of a sky."""
     part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",) if tile else ()
     return Provenance(
         configuration.sha256(config),

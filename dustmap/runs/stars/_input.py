@@ -21,7 +21,6 @@ from dustmap.sky.catalogs import (
     read_catalog,
     read_places,
 )
-from dustmap.sky.catalogs.readers import ColumnRef, ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     ParallaxDistances,
@@ -34,6 +33,7 @@ from dustmap.sky.stars import (
     star_store,
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import ColumnRef, ColumnType
 
 #: The stars of a run, in its directory.
 ARCHIVE = "stars.zarr"

@@ -44,13 +44,10 @@ from dustmap.runs.stars._run import (
 )
 from dustmap.runs.stars._share import SAMPLE
 from dustmap.sky import (
-    BARE,
     Provenance,
     add_answers,
     cartesian,
     galactic,
-    table_format,
-    write_table,
 )
 from dustmap.sky.catalogs import SchemaCard, card_named
 from dustmap.sky.figures import Comparison
@@ -64,6 +61,7 @@ from dustmap.sky.observations import (
 )
 from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import table_format, write_table
 
 #: What `predict` adds.
 PREDICTED = ("extinction_mean", "extinction_std", "density_mean", "density_std")
@@ -165,14 +163,14 @@ class StarMap(AbstractFinishedRun):
         overwrite: bool,
         progress: Progress = unwatched,
     ) -> Mapping[str, Any]:
-        table_format(output)  # before anything is computed
+        kind = table_format(output)  # before anything is computed
         places = places_of(self.run.config.data, catalog, card, prior_of(self.run.stars))
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances, progress)
-        add_answers(table, columns, self.system, labelled=table_format(output) == BARE)
+        add_answers(table, columns, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
-        _tell_history(table, self.made)
+        _add_history(table, self.made)
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         told = {"rows": len(table), "rows_outside_the_box": outside}
@@ -289,7 +287,7 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
-def _tell_history(table: Table, provenance: Provenance) -> None:
+def _add_history(table: Table, provenance: Provenance) -> None:
     """Where the predictions come from, after what the header said of the rows."""
     own = provenance.metadata()
     before = table.meta.get("HISTORY", [])

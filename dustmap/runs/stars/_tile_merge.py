@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, final
 
 from dustmap import config as configuration
@@ -14,11 +15,9 @@ from dustmap.runs.reports import Progress
 from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import Provenance
-from dustmap.sky.maps import Planes, Slabs, fits_of_slabs, slab_memory, zarr_of_slabs
+from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
 from dustmap.sky.maps._field import EVERY
 from dustmap.sky.tiles import STEPS, Merged, TileMap, map_of_tile, merged
-
-WRITERS = {"zarr": zarr_of_slabs, "fits": fits_of_slabs}
 
 #: What tiles of one sky may differ in: which they are, and where they were computed.
 FREE = (
@@ -47,7 +46,7 @@ class TileRun:
 
     @property
     def line(self) -> str:
-        """Where it comes from, for the history of the merged map."""
+        """Tell where the tile comes from, for the history of the merged map."""
         seed, sha = self.config.fit.seed, configuration.sha256(self.config)
         own = _listed({name: v for name, v in self.hyperparameters.items() if name not in DUST})
         tile = f"tile {self.config.data.tile}: {self.stars} stars, seed {seed}, config sha256 {sha}"
@@ -55,7 +54,7 @@ class TileRun:
 
     @property
     def dust(self) -> Mapping[str, float]:
-        """Hyperparameters that all tiles share."""
+        """Return the hyperparameters that all tiles share."""
         return {name: v for name, v in self.hyperparameters.items() if name in DUST}
 
 
@@ -68,7 +67,7 @@ class SkyOfTiles:
     merged: Merged
 
     def counts(self) -> dict[str, Any]:
-        """What the command tells."""
+        """Count tiles, voxels and samples, for the command's answer."""
         layout = self.merged.slabs.layout
         return {
             "tiles": [run.config.data.tile for run in self.runs],
@@ -79,7 +78,7 @@ class SkyOfTiles:
         }
 
     def provenance(self) -> Provenance:
-        """config_sha256 is that of the whole sky: of the tiles' configuration without data.tile."""
+        """Describe the merged map; config_sha256 is that of the tiles without data.tile."""
         whole = _whole(self.runs[0].config)
         catalogs = dict.fromkeys(str(name) for run in self.runs for name in run.config.data.catalog)
         missing = self.merged.uncovered
@@ -100,14 +99,20 @@ class SkyOfTiles:
     def write(
         self, path: Path, form: str, overwrite: bool, memory: int, progress: Progress
     ) -> None:
-        """map.zarr or map.fits; memory: bytes in all."""
+        """Write map.zarr or map.fits; memory: bytes in all."""
         slabs = _watched(self.merged.slabs, f"writing {path.name}", progress)
         within = self.merged.memory(slab_memory(memory))
-        WRITERS[form](path, slabs, self.provenance(), overwrite, within)
+        write_map(path, slabs, self.provenance(), overwrite, within, form=form)
 
 
 def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
-    """Reads what runs on tiles, or their map.zarr, say of themselves; refuses what does not fit."""
+    """Read the runs on tiles, or their map.zarr.
+
+    Raises
+    ------
+    ValueError
+        Where two differ in configuration or in the prior of the dust, or are the same tile.
+    """
     runs = tuple(_tile_run(path) for path in paths)
     for run in runs[1:]:
         _check_alike(run, runs[0])
@@ -117,20 +122,30 @@ def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
 
 
 def _tile_run(path: Path) -> TileRun:
-    cubes, told = map_of_tile(path)
+    cubes, attributes = map_of_tile(path)
+    values = _attribute(path, attributes, "hyperparameters", dict)
+    for name in values:
+        _attribute(path, values, name, int | float)
     try:
-        config = configuration.from_mapping(told["configuration"])
-        values = {str(name): float(v) for name, v in dict(told["hyperparameters"]).items()}
-        stars = int(told["stars"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{path}: what its attribute tile says of the run cannot be read ({error}); run it "
-            "again with this version of dustmap"
-        ) from error
+        config = configuration.from_mapping(_attribute(path, attributes, "configuration", dict))
+    except ValueError as error:
+        raise ValueError(f"{path}: the configuration in its attribute tile: {error}") from error
     tile = tile_of(config)
     if tile is None:
         raise ValueError(f"{path}: its configuration names no tile; run it with data.tile")
+    stars = int(_attribute(path, attributes, "stars", int))
     return TileRun(str(path), TileMap(str(path), tile, cubes), config, values, stars)
+
+
+def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | UnionType) -> Any:
+    """Return what the run of a tile has written into its map under a name."""
+    value = held.get(key)
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{path}: its attribute tile should have {key} of the run, got {value!r:.80}; run it "
+            "again with this version of dustmap"
+        )
+    return value
 
 
 def _check_alike(run: TileRun, first: TileRun) -> None:

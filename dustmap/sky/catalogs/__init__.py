@@ -18,12 +18,12 @@ from dustmap.sky.catalogs._card import card_path as card_path
 from dustmap.sky.catalogs._card import known_cards as known_cards
 from dustmap.sky.catalogs._catalog import DEFAULT_PRIOR as DEFAULT_PRIOR
 from dustmap.sky.catalogs._catalog import Catalog as Catalog
+from dustmap.sky.catalogs._catalog import Places as Places
 from dustmap.sky.catalogs._catalog import ingest as ingest
 from dustmap.sky.catalogs._catalog import read_catalog as read_catalog
+from dustmap.sky.catalogs._catalog import read_places as read_places
 from dustmap.sky.catalogs._cuts import Cut as Cut
 from dustmap.sky.catalogs._cuts import FlagBits as FlagBits
-from dustmap.sky.catalogs._places import Places as Places
-from dustmap.sky.catalogs._places import read_places as read_places
 from dustmap.sky.catalogs._rows import DistanceKind as DistanceKind
 from dustmap.sky.catalogs._rows import ExtinctionKind as ExtinctionKind
 from dustmap.sky.catalogs._rows import InvalidRows as InvalidRows
@@ -31,4 +31,4 @@ from dustmap.sky.catalogs._rows import PositionKind as PositionKind
 from dustmap.sky.catalogs._rows import galactic_from_icrs as galactic_from_icrs
 from dustmap.sky.catalogs._selection import ROWS as ROWS
 from dustmap.sky.catalogs._selection import Counts as Counts
-from dustmap.sky.catalogs.readers import CatalogError as CatalogError
+from dustmap.tables import CatalogError as CatalogError

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
 from dustmap.sky.catalogs._rows import (
+    Alternative,
     DistanceKind,
     ExtinctionKind,
     IdentifierPolicy,
     PositionKind,
 )
-from dustmap.sky.catalogs.readers import (
+from dustmap.tables import (
     CatalogError,
     Chunk,
     ColumnRef,
@@ -28,7 +29,7 @@ from dustmap.sky.catalogs.readers import (
     FileColumn,
 )
 
-Alternative = TypeVar("Alternative", PositionKind, DistanceKind, ExtinctionKind)
+Way = TypeVar("Way", bound=Alternative)
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 
@@ -67,10 +68,10 @@ class Binding:
         return {source.ref: source.kind for source in self.sources.values()}
 
     def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
-        """The columns of the card, in its units."""
-        found = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
+        """Return the columns of the card, in its units."""
+        columns = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
         rows = len(next(iter(chunk.values())))
-        return found | {name: np.full(rows, value) for name, value in self.constants.items()}
+        return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
 
 
 def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
@@ -80,22 +81,22 @@ def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
 @final
 @dataclass(frozen=True)
 class _Matcher:
-    """Finds columns of a card among those of a file."""
+    """Matches columns of a card with those of a file."""
 
     path: Path
     card: SchemaCard
     columns: tuple[FileColumn, ...]
 
     def source(self, name: str) -> Source | None:
-        """Where the file has a column of the card."""
+        """Locate a column of the card in the file."""
         if name not in self.card.columns:
             return None
         column = self.card.columns[name]
         for alias in column.aliases:
-            found = self._find(alias.ref)
-            if found is not None:
-                factor, unit = self._unit(found, alias, column)
-                return Source(ColumnRef(found.name, alias.ref.entry), column.kind, factor, unit)
+            match = self._find(alias.ref)
+            if match is not None:
+                factor, unit = self._unit(match, alias, column)
+                return Source(ColumnRef(match.name, alias.ref.entry), column.kind, factor, unit)
         return None
 
     def has(self, name: str) -> bool:
@@ -117,7 +118,7 @@ class _Matcher:
         return sorted(free, key=likeness, reverse=True)
 
     def _words(self, name: str) -> list[str]:
-        """What the card calls a column of its own, in small letters."""
+        """Names that the card has for a column, in small letters."""
         column = self.card.columns.get(name)
         return [] if column is None else [alias.ref.name.lower() for alias in column.aliases]
 
@@ -132,38 +133,38 @@ class _Matcher:
             raise CatalogError(
                 f"{self.path}: the column {ref.name} could be any of {names}; rename all but one"
             )
-        found = (same or close)[0]
+        column = (same or close)[0]
         entries = 1 if ref.entry is None else ref.entry + 1
-        if (ref.entry is None and found.width != 1) or found.width < entries:
+        if (ref.entry is None and column.width != 1) or column.width < entries:
             raise CatalogError(
-                f"{self.path}: column {found.name} has {found.width} entries a row, the card "
+                f"{self.path}: column {column.name} has {column.width} entries a row, the card "
                 f"{self.card.name} asks for {ref}"
             )
-        return found
+        return column
 
-    def _unit(self, found: FileColumn, alias: Alias, column: CardColumn) -> tuple[float, str]:
+    def _unit(self, match: FileColumn, alias: Alias, column: CardColumn) -> tuple[float, str]:
         """Factor to the card's unit, and the unit of the file (the card's where it names none)."""
         if column.unit == u.dimensionless_unscaled or column.kind is not ColumnType.NUMBER:
             return 1.0, ""
-        unit = alias.unit if not found.unit else self._parsed(found)
+        unit = alias.unit if not match.unit else self._parsed(match)
         if unit == u.dimensionless_unscaled:
             unit = alias.unit
         try:
             return float(unit.to(column.unit)), unit.to_string()
         except u.UnitConversionError:
             raise CatalogError(
-                f"{self.path}: column {found.name} is in {found.unit}: expected a unit like "
+                f"{self.path}: column {match.name} is in {match.unit}: expected a unit like "
                 f"{column.unit} for {column.name}; correct the file's units or the column's name"
             ) from None
 
-    def _parsed(self, found: FileColumn) -> u.UnitBase:
+    def _parsed(self, match: FileColumn) -> u.UnitBase:
         for style in (None, "cds", "vounit"):
             try:
-                return u.Unit(found.unit, format=style)
+                return u.Unit(match.unit, format=style)
             except (ValueError, TypeError):
                 continue
         raise CatalogError(
-            f"{self.path}: column {found.name}: {found.unit!r} is no unit that is known"
+            f"{self.path}: column {match.name}: {match.unit!r} is no unit that is known"
         )
 
 
@@ -174,7 +175,7 @@ def bind(
     cuts: Sequence[Cut],
     with_extinctions: bool,
 ) -> Binding:
-    """Chooses the columns to read; CatalogError says what was looked for and what is there."""
+    """Choose the columns to read; CatalogError says what was looked for and what is there."""
     matcher = _Matcher(path, card, columns)
     position = _first(matcher, card.positions, "directions")
     distance = _first(matcher, card.distances, "distances")
@@ -186,27 +187,27 @@ def bind(
     for cut in cuts:
         _check_cut(matcher, cut)
         names |= set(cut.quantity.columns)
-    found = {name: source for name in sorted(names) if (source := matcher.source(name))}
-    _check_distinct(path, found)
-    constants = {name: card.constants[name] for name in names if name not in found}
+    sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
+    _check_distinct(path, sources)
+    constants = {name: card.constants[name] for name in names if name not in sources}
     binding = Binding(
-        MappingProxyType(found), MappingProxyType(constants), position, distance, extinction
+        MappingProxyType(sources), MappingProxyType(constants), position, distance, extinction
     )
     _check_named(binding, card)
     return binding
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
-    """Whether a file has any of the columns of extinctions of a card."""
+    """Tell whether a file has any of the columns of extinctions of a card."""
     matcher = _Matcher(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
 
-def _first(matcher: _Matcher, alternatives: tuple[Alternative, ...], purpose: str) -> Alternative:
+def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Way:
     """The first that the file has, of those with most of the columns that the user has named."""
-    found = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
-    if found:
-        return max(found, key=lambda way: len(matcher.card.named & set(way.columns)))
+    complete = [way for way in alternatives if all(matcher.has(name) for name in way.columns)]
+    if complete:
+        return max(complete, key=lambda way: len(matcher.card.named & set(way.columns)))
     lacking = [[n for n in way.columns if not matcher.has(n)] for way in alternatives]
     nearest = min(lacking, key=len)
     others = [way.columns for way in alternatives if not set(nearest) <= set(way.columns)]
@@ -218,10 +219,10 @@ def _reads_identifiers(matcher: _Matcher) -> bool:
     policy = matcher.card.identifiers
     if policy is IdentifierPolicy.ROW:
         return False
-    found = matcher.has("source_id")
-    if policy is IdentifierPolicy.COLUMN and not found:
+    present = matcher.has("source_id")
+    if policy is IdentifierPolicy.COLUMN and not present:
         raise _missing(matcher, "identifiers", ["source_id"])
-    return found
+    return present
 
 
 def _check_cut(matcher: _Matcher, cut: Cut) -> None:
@@ -245,7 +246,7 @@ def _check_named(binding: Binding, card: SchemaCard) -> None:
 
 
 def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogError:
-    """What is missing, what might be meant, and how to say so."""
+    """Name what is missing, what might be meant, and how to say so."""
     close = matcher.closest(names)
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
     guess = close[0] if close else "NAME"

@@ -25,8 +25,8 @@ from dustmap.sky.catalogs._rows import (
     PositionKind,
     Role,
 )
-from dustmap.sky.catalogs.readers import CatalogError, ColumnRef, ColumnType
 from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables import CatalogError, ColumnRef, ColumnType
 
 Kind = TypeVar("Kind", bound=enum.Enum)
 _KEYS = (
@@ -140,7 +140,7 @@ def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str
 
 
 def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
-    """A card from the content of its TOML file."""
+    """Parse a card from the content of its TOML file."""
     table = CardTable(content, f"card {name}")
     table.only(_KEYS)
     columns = _columns(table)
@@ -177,10 +177,10 @@ def _one(table: CardTable, key: str, kind: type[Kind]) -> Kind:
 
 
 def _several(table: CardTable, key: str, kind: type[Kind]) -> tuple[Kind, ...]:
-    found = table.entries(key, lambda raw: _member(kind, raw), f"a list of {_choices(kind)}")
-    if not found:
+    members = table.entries(key, lambda raw: _member(kind, raw), f"a list of {_choices(kind)}")
+    if not members:
         raise table.error(f"{key}: expected at least one of {_choices(kind)}")
-    return found
+    return members
 
 
 def _member(kind: type[Kind], raw: object) -> Kind | None:
@@ -248,13 +248,13 @@ def _presets(
     table: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]
 ) -> dict[str, tuple[Cut, ...]]:
     presets = table.table("cuts")
-    found: dict[str, tuple[Cut, ...]] = {}
+    parsed: dict[str, tuple[Cut, ...]] = {}
     for name in presets.names():
         tables = presets.tables(name)
-        found[name] = tuple(parse_cut(cut, flags) for cut in tables)
-        for cut, place in zip(found[name], tables, strict=True):
+        parsed[name] = tuple(parse_cut(cut, flags) for cut in tables)
+        for cut, place in zip(parsed[name], tables, strict=True):
             _check_cut(cut, place, columns)
-    return {"default": (), **found, NO_CUTS: ()}
+    return {"default": (), **parsed, NO_CUTS: ()}
 
 
 def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:
@@ -272,12 +272,7 @@ def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) ->
 
 def _check_roles(table: CardTable, card: SchemaCard) -> None:
     """Every alternative that the card lists has its columns."""
-    every: tuple[PositionKind | DistanceKind | ExtinctionKind, ...] = (
-        *card.positions,
-        *card.distances,
-        *card.extinctions,
-    )
-    for alternative in every:
+    for alternative in (*card.positions, *card.distances, *card.extinctions):
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
                 raise table.error(f"columns.{name} is missing; {alternative.value} needs it")
@@ -290,7 +285,7 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
 
 @functools.cache
 def card_directory() -> Path:
-    """The directory of the cards that come with dustmap."""
+    """Return the directory of the cards that come with dustmap."""
     places = (_PACKAGE / "_cards", _PACKAGE.parent / "catalogs")
     for place in places:
         if (place / f"generic{_ENDING}").is_file():
@@ -299,12 +294,12 @@ def card_directory() -> Path:
 
 
 def known_cards() -> tuple[str, ...]:
-    """The names of the cards that come with dustmap."""
+    """Name the cards that come with dustmap."""
     return tuple(sorted(path.stem for path in card_directory().glob(f"*{_ENDING}")))
 
 
 def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> SchemaCard:
-    """A card by its name, or your own by the path of its TOML file.
+    """Read a card by its name, or your own by the path of its TOML file.
 
     columns: by the card's names what the file calls them, which counts before what the card says.
     """
@@ -312,7 +307,7 @@ def card_named(name: str | Path, columns: Mapping[str, str] | None = None) -> Sc
 
 
 def card_path(name: str | Path) -> Path:
-    """The TOML file of a card."""
+    """Return the TOML file of a card."""
     if str(name).endswith(_ENDING):
         return Path(name)
     if str(name) not in known_cards():

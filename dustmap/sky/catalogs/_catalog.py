@@ -1,4 +1,7 @@
-"""Catalogs into memory, or into a star store of any size; no identifier occurs twice."""
+"""Catalogs into memory, or into a star store of any size; no identifier occurs twice.
+
+Places are rows to predict at: any table with directions and distances.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -8,16 +11,25 @@ from typing import Any, Self, final
 
 import numpy as np
 from astropy import units as u
+from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import check_output, scratch_for
+from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import Counts, Rules, Selection
-from dustmap.sky.catalogs.readers import CatalogError
+from dustmap.sky.catalogs._selection import (
+    ROWS,
+    Counts,
+    Rules,
+    Selection,
+    invalid_row,
+    problems_of_places,
+)
 from dustmap.sky.stars import (
     SKY_ORDER,
     AbstractDistancePrior,
+    AbstractDistances,
     SkySorter,
     StarStoreWriter,
     StarTable,
@@ -27,17 +39,20 @@ from dustmap.sky.stars import (
 )
 from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
+from dustmap.tables import CatalogError, check_output, open_table, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 #: Learned from the parallaxes, up to 10 kpc, where nothing else is declared.
 DEFAULT_PRIOR = ToLearn()
+#: Columns of a table of places: astropy takes a millisecond for each.
+MOST_COLUMNS = 5000
 Paths = str | Path | Sequence[str | Path]
 
 
 def repeated(identifiers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows, in order, whose identifier an earlier row has."""
+    """Return the rows, in order, whose identifier an earlier row has."""
     order = np.argsort(identifiers, kind="stable")
     ordered = identifiers[order]
     return np.sort(order[1:][ordered[1:] == ordered[:-1]])
@@ -73,20 +88,20 @@ class IdentifierLog:
         self._file.write(identifiers.astype(np.int64).tobytes())
 
     def repeated(self) -> NDArray[np.int64]:
-        """The rows, in order, whose identifier an earlier row has."""
+        """Return the rows, in order, whose identifier an earlier row has."""
         if self._increasing:
             return np.empty(0, np.int64)
         bits = max(0, int(np.ceil(np.log2(2 * self._count / PART))))
-        found = [self._repeated_in(part, bits) for part in range(2**bits)]
-        return np.sort(np.concatenate(found))
+        parts = [self._repeated_in(part, bits) for part in range(2**bits)]
+        return np.sort(np.concatenate(parts))
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The identifiers of some rows."""
-        found = np.empty(len(rows), np.int64)
+        """Return the identifiers of some rows."""
+        identifiers = np.empty(len(rows), np.int64)
         for i, row in enumerate(rows):
             self._file.seek(8 * int(row))
-            found[i] = np.frombuffer(self._file.read(8), np.int64)[0]
-        return found
+            identifiers[i] = np.frombuffer(self._file.read(8), np.int64)[0]
+        return identifiers
 
     def _repeated_in(self, part: int, bits: int) -> NDArray[np.int64]:
         kept: list[NDArray[np.int64]] = []
@@ -138,13 +153,26 @@ def read_catalog(
     invalid: str | None = None,
     parallax_zero_point: float | u.Quantity = 0.0,
 ) -> Catalog:
-    """The stars of one or more files with one card.
+    """Read the stars of one or more files with one card.
 
-    `cuts` is a preset of the card. `system` is what extinctions are converted to, and what they
-    are where neither card nor file says so. `prior` goes with parallaxes, and is learned from them
-    where none is stated. `invalid` is "error" or
-    "drop", by default the card's. The zero point, an angle or mas, is subtracted
-    from parallaxes after the cuts, which are on the catalog's own values.
+    Parameters
+    ----------
+    cuts
+        A preset of the card.
+    system
+        What extinctions are converted to, and what they are where neither card nor file says so.
+    prior
+        Of parallaxes; learned from them where none is stated.
+    invalid
+        "error" or "drop", by default the card's.
+    parallax_zero_point
+        An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
+        values.
+
+    Raises
+    ------
+    CatalogError
+        Where a file or a row cannot be used.
     """
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
@@ -174,15 +202,15 @@ def ingest(
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Counts:
-    """As `read_catalog`, into a star store; memory does not grow with the number of rows.
+    """Read a catalog as `read_catalog`, into a star store of any size in bounded memory.
 
     The stars are in the order of the sky (`SkySorter`), which the store's attribute `order` names:
     those of one beam, nearest first, follow one another, so that whatever is computed for a run of
     them meets the same cells of a map, and a part of the sky is a part of the store. Until then
     they wait in files beside it, which take about 80 bytes a star and are gone afterwards.
 
-    The store's attribute `catalog` holds counts and provenance. `progress` is told how many rows
-    are read, chunk by chunk.
+    The store's attribute `catalog` holds counts and provenance. `progress` gets the number of rows
+    read so far, chunk by chunk.
     """
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
@@ -270,11 +298,11 @@ def _rules(
     invalid: str | None,
     zero_point: float | u.Quantity,
 ) -> Rules:
-    found = card if isinstance(card, SchemaCard) else card_named(card)
-    policy = next((p for p in InvalidRows if p.value == invalid), found.invalid)
+    known = card if isinstance(card, SchemaCard) else card_named(card)
+    policy = next((p for p in InvalidRows if p.value == invalid), known.invalid)
     if invalid not in (None, "", policy.value):
         raise CatalogError(f'invalid = {invalid!r}: expected "error" or "drop"')
-    return Rules(found, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
+    return Rules(known, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
 
 
 def milliarcseconds(angle: float | u.Quantity) -> float:
@@ -283,3 +311,66 @@ def milliarcseconds(angle: float | u.Quantity) -> float:
 
 def _listed(paths: Paths) -> list[str | Path]:
     return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The whole table, and Galactic l, b (N,) in degrees and distances of its N rows.
+
+    measured: whether the card finds extinctions in the table, too.
+    """
+
+    table: Table
+    l: NDArray[np.float64]
+    b: NDArray[np.float64]
+    distances: AbstractDistances
+    measured: bool
+
+    def __len__(self) -> int:
+        return len(self.l)
+
+
+def read_places(
+    path: str | Path,
+    card: SchemaCard | str | Path = "generic",
+    *,
+    prior: AbstractDistancePrior | None = None,
+    parallax_zero_point: float | u.Quantity = 0.0,
+) -> Places:
+    """Read every row as a place: none is cut.
+
+    Parameters
+    ----------
+    prior
+        Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
+        says anything of another.
+
+    Raises
+    ------
+    CatalogError
+        Where a row has no direction or distance, or the file cannot be read.
+    """
+    path = Path(path)
+    schema = card if isinstance(card, SchemaCard) else card_named(card)
+    reader = open_table(path)
+    if len(reader.columns) > MOST_COLUMNS:
+        raise CatalogError(
+            f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
+            f"answers, got {len(reader.columns):,}; select those you need"
+        )
+    binding = bind(path, schema, reader.columns, (), with_extinctions=False)
+    chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
+    if not chunks:
+        raise CatalogError(f"{path}: the table has no rows")
+    values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    for reason, bad in problems_of_places(binding, values).items():
+        if bad.any():
+            raise invalid_row(path, reason, np.flatnonzero(bad))
+    l, b = _rows.directions(binding.position, values)
+    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    distances = _rows.distances(binding.distance, values, known, zero_point)
+    table = reader.whole()
+    if len(table) != len(l):
+        raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
+    return Places(table, l, b, distances, has_extinctions(path, schema, reader.columns))

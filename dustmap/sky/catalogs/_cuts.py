@@ -21,7 +21,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs.readers import CatalogError
+from dustmap.tables import CatalogError
 
 T = TypeVar("T")
 Columns = Mapping[str, NDArray[Any]]
@@ -221,7 +221,7 @@ class Ratio(AbstractQuantity):
 
 
 class AbstractTest(ABC):
-    """What the quantity of a row must satisfy."""
+    """A condition on the quantity of a row."""
 
     @abstractmethod
     def passes(self, values: NDArray[Any]) -> NDArray[np.bool_]: ...
@@ -300,16 +300,16 @@ class Cut:
 
 
 def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
-    """A cut of a card; CatalogError names the key that is wrong."""
+    """Parse a cut of a card; CatalogError names the key that is wrong."""
     table.only((*_QUANTITIES, *_TESTS))
-    given = [key for key in _QUANTITIES if key in table]
+    named = [key for key in _QUANTITIES if key in table]
     tests = [key for key in _TESTS if key in table]
-    if len(given) != 1 or not tests:
+    if len(named) != 1 or not tests:
         raise table.error(
             f"a cut has one of {', '.join(_QUANTITIES)} and at least one of {', '.join(_TESTS)}"
         )
-    quantity = _quantity(table, given[0])
-    names = flags.get(quantity.columns[0]) if given[0] == "column" else None
+    quantity = _quantity(table, named[0])
+    names = flags.get(quantity.columns[0]) if named[0] == "column" else None
     return Cut(quantity, tuple(_test(table, key, names) for key in tests))
 
 

@@ -8,14 +8,13 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional, final
+from typing import Any, Optional, Self, final
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs.readers import ColumnType
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
@@ -25,6 +24,7 @@ from dustmap.sky.stars import (
     PercentileDistances,
 )
 from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
+from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]
 #: Reason -> rows that it makes invalid.
@@ -55,7 +55,7 @@ class Role:
         return next((role for role in _ROLES if role.name == name), None)
 
 
-_UNITS: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
+_UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),
     (u.pc, ("x", "y", "z", "distance", "distance_error")),
     (u.pc, ("distance_p16", "distance_p50", "distance_p84")),
@@ -65,67 +65,44 @@ _UNITS: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
 )
 _ROLES = (
     Role("source_id", None, ColumnType.INTEGER),
-    *(Role(name, unit) for unit, names in _UNITS for name in names),
+    *(Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names),
 )
 
 
-class PositionKind(enum.Enum):
-    """How directions are given."""
+class Alternative(enum.Enum):
+    """One of several ways to tell something of a star: its name in cards, and its columns."""
 
-    GALACTIC = "galactic"
-    ICRS = "icrs"
-    CARTESIAN = "cartesian"  # heliocentric Galactic
+    columns: tuple[str, ...]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _POSITIONS[self]
-
-
-_POSITIONS = {
-    PositionKind.GALACTIC: ("l", "b"),
-    PositionKind.ICRS: ("ra", "dec"),
-    PositionKind.CARTESIAN: ("x", "y", "z"),
-}
+    def __new__(cls, name: str, *columns: str) -> Self:
+        member = object.__new__(cls)
+        member._value_, member.columns = name, columns
+        return member
 
 
-class DistanceKind(enum.Enum):
-    """What is known of distances."""
+class PositionKind(Alternative):
+    """Which columns tell the directions; x, y, z are heliocentric Galactic."""
 
-    PERCENTILES = "percentiles"
-    GAUSSIAN = "error"
-    PARALLAX = "parallax"
-    EXACT = "exact"
-    POSITION = "position"  # the length of x, y, z, taken as exact
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _DISTANCES[self]
+    GALACTIC = ("galactic", "l", "b")
+    ICRS = ("icrs", "ra", "dec")
+    CARTESIAN = ("cartesian", "x", "y", "z")
 
 
-_DISTANCES = {
-    DistanceKind.PERCENTILES: ("distance_p16", "distance_p50", "distance_p84"),
-    DistanceKind.GAUSSIAN: ("distance", "distance_error"),
-    DistanceKind.PARALLAX: ("parallax", "parallax_error"),
-    DistanceKind.EXACT: ("distance",),
-    DistanceKind.POSITION: ("x", "y", "z"),
-}
+class DistanceKind(Alternative):
+    """Which columns tell the distances; the length of x, y, z is taken as exact."""
+
+    PERCENTILES = ("percentiles", "distance_p16", "distance_p50", "distance_p84")
+    GAUSSIAN = ("error", "distance", "distance_error")
+    PARALLAX = ("parallax", "parallax", "parallax_error")
+    EXACT = ("exact", "distance")
+    POSITION = ("position", "x", "y", "z")
 
 
-class ExtinctionKind(enum.Enum):
-    """What is known of extinctions."""
+class ExtinctionKind(Alternative):
+    """Which columns tell the extinctions; of percentiles: median, and (p84 - p16) / 2."""
 
-    ERROR = "error"
-    PERCENTILES = "percentiles"  # value = median, error = (p84 - p16) / 2
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _EXTINCTIONS[self]
-
-
-_EXTINCTIONS = {
-    ExtinctionKind.ERROR: ("extinction", "extinction_error"),
-    ExtinctionKind.PERCENTILES: ("extinction_p16", "extinction_p50", "extinction_p84"),
-}
+    ERROR = ("error", "extinction", "extinction_error")
+    PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
 class IdentifierPolicy(enum.Enum):
@@ -137,7 +114,7 @@ class IdentifierPolicy(enum.Enum):
 
 
 class InvalidRows(enum.Enum):
-    """What to do with rows that are no stars: NaN, errors that are not positive, a second copy."""
+    """The policy for rows that are no stars: NaN, errors that are not positive, a second copy."""
 
     ERROR = "error"
     DROP = "drop"
@@ -171,32 +148,32 @@ def identifier_problems(values: Values) -> Problems:
 
 
 def position_problems(kind: PositionKind, values: Values) -> Problems:
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
         for name in set(names) & set(kind.columns):
             reason = f"{name} is not between -{most:g} and {most:g} degrees"
-            found[reason] = np.abs(values[name]) > most
-    return found
+            problems[reason] = np.abs(values[name]) > most
+    return problems
 
 
 def distance_problems(kind: DistanceKind, values: Values) -> Problems:
     """Parallaxes may be zero or negative, their errors and all distances may not."""
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
         length = _length(values)
-        found["the distance of x, y, z is not > 0"] = length <= 0.0
-        found[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
-        return found
+        problems["the distance of x, y, z is not > 0"] = length <= 0.0
+        problems[f"the distance of x, y, z is beyond {_FARTHEST:g} pc"] = length > _FARTHEST
+        return problems
     if kind is DistanceKind.PARALLAX:
-        found |= _parallax_problems(values["parallax"], values["parallax_error"])
+        problems |= _parallax_problems(values["parallax"], values["parallax_error"])
     for name in {"distance", "distance_p50"} & set(kind.columns):
-        found[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
+        problems[f"{name} is beyond {_FARTHEST:g} pc"] = values[name] > _FARTHEST
     positive = [name for name in kind.columns if name != "parallax"]
-    found |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
+    problems |= {f"{name} is not > 0": values[name] <= 0.0 for name in positive}
     if kind is DistanceKind.PERCENTILES:
         low, middle, high = (values[name] for name in kind.columns)
-        found["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
-    return found
+        problems["percentiles of the distance do not increase"] = (low >= middle) | (middle >= high)
+    return problems
 
 
 def _parallax_problems(parallax: Array, error: Array) -> Problems:
@@ -210,16 +187,16 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
 
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
     """An extinction may be negative: noise is."""
-    found = _not_finite(values, kind.columns)
+    problems = _not_finite(values, kind.columns)
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
-        found["extinction_error is not > 0"] = error <= 0.0
+        problems["extinction_error is not > 0"] = error <= 0.0
     else:
         low, middle, high = (values[name] for name in kind.columns)
-        found["percentiles of the extinction do not increase"] = (
+        problems["percentiles of the extinction do not increase"] = (
             (low > middle) | (middle > high) | (low >= high)
         )
-    return found | {
+    return problems | {
         f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
         f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
         f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,

@@ -19,7 +19,6 @@ from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.catalogs.readers import AbstractReader, CatalogError, open_reader
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     LearnedPrior,
@@ -29,6 +28,7 @@ from dustmap.sky.stars import (
     ToLearn,
 )
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
+from dustmap.tables import AbstractReader, CatalogError, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -106,13 +106,13 @@ class Tally:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
+    """Return name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
     status = path.stat()
-    found: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
+    known: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
     if status.st_size <= HASHED_BYTES:
         with path.open("rb") as stream:
-            return found | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-    return found | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
+            return known | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return known | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
 
 
 @final
@@ -179,7 +179,7 @@ class Selection:
 
     @cached_property
     def learned(self) -> LearnedPrior | None:
-        """What the parallaxes of all tables say of their distances, if that is wanted."""
+        """The prior that the parallaxes of all tables teach, if that is wanted."""
         if not self._sample or not isinstance(self.rules.prior, ToLearn):
             return None
         return self._sample.learned(self.rules.prior)
@@ -233,12 +233,12 @@ class Selection:
             raise CatalogError(f"{names}: no star is left ({counts})")
 
     def _open(self, path: Path) -> CatalogFile:
-        reader = open_reader(path)
+        reader = open_table(path)
         binding = bind(path, self.rules.card, reader.columns, self._cuts, with_extinctions=True)
-        return CatalogFile(path, reader, binding, self._system(path, reader.label))
+        return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
-        """What the extinctions of the file are; declared by the caller if by nobody else."""
+        """System of the extinctions of the file; the caller declares it if nobody else does."""
         card = self.rules.card
         try:
             named = system_named(label) if label else None
@@ -249,14 +249,14 @@ class Selection:
                 f"{path}: the extinctions are {named} by the file's header and {card.system} by "
                 f"the card {card.name}; use the card of this file, such as generic"
             )
-        found = named or card.system or self.rules.system
-        if found is None:
+        system = named or card.system or self.rules.system
+        if system is None:
             raise CatalogError(
                 f"{path}: nothing says which extinction this is; name its system "
                 f"(data.system, --system, or EXTSYS in the file's header): "
                 f"{', '.join(known_systems())}, or custom:NAME"
             )
-        return found
+        return system
 
     def _check_files(self) -> None:
         first = self.files[0]
@@ -327,7 +327,7 @@ class Selection:
 
 
 def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _rows.Problems:
-    """What is wrong with directions and distances."""
+    """Return the rows that are wrong, by what is wrong with their directions and distances."""
     problems = _rows.position_problems(binding.position, values)
     return problems | _rows.distance_problems(binding.distance, values)
 

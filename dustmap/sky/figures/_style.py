@@ -24,8 +24,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from numpy.typing import NDArray
 
 from dustmap import __version__
-from dustmap.sky._outputs import replacing
 from dustmap.sky.systems import ExtinctionSystem
+from dustmap.tables import replacing
 
 #: Widths of the columns of journals, in inches. Text has the size in which it is printed.
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.1

@@ -19,8 +19,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
 from dustmap.sky.layouts._places import (
     LayoutCounts,
@@ -34,6 +32,7 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
+from dustmap.tables import new_hdf5, replacing
 
 #: What readers of this map take for granted: 63 pc to 60 kpc.
 DISTANCE_MODULI = np.linspace(4.0, 18.875, 120)
@@ -106,9 +105,9 @@ def write_bayestar(
         info.attrs["DM_bin_edges"] = DISTANCE_MODULI
         for start, stop in pixel_blocks(options.nside, shape[1] * shape[2]):
             rays = directions(options.nside, start, stop)
-            found = cumulative(field, rays, _distances(), request)
-            samples[start:stop] = found["samples"].transpose(1, 0, 2) * np.float32(factor)
-            best[start:stop] = found["mean"] * np.float32(factor)
+            integrals = cumulative(field, rays, _distances(), request)
+            samples[start:stop] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
+            best[start:stop] = integrals["mean"] * np.float32(factor)
             info[start:stop] = _pixel_info(field, options, start, rays)
             disk.check()
             outside += int((_distances() > exits(field, rays)[:, None]).sum())

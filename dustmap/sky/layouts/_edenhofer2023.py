@@ -18,7 +18,6 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import (
     Provenance,
     column,
@@ -41,6 +40,7 @@ from dustmap.sky.layouts._places import (
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
 from dustmap.sky.systems import ExtinctionSystem, conversion
+from dustmap.tables import replacing
 
 _TINY = float(np.finfo(np.float32).tiny)
 

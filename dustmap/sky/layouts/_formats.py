@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar, final
+from typing import Any, final
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
@@ -23,7 +23,7 @@ _BAYESTAR_SAMPLES = 5
 @final
 @dataclass(frozen=True)
 class LayoutRequest:
-    """What a layout is asked for; each takes what it has a place for.
+    """Quantities, voxels, pixels and bins for a layout; each takes what it has a place for.
 
     request: quantities and samples; grid: the voxels of a cube; nside, bins: of shells and pixels,
     None for 64 and for 516 bins out to the farthest face of the box; shells: in place of bins.
@@ -41,31 +41,24 @@ class LayoutRequest:
         return 64 if self.nside is None else self.nside
 
 
-#: (path, field, asked, provenance, overwrite)
-LayoutWriter: TypeAlias = Callable[
-    [Path, AbstractDensityField, LayoutRequest, Provenance, bool], LayoutCounts
-]
+@final
+@dataclass(frozen=True)
+class LayoutWriter:
+    """A writer, and how its options follow from a field and a request."""
 
+    write: Callable[[Path, AbstractDensityField, Any, Provenance, bool], LayoutCounts]
+    options: Callable[[AbstractDensityField, LayoutRequest], Any]
 
-Options = TypeVar("Options")
-Writer: TypeAlias = Callable[[Path, AbstractDensityField, Options, Provenance, bool], LayoutCounts]
-
-
-def _writer(
-    write: Writer[Options], options: Callable[[AbstractDensityField, LayoutRequest], Options]
-) -> LayoutWriter:
-    """`write` with the options that follow from a field and a request."""
-
-    def written(
+    def __call__(
+        self,
         path: Path,
         field: AbstractDensityField,
-        asked: LayoutRequest,
+        request: LayoutRequest,
         provenance: Provenance,
         overwrite: bool,
     ) -> LayoutCounts:
-        return write(path, field, options(field, asked), provenance, overwrite)
-
-    return written
+        """Write what is requested of the field; return the counts of numbers."""
+        return self.write(path, field, self.options(field, request), provenance, overwrite)
 
 
 def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> HealpixOptions:
@@ -101,10 +94,10 @@ def _gtomo(field: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
 #: Writers of the layouts by the names that `dustmap export --format` takes.
 LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
     {
-        "healpix": _writer(write_healpix, _healpix),
-        "edenhofer2023": _writer(write_edenhofer2023, _edenhofer2023),
-        "leike2020": _writer(write_leike2020, _leike2020),
-        "bayestar": _writer(write_bayestar, _bayestar),
-        "gtomo": _writer(write_gtomo, _gtomo),
+        "healpix": LayoutWriter(write_healpix, _healpix),
+        "edenhofer2023": LayoutWriter(write_edenhofer2023, _edenhofer2023),
+        "leike2020": LayoutWriter(write_leike2020, _leike2020),
+        "bayestar": LayoutWriter(write_bayestar, _bayestar),
+        "gtomo": LayoutWriter(write_gtomo, _gtomo),
     }
 )

@@ -19,13 +19,12 @@ from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._hdf5 import new_hdf5, open_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
 
 SYSTEM = "A0_550"
 UNIT = "A0(550nm)/parsec"
@@ -149,7 +148,8 @@ def read_gtomo(
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
+    with translating(path, "a cube of G-Tomo"):
+        cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
     grid = RegularGrid(
         tuple((0.5 - cube.sun) * cube.step), (cube.step,) * 3, cube.values.shape[::-1]
     )
@@ -209,15 +209,15 @@ def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return min(orders, key=lambda order: float(np.abs(order - np.array(shape) / 2).max()))
 
 
-def _system(path: Path, unit: str, given: ExtinctionSystem | None) -> ExtinctionSystem:
+def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> ExtinctionSystem:
     if unit.lower().replace(" ", "").startswith(_UNIT_START):
         labelled = system_named(SYSTEM)
-        if given not in (None, labelled):
-            raise ValueError(f"{path}: the file is in {labelled}, not in {given}")
+        if declared not in (None, labelled):
+            raise ValueError(f"{path}: the file is in {labelled}, not in {declared}")
         return labelled
-    if given is None:
+    if declared is None:
         raise ValueError(
             f"{path}: the file does not say which extinction it maps (UNIT {unit!r}); pass "
             "system: E(B-V) for STILISM of 2018, A0_550 for later cubes"
         )
-    return given
+    return declared

@@ -14,7 +14,6 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, column, density_cards, healpix_cards
 from dustmap.sky._streamed_fits import TablePlan, streamed_fits
 from dustmap.sky.layouts._places import (
@@ -32,6 +31,7 @@ from dustmap.sky.layouts._places import (
 )
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
+from dustmap.tables import replacing
 
 _MOST_COLUMNS = 999  # of a FITS table
 _INTEGRATED = (Quantity.MEAN, Quantity.STD)
@@ -90,8 +90,8 @@ def write_healpix(
         streamed_fits(partial, [*plans, *tables]) as images,
     ):
         for start, stop in pixel_blocks(options.nside, bins.count * (1 + draws // 4)):
-            found = _block(field, options, bins, directions(options.nside, start, stop))
-            for name, values in found.items():
+            tables_of_pixels = _block(field, options, bins, directions(options.nside, start, stop))
+            for name, values in tables_of_pixels.items():
                 images[name].write((start, 0), values)
                 total += counts(values)
     return total
@@ -137,10 +137,10 @@ def _block(
 ) -> dict[str, NDArray[np.float32]]:
     """All tables' rows (P, count) of the pixels along `rays` (P, 3)."""
     places = rays[:, None] * bins.centres[:, None]
-    found = at_places(field, places, options.density)
-    rows = {_name(q): found[q.value] for q in options.density.cubes}
+    density = at_places(field, places, options.density)
+    rows = {_name(q): density[q.value] for q in options.density.cubes}
     if options.density.samples:
-        rows |= {_sample(s): values for s, values in enumerate(found["samples"])}
+        rows |= {_sample(s): values for s, values in enumerate(density["samples"])}
     if options.integrated:
         rows |= _integrated(field, options, bins, rays)
     return rows
@@ -155,11 +155,11 @@ def _integrated(
     request = MapRequest((Quantity.MEAN,))
     if Quantity.STD in options.integrated:
         request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), field.n_samples)
-    found = cumulative(field, rays, bins.centres, request)
+    integrals = cumulative(field, rays, bins.centres, request)
     if request.samples:
-        found["std"] = found.pop("samples").std(axis=0, ddof=1)
+        integrals["std"] = integrals.pop("samples").std(axis=0, ddof=1)
     outside = bins.centres > exits(field, rays)[:, None]
     return {
-        f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), found[q.value])
+        f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), integrals[q.value])
         for q in options.integrated
     }

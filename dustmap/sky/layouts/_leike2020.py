@@ -15,12 +15,11 @@ import h5py
 import numpy as np
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._hdf5 import new_hdf5
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
 from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
+from dustmap.tables import new_hdf5, replacing
 
 EDGE = (-370.0, -370.0, -270.0)  # pc: lower edge of the first voxel
 SHAPE = (740, 740, 540)
@@ -88,14 +87,14 @@ def _inside(
     for edge, n, low, high in zip(EDGE, shape, field.lower, field.upper, strict=True):
         centres = edge + 0.5 + np.arange(n)
         ranges.append(np.flatnonzero((centres >= low) & (centres <= high)))
-    if min(len(found) for found in ranges) < 2:
+    if min(len(indices) for indices in ranges) < 2:
         raise ValueError(
             f"box: {field.lower} to {field.upper} pc has no voxel of the Leike2020 layout, "
             f"{shape} of 1 pc from {EDGE}; export a cube (zarr, fits or gtomo) in its place"
         )
-    first = tuple(int(found[0]) for found in ranges)
+    first = tuple(int(indices[0]) for indices in ranges)
     lower = tuple(edge + 0.5 + i for edge, i in zip(EDGE, first, strict=True))
-    return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(found) for found in ranges))
+    return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
 
 
 def _dataset(file: h5py.File, name: str, shape: tuple[int, int, int]) -> h5py.Dataset:

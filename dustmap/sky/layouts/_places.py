@@ -70,8 +70,8 @@ def at_places(
     shape = positions.shape[:-1]
     flat = positions.reshape(-1, 3)
     inside = np.asarray(((flat >= field.lower) & (flat <= field.upper)).all(-1))
-    found = _asked(field, PointValues(torch.from_numpy(flat[inside])), request)
-    return _spread(found, inside, shape)
+    values = _asked(field, PointValues(torch.from_numpy(flat[inside])), request)
+    return _spread(values, inside, shape)
 
 
 def within(
@@ -83,8 +83,8 @@ def within(
     """Integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
     inside = np.asarray(exits(field, directions) >= distance)
     ends = torch.from_numpy(directions[inside] * distance)
-    found = _asked(field, LineIntegrals.from_observer(ends), request)
-    return _spread(found, inside, (len(directions),))
+    values = _asked(field, LineIntegrals.from_observer(ends), request)
+    return _spread(values, inside, (len(directions),))
 
 
 def cumulative(
@@ -109,10 +109,10 @@ def cumulative(
         torch.from_numpy(rays * starts[inside][:, None]),
         torch.from_numpy(rays * ends[inside][:, None]),
     )
-    found = _spread(_asked(field, segments, request), inside.ravel(), ends.shape, 0.0)
+    segment_values = _spread(_asked(field, segments, request), inside.ravel(), ends.shape, 0.0)
     return {
         name: np.cumsum(values, axis=-1, dtype=np.float64).astype(np.float32)
-        for name, values in found.items()
+        for name, values in segment_values.items()
     }
 
 
@@ -128,14 +128,14 @@ def _asked(
 
 
 def _spread(
-    found: Mapping[str, NDArray[np.float32]],
+    answers: Mapping[str, NDArray[np.float32]],
     inside: NDArray[np.bool_],
     shape: tuple[int, ...],
     outside: float = np.nan,
 ) -> dict[str, NDArray[np.float32]]:
     """Values of the rows `inside` at their places among all, (..., *shape)."""
     spread = {}
-    for name, values in found.items():
+    for name, values in answers.items():
         array = np.full((*values.shape[:-1], len(inside)), outside, np.float32)
         array[..., inside] = values
         spread[name] = array.reshape(*values.shape[:-1], *shape)
@@ -214,8 +214,8 @@ class Shells:
     def __post_init__(self) -> None:
         steps = zip((0.0, *self.distances), self.distances, strict=False)
         if not self.distances or not all(near < far < math.inf for near, far in steps):
-            given = ", ".join(f"{distance:g}" for distance in self.distances) or "none"
-            raise ValueError(f"shells: expected ascending distances > 0 in pc, got {given}")
+            listed = ", ".join(f"{distance:g}" for distance in self.distances) or "none"
+            raise ValueError(f"shells: expected ascending distances > 0 in pc, got {listed}")
 
     @property
     def count(self) -> int:

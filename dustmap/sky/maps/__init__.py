@@ -1,8 +1,8 @@
 """Maps of the density: asked of a posterior, written as cubes, read and queried again.
 
 A field (`NodeField`, `PosteriorField`) answers a `MapRequest` for places, rays and whole grids.
-`write_zarr` and `write_fits` stream it to cubes of any size; `DustMap` opens them, and is asked at
-any coordinates for densities and integrated extinctions.
+`write_map` streams its `Slabs` to cubes of any size; `DustMap` opens them, and is asked at any
+coordinates for densities and integrated extinctions.
 """
 
 from typing import TYPE_CHECKING
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._quantities import Quantity as Quantity
     from dustmap.sky.maps._quantities import sure_coverage as sure_coverage
     from dustmap.sky.maps._trilinear import within_box as within_box
-    from dustmap.sky.maps._write_map import check_map_name as check_map_name
-    from dustmap.sky.maps._write_map import fits_of_slabs as fits_of_slabs
-    from dustmap.sky.maps._write_map import write_fits as write_fits
-    from dustmap.sky.maps._write_map import write_map as write_map
-    from dustmap.sky.maps._write_zarr import write_zarr as write_zarr
-    from dustmap.sky.maps._write_zarr import zarr_of_slabs as zarr_of_slabs
+    from dustmap.sky.maps._write import form_of as form_of
+    from dustmap.sky.maps._write import write_map as write_map
 else:
     __getattr__, __dir__ = on_use(__name__)

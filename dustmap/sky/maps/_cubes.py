@@ -1,17 +1,27 @@
-"""Cubes of a map, in memory or in a file: a box of voxels at a time, and their names in files."""
+"""Cubes of a map, in memory or in FITS: a box of voxels at a time, and their names in files."""
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TypeAlias, final
 
 import numpy as np
+from astropy.io import fits
+from astropy.utils.exceptions import AstropyUserWarning
+from astropy.wcs import WCS
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._quantities import Quantity
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables import words_of_damage
 
+#: Bytes: every FITS file is a multiple of it.
+BLOCK = 2880
 #: start and stop of the voxels along z, y, x
 Box: TypeAlias = tuple[slice, slice, slice]
 #: Parses as a unit of FITS, VOUnit, CDS and astropy; `mag pc-1` does not in CDS.
@@ -37,7 +47,7 @@ class Cube:
 @final
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What a map holds, and on which voxels.
+    """The contents of a map, and its voxels.
 
     grid: whose nodes are the voxels' centres; positive: whether percentiles are by the moments of
     ln ρ; samples: how many there are.
@@ -74,11 +84,11 @@ class AbstractCubes(ABC):
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """What there is."""
+        """Quantities, voxels and system of the map."""
 
     @abstractmethod
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
-        """The voxels of a box [z, y, x], float32 in the machine's byte order."""
+        """Read the voxels of a box [z, y, x], float32 in the machine's byte order."""
 
 
 @final
@@ -106,8 +116,35 @@ class MemoryCubes(AbstractCubes):
         return (array[cube.sample] if cube.quantity is Quantity.SAMPLES else array)[box]
 
 
+def layout_of(
+    path: object,
+    shapes: Mapping[Quantity, tuple[int, ...]],
+    samples: int,
+    axes: Mapping[str, NDArray[np.float64]],
+    system: object,
+    percentiles: object,
+) -> Layout:
+    """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
+
+    Raises
+    ------
+    ValueError
+        Where the cubes do not lie on the axes, or the extinction system is unknown.
+    """
+    positive = str(percentiles).startswith("log-normal")
+    grid, known = grid_of_axes(axes, path), system_named(str(system))
+    layout = Layout(grid, known, tuple(shapes), samples, positive)
+    for quantity, shape in shapes.items():
+        if shape != layout.shape:
+            raise ValueError(
+                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
+                f"{layout.shape}, got {shape}"
+            )
+    return layout
+
+
 def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:
-    """The grid whose nodes are the voxel centres x, y, z of a file."""
+    """Return the grid whose nodes are the voxel centres x, y, z of a file."""
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
         if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
@@ -181,11 +218,101 @@ DESCRIPTIONS = {
 
 
 def axis_meaning(name: str) -> str:
-    """What the axis x, y or z is."""
+    """Describe the axis x, y or z."""
     return f"heliocentric Galactic {name.upper()}"
 
 
 def extension_of(cube: Cube) -> str:
-    """Name of a cube's image in FITS, SAMPLE_01 for the first sample."""
+    """Name a cube's image in FITS, SAMPLE_01 for the first sample."""
     name = DESCRIPTIONS[cube.quantity].extension
     return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name
+
+
+@final
+@dataclass(frozen=True)
+class FitsCubes(AbstractCubes):
+    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        _ = self.layout
+
+    @cached_property
+    def layout(self) -> Layout:
+        with warnings.catch_warnings(), self._reading(), self._opened() as hdus:
+            # Units that a file of which a part is missing no longer has are only warned of.
+            warnings.simplefilter("error", AstropyUserWarning)
+            held = {hdu.name for hdu in hdus}
+            samples = 0
+            while extension_of(Cube(Quantity.SAMPLES, samples)) in held:
+                samples += 1
+            present = {
+                q: samples > 0 if q is Quantity.SAMPLES else named.extension in held
+                for q, named in DESCRIPTIONS.items()
+            }
+            quantities = tuple(q for q, there in present.items() if there)
+            if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
+                names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
+                raise ValueError(
+                    f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
+                    f"`dustmap export --format fits` write it, got {names}"
+                )
+            return self._layout(hdus, quantities, samples)
+
+    def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
+        images = [hdus[extension_of(Cube(q))] for q in quantities]
+        header = images[0].header
+        if header.get("NAXIS") != 3 or "EXTSYS" not in header:
+            raise ValueError(
+                f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
+                f"{header.get('NAXIS')} axes in {images[0].name}"
+            )
+        # An axis without end beside one of no voxels takes no room in the file.
+        if 0 in images[0].shape:
+            raise ValueError(f"{self.path}: {images[0].name} has no voxels")
+        shapes = {q: image.shape for q, image in zip(quantities, images, strict=True)}
+        return layout_of(
+            self.path, shapes, samples, _axes(header), header["EXTSYS"], header.get("PERCENT", "")
+        )
+
+    def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
+        with self._reading(), self._opened() as hdus:
+            return np.asarray(hdus[extension_of(cube)].section[box], np.float32)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Whatever astropy has to say of a damaged file is one line that names it."""
+        try:
+            yield
+        except Exception as error:
+            if str(error).startswith(str(self.path)):
+                raise
+            words = words_of_damage(error)
+            raise ValueError(f"{self.path} is damaged, make it again: {words}") from error
+
+    def _opened(self) -> fits.HDUList:
+        with self.path.open("rb") as file:
+            start = file.read(6)
+        if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
+            raise ValueError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
+        if self.path.stat().st_size % BLOCK:
+            raise ValueError(
+                f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "
+                f"{BLOCK} bytes"
+            )
+        try:
+            return fits.open(self.path, memmap=True)
+        except OSError as error:
+            raise ValueError(f"{self.path}: expected a FITS file: {error}") from error
+
+
+def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
+    """Voxel centres of the linear WCS."""
+    wcs = WCS(header)
+    axes = {}
+    for i, name in enumerate("xyz"):
+        pixels = np.zeros((header[f"NAXIS{i + 1}"], 3))
+        pixels[:, i] = np.arange(len(pixels))
+        axes[name] = np.asarray(wcs.wcs_pix2world(pixels, 0)[:, i], np.float64)
+    return axes

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._answers import Answers, reliable_range
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -295,8 +295,6 @@ def _cubes_at(path: Path) -> AbstractCubes:
         return ZarrCubes(path)
     if path.is_file():
         if path.suffix.lower() in {".fits", ".fit"}:
-            from dustmap.sky.maps._fits_cubes import FitsCubes
-
             return FitsCubes(path)
         raise ValueError(f"{path}: {_EXPECTED}")
     for name in ("map.zarr", "map.fits"):

@@ -1,4 +1,4 @@
-"""Reads the cubes of a map.zarr."""
+"""Cubes of a map.zarr."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +10,8 @@ import zarr
 from numpy.typing import NDArray
 
 from dustmap.sky._zarr import array_names, checked_array, open_checked, read_array
-from dustmap.sky.maps._cubes import DESCRIPTIONS, AbstractCubes, Box, Cube, Layout, grid_of_axes
+from dustmap.sky.maps._cubes import DESCRIPTIONS, AbstractCubes, Box, Cube, Layout, layout_of
 from dustmap.sky.maps._quantities import Quantity
-from dustmap.sky.systems import system_named
 
 
 @final
@@ -39,32 +38,18 @@ class ZarrCubes(AbstractCubes):
         if missing or not isinstance(system, str):
             lacks = missing or ["the attribute extinction_system"]
             raise ValueError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
+        samples, shapes = 0, {q: self._array(DESCRIPTIONS[q].variable).shape for q in quantities}
+        if Quantity.SAMPLES in shapes:
+            samples, *rest = shapes[Quantity.SAMPLES] or (0,)
+            shapes[Quantity.SAMPLES] = tuple(rest)
         axes = {name: self._axis(name) for name in "xyz"}
-        layout = Layout(
-            grid_of_axes(axes, self.path),
-            system_named(system),
-            quantities,
-            self._samples() if Quantity.SAMPLES in quantities else 0,
-            str(group.attrs.get("percentiles", "")).startswith("log-normal"),
-        )
-        for quantity in quantities:
-            shape = self._array(DESCRIPTIONS[quantity].variable).shape
-            samples = (layout.samples,) if quantity is Quantity.SAMPLES else ()
-            if shape != samples + layout.shape:
-                raise ValueError(
-                    f"{self.path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
-                    f"{layout.shape}, got {shape}"
-                )
-        return layout
+        percentiles = group.attrs.get("percentiles", "")
+        return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         array = self._array(DESCRIPTIONS[cube.quantity].variable)
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box
         return read_array(array, self.path, index).astype(np.float32, copy=False)
-
-    def _samples(self) -> int:
-        shape = self._array(DESCRIPTIONS[Quantity.SAMPLES].variable).shape
-        return shape[0] if shape else 0
 
     def _axis(self, name: str) -> NDArray[np.float64]:
         return read_array(self._array(name), self.path, ...).astype(np.float64, copy=False)

@@ -17,7 +17,6 @@ from dustmap.sky.simulation._dust import Turbulence as Turbulence
 from dustmap.sky.simulation._sky import SimulatedSky as SimulatedSky
 from dustmap.sky.simulation._sky import SkyModel as SkyModel
 from dustmap.sky.simulation._sky import column_density as column_density
-from dustmap.sky.simulation._sky import format_of as format_of
 from dustmap.sky.simulation._sky import simulate as simulate
 from dustmap.sky.simulation._sky import sky_table as sky_table
 from dustmap.sky.simulation._sky import write_sky as write_sky

@@ -17,13 +17,13 @@ from scipy.ndimage import map_coordinates
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
-from dustmap.sky._outputs import replacing
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
 from dustmap.sky.simulation._dust import AbstractDust, Stream, StructuredDust, check_positive
 from dustmap.sky.simulation._stars import Measured, Measurements, Population
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.tables import write_table
 
 #: Rays at once: some 100 MB of crossings for a grid of 200 nodes an axis.
 RAYS_AT_ONCE = 10_000
@@ -34,13 +34,6 @@ PATIENCE = 100
 #: The band of `Population.limit`.
 BAND = "A_G"
 DISTANCE_MAX = 10_000.0
-#: Endings of files -> astropy's name of the format. CSV keeps neither units nor the system.
-FORMATS = {
-    ".fits": "fits",
-    ".csv": "ascii.csv",
-    ".ecsv": "ascii.ecsv",
-    ".parquet": "parquet",
-}
 
 
 def column_density(
@@ -87,20 +80,20 @@ def _column_density(
 
 def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Where rays cross planes of nodes, as fractions of their length: (N, K), ascending, 0 to 1."""
-    found = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
+    fractions = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
     for axis, planes in enumerate(grid.axes()):
         along = positions[:, axis, None]
         # A ray that hardly moves along an axis crosses none of its planes, or all at the Sun.
         with np.errstate(divide="ignore", invalid="ignore"):
             t = planes.numpy()[None, :] / along
-        found.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
-    return np.sort(np.concatenate(found, axis=1), axis=1)
+        fractions.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
+    return np.sort(np.concatenate(fractions, axis=1), axis=1)
 
 
 @final
 @dataclass(frozen=True)
 class SkyModel:
-    """What is simulated: a box in pc around `center`, its dust, its stars, their measurements.
+    """A box in pc around `center`, its dust, its stars, their measurements.
 
     Extinctions are of `system`; one that converts to A_G dims stars by that, a custom one as it is.
     """
@@ -175,20 +168,20 @@ class _Block:
 
 
 def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
-    """Draws a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
+    """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
     if stars < 1:
         raise ValueError(f"stars must be at least 1, got {stars}")
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     grid = model.grid()
     density = model.dust.density(grid, seed)
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     for block in _blocks(model, grid, density, seed):
-        found.append(block)
-        if sum(len(part.extinction) for part in found) >= stars:
+        blocks.append(block)
+        if sum(len(part.extinction) for part in blocks) >= stars:
             break
     truth = DustMap.from_nodes(grid, density.ravel(), None, model.system)
-    return _assemble(model, found, stars, truth)
+    return _assemble(model, blocks, stars, truth)
 
 
 def _blocks(
@@ -218,12 +211,12 @@ def _blocks(
         index += 1
 
 
-def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
+def _assemble(model: SkyModel, blocks: list[_Block], stars: int, truth: DustMap) -> SimulatedSky:
     def column(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
         return np.concatenate(values)[:stars]
 
-    l, b, distance = galactic(column([part.positions for part in found]))
-    measured = [part.measured for part in found]
+    l, b, distance = galactic(column([part.positions for part in blocks]))
+    measured = [part.measured for part in blocks]
     parallaxes = ParallaxDistances(
         column([part.parallax for part in measured]),
         column([part.parallax_error for part in measured]),
@@ -242,14 +235,14 @@ def _assemble(model: SkyModel, found: list[_Block], stars: int, truth: DustMap) 
         stars=table,
         truth=truth,
         true_distance=distance,
-        true_extinction=column([part.extinction for part in found]),
-        magnitude=column([part.magnitude for part in found]),
+        true_extinction=column([part.extinction for part in blocks]),
+        magnitude=column([part.magnitude for part in blocks]),
         outlier=np.concatenate([part.outlier for part in measured])[:stars],
     )
 
 
 def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
-    """One row a star: what a survey measures, then the truth; units on every column.
+    """Make one row a star: what a survey measures, then the truth; units on every column.
 
     source_id, l, b (deg), parallax and parallax_error (mas), or distance_pc (pc) where the
     distances are to be exact, g_mag, extinction, extinction_error (mag); true_distance_pc,
@@ -257,10 +250,9 @@ def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
     """
     stars = sky.stars
     columns = {"source_id": stars.source_id, "l": stars.l * u.deg, "b": stars.b * u.deg}
-    if exact_distances:
+    if exact_distances or not isinstance(stars.distances, ParallaxDistances):
         columns["distance_pc"] = sky.true_distance * u.pc
     else:
-        assert isinstance(stars.distances, ParallaxDistances)
         columns["parallax"] = stars.distances.parallax * u.mas
         columns["parallax_error"] = stars.distances.error * u.mas
     columns["g_mag"] = sky.magnitude.astype(np.float32) * u.mag
@@ -272,14 +264,6 @@ def sky_table(sky: SimulatedSky, exact_distances: bool = False) -> QTable:
     return QTable(columns, meta={"EXTSYS": stars.system.name})
 
 
-def format_of(path: str | Path) -> str:
-    """Astropy's name of the format that a name's ending says."""
-    kind = FORMATS.get(Path(path).suffix.lower())
-    if kind is None:
-        raise ValueError(f"{path}: expected a catalog that ends in {', '.join(FORMATS)}")
-    return kind
-
-
 def write_sky(
     path: str | Path,
     sky: SimulatedSky,
@@ -287,12 +271,10 @@ def write_sky(
     overwrite: bool = False,
     provenance: Provenance | None = None,
 ) -> None:
-    """Writes the table of `sky_table` in the format that the name's ending says.
+    """Write the table of `sky_table` in the format that the name's ending says.
 
     provenance: goes into the header, of formats that have one.
     """
-    path, kind = Path(path), format_of(path)
     table = sky_table(sky, exact_distances)
     table.meta |= {} if provenance is None else provenance.metadata()
-    with replacing(path, overwrite) as partial:
-        table.write(partial, format=kind)
+    write_table(path, table, overwrite)

@@ -7,12 +7,15 @@ first bad row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self, final
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
+
+from dustmap.tables import check_rows
 
 #: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
 MOST_EXTINCTION, LEAST_ERROR, MOST_ERROR = 1e3, 1e-9, 1e6
@@ -26,15 +29,6 @@ def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
     shapes = {name: values.shape for name, values in columns.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
         raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
-
-
-def check_rows(good: NDArray[np.bool_], column: str, wanted: str) -> None:
-    if not good.all():
-        bad = np.flatnonzero(~good)
-        raise ValueError(
-            f"column {column}: {len(bad)} of {len(good)} rows are not {wanted} "
-            f"(first at row {bad[0]}, counted from 0); correct or remove them"
-        )
 
 
 def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
@@ -58,16 +52,44 @@ def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
     check_rows((error >= LEAST_ERROR) & (error <= MOST_ERROR), "extinction_error", within)
 
 
+@dataclass(frozen=True, eq=False)
 class AbstractDistances(ABC):
-    """Independent distributions of N distances, in pc."""
+    """Independent distributions of N distances, in pc.
 
-    @abstractmethod
+    kind: the name in files; exact: whether the distances are taken as known; fields: the columns
+    (N,) in files, whose names end in their unit -> the fields that hold them.
+    """
+
+    kind: ClassVar[str]
+    exact: ClassVar[bool]
+    fields: ClassVar[Mapping[str, str]]
+
+    def columns(self) -> dict[str, Array]:
+        """Return the numbers (N,) behind the distances, under their names in files."""
+        return {name: getattr(self, field) for name, field in self.fields.items()}
+
     def __len__(self) -> int:
-        """Number of stars N."""
+        return len(next(iter(self.columns().values())))
 
-    @abstractmethod
     def __getitem__(self, index: NDArray[Any] | slice) -> Self:
         """The distances at an index array, under a mask, or in a slice."""
+        values = {field: getattr(self, field)[index] for field in self.fields.values()}
+        return replace(self, **values)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of every column."""
+        return {name: name.rsplit("_", 1)[1] for name in self.fields}
+
+    @property
+    def median(self) -> Array:
+        """Median distance (N,)."""
+        return self.quantile(np.array([0.5]))[:, 0]
+
+    @property
+    @abstractmethod
+    def depth(self) -> Array:
+        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
 
     @abstractmethod
     def survival(self, d: Array) -> Array:
@@ -76,30 +98,6 @@ class AbstractDistances(ABC):
     @abstractmethod
     def quantile(self, p: Array) -> Array:
         """The distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
-
-    @property
-    @abstractmethod
-    def median(self) -> Array:
-        """Median distance (N,)."""
-
-    @property
-    @abstractmethod
-    def depth(self) -> Array:
-        """Numbers (N,) that grow with the measured distance: to sort by, at no cost."""
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether the distances are taken as known."""
-
-    @abstractmethod
-    def columns(self) -> dict[str, Array]:
-        """The numbers (N,) behind the distances, under names that end in their unit."""
-
-    @property
-    def units(self) -> dict[str, str]:
-        """Unit of every column."""
-        return {name: name.rsplit("_", 1)[1] for name in self.columns()}
 
     def check(self) -> None:
         """Columns have one length; called once, when a value is made."""
@@ -111,17 +109,14 @@ class AbstractDistances(ABC):
 class ExactDistances(AbstractDistances):
     """Distances (N,) in pc, > 0, without errors."""
 
+    kind = "exact"
+    exact = True
+    fields = MappingProxyType({"distance_pc": "distance"})
     distance: Array
 
     def __post_init__(self) -> None:
         self.check()
         check_positive(self.columns())
-
-    def __len__(self) -> int:
-        return len(self.distance)
-
-    def __getitem__(self, index: NDArray[Any] | slice) -> "ExactDistances":
-        return ExactDistances(self.distance[index])
 
     def survival(self, d: Array) -> Array:
         return (self.distance[:, None] > d).astype(np.float64)
@@ -130,19 +125,8 @@ class ExactDistances(AbstractDistances):
         return np.repeat(self.distance[:, None], len(p), axis=1)
 
     @property
-    def median(self) -> Array:
-        return self.distance
-
-    @property
     def depth(self) -> Array:
         return self.distance
-
-    @property
-    def exact(self) -> bool:
-        return True
-
-    def columns(self) -> dict[str, Array]:
-        return {"distance_pc": self.distance}
 
 
 @final
@@ -153,18 +137,15 @@ class GaussianDistances(AbstractDistances):
     P(D > d) = Φ((μ − d)/σ) / Φ(μ/σ) for d ≥ 0.
     """
 
+    kind = "gaussian"
+    exact = False
+    fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
     distance: Array
     error: Array
 
     def __post_init__(self) -> None:
         self.check()
         check_positive(self.columns())
-
-    def __len__(self) -> int:
-        return len(self.distance)
-
-    def __getitem__(self, index: NDArray[Any] | slice) -> "GaussianDistances":
-        return GaussianDistances(self.distance[index], self.error[index])
 
     def survival(self, d: Array) -> Array:
         z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
@@ -179,19 +160,8 @@ class GaussianDistances(AbstractDistances):
         return np.asarray(np.maximum(d, 0.0), np.float64)
 
     @property
-    def median(self) -> Array:
-        return self.quantile(np.array([0.5]))[:, 0]
-
-    @property
     def depth(self) -> Array:
         return self.distance
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    def columns(self) -> dict[str, Array]:
-        return {"distance_pc": self.distance, "distance_error_pc": self.error}
 
     def _kept(self) -> Array:
         """Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
@@ -211,6 +181,11 @@ class PercentileDistances(AbstractDistances):
     on with the same slope beyond: P(D > d) = Φ(−z(ln d)).
     """
 
+    kind = "percentile"
+    exact = False
+    fields = MappingProxyType(
+        {"distance_p16_pc": "p16", "distance_p50_pc": "p50", "distance_p84_pc": "p84"}
+    )
     p16: Array
     p50: Array
     p84: Array
@@ -220,12 +195,6 @@ class PercentileDistances(AbstractDistances):
         check_positive(self.columns())
         check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
         check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
-
-    def __len__(self) -> int:
-        return len(self.p50)
-
-    def __getitem__(self, index: NDArray[Any] | slice) -> "PercentileDistances":
-        return PercentileDistances(self.p16[index], self.p50[index], self.p84[index])
 
     def survival(self, d: Array) -> Array:
         positive = d > 0.0
@@ -241,23 +210,8 @@ class PercentileDistances(AbstractDistances):
             return np.asarray(self.p50[:, None] * np.exp(z * np.where(z < 0.0, below, above)))
 
     @property
-    def median(self) -> Array:
-        return self.p50
-
-    @property
     def depth(self) -> Array:
         return self.p50
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    def columns(self) -> dict[str, Array]:
-        return {
-            "distance_p16_pc": self.p16,
-            "distance_p50_pc": self.p50,
-            "distance_p84_pc": self.p84,
-        }
 
     def _widths(self) -> tuple[Array, Array]:
         """d ln d / dz below and above the median, (N, 1) each."""
@@ -293,6 +247,9 @@ class ParallaxDistances(AbstractDistances):
     p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
     """
 
+    kind = "parallax"
+    exact = False
+    fields = MappingProxyType({"parallax_mas": "parallax", "parallax_error_mas": "error"})
     parallax: Array
     error: Array
     prior: AbstractDistancePrior
@@ -302,12 +259,6 @@ class ParallaxDistances(AbstractDistances):
         check_finite({"parallax_mas": self.parallax})
         check_positive({"parallax_error_mas": self.error})
 
-    def __len__(self) -> int:
-        return len(self.parallax)
-
-    def __getitem__(self, index: NDArray[Any] | slice) -> "ParallaxDistances":
-        return ParallaxDistances(self.parallax[index], self.error[index], self.prior)
-
     def survival(self, d: Array) -> Array:
         return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))
 
@@ -315,19 +266,8 @@ class ParallaxDistances(AbstractDistances):
         return self.prior.quantile(self.parallax[:, None], self.error[:, None], p)
 
     @property
-    def median(self) -> Array:
-        return self.quantile(np.array([0.5]))[:, 0]
-
-    @property
     def depth(self) -> Array:
         return -self.parallax
-
-    @property
-    def exact(self) -> bool:
-        return False
-
-    def columns(self) -> dict[str, Array]:
-        return {"parallax_mas": self.parallax, "parallax_error_mas": self.error}
 
 
 def check_scale(name: str, value: float) -> None:

@@ -16,24 +16,23 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._outputs import replacing
-from dustmap.sky._zarr import EVERY_CHUNK, checked_array, open_checked, read_array
+from dustmap.sky._zarr import checked_array, create_array, open_checked, opened_array, read_array
+from dustmap.sky.stars._distances import AbstractDistances
 from dustmap.sky.stars._table import (
-    KINDS,
+    MEASURED,
     StarTable,
-    attributes_of,
     concatenate,
-    distances_from,
+    kind_named,
     thinned,
 )
 from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables import replacing
 
 #: Stars of one compressed chunk of a column.
 CHUNK = 2**17
 #: Chunks that a sample is taken of.
 _PLACES = 64
 FORMAT = "dustmap star store"
-_UNITS = {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
 _OWN = ("format", "extinction_system", "distances", "distance_prior")
 #: Stars are stored in the order of the pixels of this resolution, 0.23 degrees across.
 NSIDE = 256
@@ -53,7 +52,7 @@ _SORT_COLUMNS = ("key", "row")
 
 @contextmanager
 def star_store(path: str | Path, overwrite: bool = False) -> Iterator["StarStoreWriter"]:
-    """A store to append tables to; it takes its place at `path` if the block succeeds."""
+    """Yield a store to append tables to, which takes its place at `path` if the block succeeds."""
     with replacing(Path(path), overwrite) as partial:
         writer = StarStoreWriter(partial)
         yield writer
@@ -76,11 +75,11 @@ class StarStoreWriter:
         return self._rows
 
     def append(self, table: StarTable) -> None:
-        """Adds the stars of the table after those that are there."""
-        attributes, columns = table_attributes(table), columns_of(table)
+        """Add the stars of the table after those that are there."""
+        attributes, columns = table.attributes(), table.columns()
         if not self._attributes:
             self._attributes = attributes
-            self._create(columns, _UNITS | table.distances.units)
+            self._create(columns, MEASURED | table.distances.units)
         check_same(self._attributes, attributes)
         for name, values in columns.items():
             array = self._arrays[name]
@@ -89,7 +88,7 @@ class StarStoreWriter:
         self._rows += len(table)
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
-        """Adds provenance: names and values that JSON can hold."""
+        """Add provenance: names and values that JSON can hold."""
         json.dumps(attributes, allow_nan=False)
         taken = [name for name in attributes if name in _OWN]
         if taken:
@@ -99,59 +98,31 @@ class StarStoreWriter:
     def close(self) -> None:
         if self._rows == 0:
             raise ValueError("the store would have no stars: expected at least one")
-        self._group.attrs.update(self._described | self._attributes | {"stars": self._rows})
+        own = {"format": FORMAT, **self._attributes, "stars": self._rows}
+        self._group.attrs.update(self._described | own)
 
     def _create(self, columns: Mapping[str, NDArray[Any]], units: Mapping[str, str]) -> None:
         for name, values in columns.items():
-            self._arrays[name] = self._group.create_array(
+            unit = {"units": units[name]} if name in units else {}
+            self._arrays[name] = create_array(
+                self._group,
                 name,
-                shape=(0,),
+                (0,),
+                ("star",),
+                values.dtype,
                 chunks=(CHUNK,),
-                dtype=values.dtype,
-                config=EVERY_CHUNK,
-                dimension_names=("star",),
-                attributes={"units": units[name]} if name in units else {},
+                fill=0,
+                attributes=unit,
             )
 
 
-def table_attributes(table: StarTable) -> dict[str, Any]:
-    """What all stars of a store have in common: their system and kind of distances."""
-    return {
-        "format": FORMAT,
-        "extinction_system": table.system.name,
-        **attributes_of(table.distances),
-    }
-
-
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """ValueError where a table does not belong into a store."""
+    """Raise a ValueError where a table does not belong into a store."""
     if attributes != expected:
         raise ValueError(
             f"a star store holds one extinction system and one kind of distances, {expected}; "
             f"got a table with {attributes}"
         )
-
-
-def columns_of(table: StarTable) -> dict[str, NDArray[Any]]:
-    """The numbers (N,) of a table, under their names in a store."""
-    return {
-        "source_id": table.source_id.astype(np.int64),
-        "l": table.l,
-        "b": table.b,
-        **table.distances.columns(),
-        "extinction": table.extinction,
-        "extinction_error": table.extinction_error,
-    }
-
-
-def table_of(columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> StarTable:
-    """The table of these columns, with the attributes of its store."""
-    return StarTable(
-        columns["source_id"],
-        distances=distances_from(columns, attributes),
-        system=system_named(str(attributes["extinction_system"])),
-        **{name: columns[name] for name in _UNITS},
-    )
 
 
 @final
@@ -171,20 +142,20 @@ class StarStore:
         return system_named(str(self.attributes["extinction_system"]))
 
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
-        """The stars in order, at most `rows` at a time."""
+        """Yield the stars in order, at most `rows` at a time."""
         for start in range(0, len(self), rows):
             yield self._table(slice(start, min(start + rows, len(self))))
 
     def part(self, rows: slice) -> StarTable:
-        """The stars of these rows."""
+        """Read the stars of these rows."""
         return self._table(rows)
 
     def read(self) -> StarTable:
-        """All stars."""
+        """Read all stars."""
         return self._table(slice(0, len(self)))
 
     def sample(self, most: int) -> StarTable:
-        """At most `most` stars from places all over the store."""
+        """Read at most `most` stars from places all over the store."""
         parts = min(_PLACES, -(-len(self) // CHUNK))
         starts = [i * len(self) // parts for i in range(parts)]
         rows = min(CHUNK, len(self) // parts)
@@ -192,18 +163,16 @@ class StarStore:
         return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
 
     def _table(self, rows: slice) -> StarTable:
-        names = KINDS[str(self.attributes["distances"])]
-        columns = {name: self._column(name, rows) for name in ("source_id", *_UNITS, *names)}
-        return table_of(columns, self.attributes)
+        names = _names(kind_named(self.attributes["distances"]))
+        columns = {name: self._column(name, rows) for name in names}
+        return StarTable.from_columns(columns, self.attributes)
 
     def _column(self, name: str, rows: slice) -> NDArray[Any]:
-        array = self.group[name]
-        assert isinstance(array, zarr.Array)
-        return read_array(array, self.path, rows)
+        return read_array(opened_array(self.group, name), self.path, rows)
 
 
 def open_star_store(path: str | Path) -> StarStore:
-    """A store, to be read in chunks or whole."""
+    """Open a store, to be read in chunks or whole."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: there is no such star store")
@@ -220,24 +189,30 @@ def open_star_store(path: str | Path) -> StarStore:
 
 def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any]) -> None:
     """Every column is there, whole, with as many stars as the attributes say."""
-    kind, stars = str(attributes.get("distances")), attributes.get("stars")
-    if kind not in KINDS:
-        raise ValueError(f"{path}: distances must be one of {', '.join(KINDS)}, got {kind!r}")
+    stars = attributes.get("stars")
+    try:
+        names = _names(kind_named(attributes.get("distances")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
         raise ValueError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
-    for name in ("source_id", *_UNITS, *KINDS[kind]):
+    for name in names:
         shape = checked_array(group, path, name).shape
         if shape != (stars,):
             raise ValueError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
+def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:
+    return "source_id", *MEASURED, *kind.fields
+
+
 def read_star_store(path: str | Path) -> StarTable:
-    """All stars of a store."""
+    """Read all stars of a store."""
     return open_star_store(path).read()
 
 
 def sky_keys(stars: StarTable) -> NDArray[np.int64]:
-    """Integers (N,) in the order of the sky: nested HEALPix pixel, then distance to 24 bits."""
+    """Return integers (N,) in the order of the sky: nested HEALPix pixel, then 24 bits of depth."""
     pixel = healpy.ang2pix(NSIDE, stars.l, stars.b, nest=True, lonlat=True).astype(np.int64)
     with np.errstate(over="ignore"):
         depth = stars.distances.depth.astype(np.float32)
@@ -268,8 +243,8 @@ class SkySorter:
         return self._rows
 
     def add(self, stars: StarTable) -> None:
-        """Stars with numbers len(self), len(self) + 1, .."""
-        attributes, columns = table_attributes(stars), columns_of(stars)
+        """Add stars with numbers len(self), len(self) + 1, .."""
+        attributes, columns = stars.attributes(), stars.columns()
         if not self._attributes:
             self._attributes = attributes
             numbers = [(name, values.dtype) for name, values in columns.items()]
@@ -285,13 +260,13 @@ class SkySorter:
         self._divide(records, step * np.arange(1, _FILES), self._scratch / "sky")
 
     def tables(self, without: NDArray[np.int64]) -> Iterator[StarTable]:
-        """All stars in order but those numbered `without`, ascending; their files go."""
+        """Yield all stars in order but those numbered `without`, ascending; their files go."""
         for place in range(_FILES):
             for records in self._sorted(_part(self._scratch / "sky", place)):
                 kept = records[~np.isin(records["row"], without, assume_unique=True)]
                 if len(kept):
                     columns = {name: kept[name].copy() for name in self._dtype.names or ()}
-                    yield table_of(columns, self._attributes)
+                    yield StarTable.from_columns(columns, self._attributes)
 
     def _sorted(self, path: Path) -> Iterator[NDArray[Any]]:
         """The records of a file in order, at most `ROWS` at a time."""

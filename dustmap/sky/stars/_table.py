@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from types import MappingProxyType
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,50 +20,51 @@ from dustmap.sky.stars._distances import (
     check_finite,
     check_lengths,
     check_magnitudes,
-    check_rows,
 )
 from dustmap.sky.stars._learned_prior import ToLearn
 from dustmap.sky.stars._priors import ExponentialDensity, FlatParallax, SurveyRatio
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.systems import ExtinctionSystem, system_named
+from dustmap.tables import check_rows
 
-#: Kind -> columns, in the order of the fields.
-KINDS: dict[str, tuple[str, ...]] = {
-    "exact": ("distance_pc",),
-    "gaussian": ("distance_pc", "distance_error_pc"),
-    "percentile": ("distance_p16_pc", "distance_p50_pc", "distance_p84_pc"),
-    "parallax": ("parallax_mas", "parallax_error_mas"),
-}
+#: The kinds of distances by their names in files.
+KINDS: Mapping[str, type[AbstractDistances]] = MappingProxyType(
+    {
+        each.kind: each
+        for each in (ExactDistances, GaussianDistances, PercentileDistances, ParallaxDistances)
+    }
+)
+#: Columns of numbers that every star has beside its distance, and their units.
+MEASURED = MappingProxyType(
+    {"l": "deg", "b": "deg", "extinction": "mag", "extinction_error": "mag"}
+)
 
 
 def attributes_of(distances: AbstractDistances) -> dict[str, Any]:
-    """Kind of the distances and their prior, if they have one."""
-    names = tuple(distances.columns())
-    kind = next(kind for kind, columns in KINDS.items() if columns == names)
-    found: dict[str, Any] = {"distances": kind}
-    if isinstance(distances, ParallaxDistances):
-        found |= distances.prior.attributes()
-    return found
+    """Return the kind of the distances and their prior, if they have one."""
+    prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
+    return {"distances": distances.kind, **prior}
+
+
+def kind_named(name: object) -> type[AbstractDistances]:
+    """Return the class of a kind of distances."""
+    if str(name) not in KINDS:
+        raise ValueError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
+    return KINDS[str(name)]
 
 
 def distances_from(
     columns: Mapping[str, Array], attributes: Mapping[str, Any]
 ) -> AbstractDistances:
-    """What `columns()` and `attributes_of` of distances give back."""
-    kind = str(attributes.get("distances"))
-    if kind not in KINDS:
-        raise ValueError(f"distances must be one of {', '.join(KINDS)}, got {kind!r}")
-    values = [columns[name] for name in KINDS[kind]]
-    if kind == "exact":
-        return ExactDistances(*values)
-    if kind == "gaussian":
-        return GaussianDistances(*values)
-    if kind == "percentile":
-        return PercentileDistances(*values)
-    return ParallaxDistances(values[0], values[1], prior_from(attributes))
+    """Make what `columns()` and `attributes_of` of distances describe."""
+    kind = kind_named(attributes.get("distances"))
+    values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
+    if kind is ParallaxDistances:
+        values["prior"] = prior_from(attributes)
+    return kind(**values)
 
 
 def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
-    """A prior by the name that configurations and commands have for it; lengths in pc."""
+    """Make a prior by its name in configurations and commands; lengths in pc."""
     if name == "learned":
         return ToLearn(scale, distance_max)
     return prior_from(
@@ -71,7 +73,7 @@ def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistanc
 
 
 def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
-    """The prior of the attributes that `AbstractDistancePrior.attributes` gave."""
+    """Make the prior that `AbstractDistancePrior.attributes` describe."""
     name = attributes.get("distance_prior")
     if name == "flat-parallax":
         return FlatParallax(float(attributes["distance_max_pc"]))
@@ -81,25 +83,6 @@ def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
         table = None if ratio is None else SurveyRatio.of(ratio)
         return ExponentialDensity(float(scale), float(furthest), table)
     raise ValueError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
-
-
-def joined(parts: Sequence[AbstractDistances]) -> AbstractDistances:
-    """The distances of all parts, in order; of one kind, with one prior."""
-    first, *others = [attributes_of(part) for part in parts]
-    for other in others:
-        if other != first:
-            raise ValueError(
-                f"distances of two kinds cannot be joined: {_text(first)} and {_text(other)}; "
-                "use one schema and one prior for all files"
-            )
-    columns = [part.columns() for part in parts]
-    every = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
-    return distances_from(every, first)
-
-
-def _text(attributes: Mapping[str, Any]) -> str:
-    plain = (v for v in attributes.values() if not isinstance(v, Mapping))
-    return " ".join(map(str, plain))
 
 
 @final
@@ -121,26 +104,50 @@ class StarTable:
     system: ExtinctionSystem
 
     def __post_init__(self) -> None:
-        columns = self._columns()
-        check_lengths({"source_id": self.source_id, **columns, **self.distances.columns()})
+        check_lengths(self.columns())
         if len(self) == 0:
             raise ValueError("the catalog has no rows: expected at least one star")
-        check_finite(columns)
+        measured = {name: getattr(self, name) for name in MEASURED}
+        check_finite(measured)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
-        check_magnitudes(columns)
+        check_magnitudes(measured)
 
     def __len__(self) -> int:
         return len(self.source_id)
 
     def __getitem__(self, index: NDArray[Any] | slice) -> "StarTable":
         """The stars at an index array, under a mask, or in a slice."""
-        columns = {name: values[index] for name, values in self._columns().items()}
+        measured = {name: getattr(self, name)[index] for name in MEASURED}
         return StarTable(
-            source_id=self.source_id[index],
-            distances=self.distances[index],
-            system=self.system,
-            **columns,
+            self.source_id[index], distances=self.distances[index], system=self.system, **measured
         )
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]
+    ) -> Self:
+        """Make the table that `columns` and `attributes` of one describe."""
+        return cls(
+            columns["source_id"],
+            distances=distances_from(columns, attributes),
+            system=system_named(str(attributes["extinction_system"])),
+            **{name: columns[name] for name in MEASURED},
+        )
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all numbers (N,) under their names in files."""
+        return {
+            "source_id": self.source_id,
+            "l": self.l,
+            "b": self.b,
+            **self.distances.columns(),
+            "extinction": self.extinction,
+            "extinction_error": self.extinction_error,
+        }
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what all stars of a table have in common: system and kind of distances."""
+        return {"extinction_system": self.system.name, **attributes_of(self.distances)}
 
     @property
     def distance(self) -> Array:
@@ -151,13 +158,15 @@ class StarTable:
         """Heliocentric Galactic X, Y, Z in pc (N, 3), at the median distance."""
         return cartesian(self.l, self.b, self.distance)
 
-    def _columns(self) -> dict[str, Array]:
-        names = ("l", "b", "extinction", "extinction_error")
-        return {name: getattr(self, name) for name in names}
-
 
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
-    """The stars of all parts, in order: of one system, with one kind of distances."""
+    """Join the stars of all parts, in order.
+
+    Raises
+    ------
+    ValueError
+        Where their systems, kinds of distances or priors differ.
+    """
     if not parts:
         raise ValueError("there are no tables to join: expected at least one")
     systems = {part.system.name for part in parts}
@@ -168,14 +177,23 @@ def concatenate(parts: Sequence[StarTable]) -> StarTable:
         )
     if len(parts) == 1:
         return parts[0]
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("source_id", "l", "b", "extinction", "extinction_error")
-    }
-    distances = joined([part.distances for part in parts])
-    return StarTable(distances=distances, system=parts[0].system, **columns)
+    first, *others = [part.attributes() for part in parts]
+    for other in others:
+        if other != first:
+            raise ValueError(
+                f"distances of two kinds cannot be joined: {_text(first)} and {_text(other)}; "
+                "use one schema and one prior for all files"
+            )
+    columns = [part.columns() for part in parts]
+    every = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+    return StarTable.from_columns(every, first)
+
+
+def _text(attributes: Mapping[str, Any]) -> str:
+    named = {name: v for name, v in attributes.items() if name != "extinction_system"}
+    return " ".join(str(v) for v in named.values() if not isinstance(v, Mapping))
 
 
 def thinned(stars: StarTable, most: int) -> StarTable:
-    """Every k-th star, at most `most` of them."""
+    """Keep every k-th star, at most `most` of them."""
     return stars[:: -(-len(stars) // most)]

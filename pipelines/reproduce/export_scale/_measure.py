@@ -20,7 +20,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior
 from dustmap.sky import Provenance
-from dustmap.sky.maps import DustMap, MapRequest, NodeField, Quantity, write_fits, write_zarr
+from dustmap.sky.maps import DustMap, MapRequest, NodeField, Quantity, Slabs, write_map
 from dustmap.sky.systems import system_named
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import stopwatch
@@ -78,10 +78,11 @@ def measure(scale: Scale, folder: Path) -> Found:
     """Both exports, their check, and queries of the first."""
     field = field_of(scale)
     rows: list[Row] = []
-    for name, write in (("zarr", write_zarr), ("fits", write_fits)):
+    slabs = Slabs.of_field(field, scale.voxels(), REQUEST)
+    for name in ("zarr", "fits"):
         path = folder / f"map.{name}"
         provenance = Provenance("", ("made up",), seed=0)
-        job = functools.partial(write, path, field, scale.voxels(), REQUEST, provenance)
+        job = functools.partial(write_map, path, slabs, provenance)
         _, seconds = stopwatch(job)
         rows.append(
             {

@@ -9,7 +9,7 @@ from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
 from dustmap.sky._streamed_fits import printable
 from dustmap.sky.layouts import GTomoOptions, write_gtomo
-from dustmap.sky.maps import MapRequest, Quantity, write_fits
+from dustmap.sky.maps import MapRequest, Quantity, Slabs, write_map
 from tests.sky.layouts.analytic import CLOUDS, AnalyticField
 
 FIELD = AnalyticField(CLOUDS)
@@ -20,7 +20,7 @@ PROVENANCE = Provenance("0" * 64, ("a step\tof café",), catalog=("/data/étoile
 def test_names_outside_ascii_are_written(tmp_path: Path) -> None:
     cube, ours, hdf5 = tmp_path / "cube.fits", tmp_path / "map.fits", tmp_path / "cube.h5"
     write_gtomo(cube, FIELD, GTomoOptions(GRID), PROVENANCE)
-    write_fits(ours, FIELD, GRID, MapRequest((Quantity.MEAN,)), PROVENANCE)
+    write_map(ours, Slabs.of_field(FIELD, GRID, MapRequest((Quantity.MEAN,))), PROVENANCE)
     for path, unit in ((cube, 0), (ours, 1)):
         with fits.open(path, checksum=True) as hdus:
             hdus.verify("exception")

@@ -15,7 +15,7 @@ import dustmap
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.sky import Provenance
-from dustmap.sky.maps import DustMap, MapRequest, Quantity, write_map, write_zarr
+from dustmap.sky.maps import DustMap, MapRequest, Quantity, Slabs, write_map
 from tests.sky.maps.fields import A_V, NODES, node_field, positions, posterior
 
 EVERYTHING = MapRequest(tuple(Quantity), samples=6)
@@ -315,7 +315,8 @@ def test_few_places_read_blocks_and_many_the_whole(tmp_path: Path, name: str) ->
 
 
 def test_cubes_that_do_not_fit_are_read_again(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "map.zarr", node_field(), NODES, EVERYTHING, Provenance(""))
+    slabs = Slabs.of_field(node_field(), NODES, EVERYTHING)
+    write_map(tmp_path / "map.zarr", slabs, Provenance(""))
     where = coordinates(positions(20))
     for memory in (1, 3 * 4 * NODES.size):
         lazy = DustMap.open(tmp_path, memory=memory)

@@ -20,11 +20,10 @@ from dustmap.sky.maps import (
     DustMap,
     MapRequest,
     Quantity,
-    write_fits,
+    Slabs,
     write_map,
-    write_zarr,
 )
-from dustmap.sky.maps._write_zarr import halved
+from dustmap.sky.maps._write import halved
 from tests.sky.maps.fields import A_V, FINE, NODES, node_field
 
 PROVENANCE = Provenance(
@@ -33,7 +32,7 @@ PROVENANCE = Provenance(
 ALL = MapRequest(tuple(Quantity), samples=3)
 #: More voxels than a chunk along two axes, and no multiples of one.
 WIDE = RegularGrid(lower=(-40.0, -60.0, -10.0), spacing=(0.5, 20.0, 0.3), shape=(150, 6, 67))
-WRITERS = {"map.zarr": write_zarr, "map.fits": write_fits}
+NAMES = ("map.zarr", "map.fits")
 
 
 def cloud(x: float, y: float, z: float) -> DustMap:
@@ -57,26 +56,26 @@ def assert_same(a: DustMap, b: DustMap) -> None:
         np.testing.assert_array_equal(mine, other, err_msg=str(cube))
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("grid", [FINE, WIDE], ids=["fine", "wide"])
 def test_fields_are_streamed_to_files_and_come_back(
     tmp_path: Path, name: str, grid: RegularGrid
 ) -> None:
     wanted = DustMap.from_field(node_field(), grid, ALL)
-    WRITERS[name](tmp_path / name, node_field(), grid, ALL, PROVENANCE)
+    write_map(tmp_path / name, Slabs.of_field(node_field(), grid, ALL), PROVENANCE)
     assert_same(DustMap.open(tmp_path / name), wanted)
     assert_same(DustMap.open(tmp_path), wanted)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_memory_of_a_writer_does_not_change_the_numbers(tmp_path: Path, name: str) -> None:
-    write = WRITERS[name]
     for folder, memory in (("a", 200_000), ("b", 2**30)):
-        write(tmp_path / folder / name, node_field(), WIDE, ALL, PROVENANCE, memory=memory)
+        slabs = Slabs.of_field(node_field(), WIDE, ALL)
+        write_map(tmp_path / folder / name, slabs, PROVENANCE, memory=memory)
     assert_same(*(DustMap.open(tmp_path / folder / name) for folder in "ab"))
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_maps_at_hand_are_written_whole(tmp_path: Path, name: str) -> None:
     wanted = DustMap.from_field(node_field(), NODES, ALL)
     write_map(tmp_path / name, wanted, PROVENANCE)
@@ -111,7 +110,7 @@ def test_fits_finds_the_voxel_of_the_sun(tmp_path: Path) -> None:
 
 
 def test_fits_has_the_cards_that_readers_look_for(tmp_path: Path) -> None:
-    write_fits(tmp_path / "map.fits", node_field(), FINE, ALL, PROVENANCE)
+    write_map(tmp_path / "map.fits", Slabs.of_field(node_field(), FINE, ALL), PROVENANCE)
     images = ["MEAN", "STD.", "MEDIAN", "P16", "P84", "COVERAGE"]
     with fits.open(tmp_path / "map.fits", checksum=True) as hdus:
         hdus.verify("exception")
@@ -137,7 +136,7 @@ def test_fits_has_the_cards_that_readers_look_for(tmp_path: Path) -> None:
 
 
 def test_zarr_opens_in_one_line_without_warnings(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "map.zarr", node_field(), FINE, ALL, PROVENANCE)
+    write_map(tmp_path / "map.zarr", Slabs.of_field(node_field(), FINE, ALL), PROVENANCE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         dataset = xr.open_zarr(tmp_path / "map.zarr")
@@ -164,7 +163,7 @@ def test_zarr_puts_the_cloud_at_its_coordinates(tmp_path: Path) -> None:
 
 
 def test_zarr_is_sharded_and_every_shard_is_one_file(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "map.zarr", node_field(), WIDE, ALL, PROVENANCE)
+    write_map(tmp_path / "map.zarr", Slabs.of_field(node_field(), WIDE, ALL), PROVENANCE)
     array = zarr.open_group(tmp_path / "map.zarr", mode="r")["density_samples"]
     assert isinstance(array, zarr.Array)
     assert array.metadata.zarr_format == 3
@@ -176,7 +175,7 @@ def test_zarr_is_sharded_and_every_shard_is_one_file(tmp_path: Path) -> None:
 
 
 def test_multiscale_averages_the_mean(tmp_path: Path) -> None:
-    write_zarr(tmp_path / "map.zarr", node_field(), WIDE, ALL, PROVENANCE)
+    write_map(tmp_path / "map.zarr", Slabs.of_field(node_field(), WIDE, ALL), PROVENANCE)
     group = zarr.open_group(tmp_path / "map.zarr", mode="r")
     mean = DustMap.open(tmp_path).mean
     levels: Any = group["multiscale"].attrs["ome"]
@@ -205,7 +204,7 @@ def test_halving_keeps_constants_and_means() -> None:
     assert halved(np.full((3, 5, 1), 2.0, np.float32)).shape == (2, 3, 1)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_map_is_replaced_only_when_told_and_leaves_nothing_behind(
     tmp_path: Path, name: str
 ) -> None:
@@ -218,7 +217,7 @@ def test_a_map_is_replaced_only_when_told_and_leaves_nothing_behind(
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_failed_write_leaves_the_old_map(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

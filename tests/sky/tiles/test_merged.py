@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky import Provenance
-from dustmap.sky.maps import DustMap, Quantity, fits_of_slabs, zarr_of_slabs
+from dustmap.sky.maps import DustMap, Quantity, write_map
 from dustmap.sky.tiles import Merged, SkyPixel, Tile, TileMap, merged
 from tests.sky.tiles.cases import ARRAYS, GRID, MARGIN, Field, different, expected, nodes, same
 
@@ -109,8 +109,8 @@ def test_a_pixel_that_misses_the_box_is_not_missed() -> None:
 
 def test_files(tmp_path: Path) -> None:
     found = merged(tiles(different), GRID, partial=False)
-    zarr_of_slabs(tmp_path / "a.zarr", found.slabs, Provenance("", ("x",)), False, 10_000)
-    fits_of_slabs(tmp_path / "a.fits", found.slabs, Provenance("", ("x",)), False, 10_000)
+    write_map(tmp_path / "a.zarr", found.slabs, Provenance("", ("x",)), False, 10_000)
+    write_map(tmp_path / "a.fits", found.slabs, Provenance("", ("x",)), False, 10_000)
     reference = whole(found)
     for name in ("a.zarr", "a.fits"):
         density = DustMap.open(tmp_path / name)

@@ -1,4 +1,8 @@
-"""HDF5: datasets of one length at the root, or one table of compound rows."""
+"""Named arrays as tables: HDF5 and npz.
+
+HDF5: datasets of one length at the root, or one table of compound rows. npz: one array a column, or
+a matrix `data` (N, C) with the names `columns` (C,).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +11,10 @@ from typing import Any, final
 
 import h5py
 import numpy as np
+from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.sky._hdf5 import DamagedHdf5, open_hdf5
-from dustmap.sky.catalogs.readers._base import (
+from dustmap.tables._columns import (
     MASK,
     NO_DESCRIPTION,
     AbstractReader,
@@ -19,22 +23,23 @@ from dustmap.sky.catalogs.readers._base import (
     FileColumn,
     TableDescription,
     Wanted,
-    described,
+    text_columns,
     translating,
     typed,
 )
+from dustmap.tables._hdf5_files import open_hdf5
 
 _META = ".__table_column_meta__"  # where astropy keeps units
-#: What h5py raises on damaged files, beside OSError.
-_BROKEN = (KeyError, RuntimeError, ValueError, TypeError)
 #: Nothing is packed 65536-fold; and so many bytes of fill values more do no harm.
 _MOST, _SPARE = 2**16, 2**26
-_UNITS = ("unit", "units", "UNIT", "UNITS")
+_UNIT_NAMES = ("unit", "units", "UNIT", "UNITS")
+#: What a table without a name of its own is called.
+_PATH = "table"
 
 
 @final
 class Hdf5Reader(AbstractReader):
-    """Reads slabs of rows; a dataset of vectors, such as `est` (N, 5), is read once a slab."""
+    """Read slabs of rows; a dataset of vectors, such as `est` (N, 5), is read once a slab."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,19 +47,24 @@ class Hdf5Reader(AbstractReader):
             _refuse_links(file)
             self._table = _compound(file)
             self._description = _description(file, self._table)
-            self._label = str(_text(file.attrs.get("EXTSYS", self._description.label)))
-            self._columns = tuple(self._find(file))
+            self.columns = tuple(self._find(file))
             self._rows = self._length(file)
-            for name in [self._table] if self._table else [c.name for c in self._columns]:
+            for name in [self._table] if self._table else [c.name for c in self.columns]:
                 _check_storage(file[name])
 
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return self._columns
+    def keyword(self, name: str) -> str:
+        with _opened(self._path) as file:
+            value = file.attrs.get(name, self._description.keyword(name))
+            return str(_text(value)).strip()
 
-    @property
-    def label(self) -> str:
-        return self._label
+    def whole(self) -> Table:
+        with _opened(self._path) as file:
+            if self._table:
+                return Table.read(file, path=self._table, format="hdf5", character_as_bytes=False)
+            table = Table({column.name: file[column.name][()] for column in self.columns})
+        for column in self.columns:
+            table[column.name].unit = column.unit or None
+        return table
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         names = sorted({ref.name for ref in wanted})
@@ -74,20 +84,20 @@ class Hdf5Reader(AbstractReader):
             dtype = file[self._table].dtype
             for name in dtype.names or ():
                 width = int(np.prod(dtype[name].shape, dtype=int))
-                yield FileColumn(name, self._description.units.get(name, ""), width)
+                yield FileColumn(name, self._description.attribute(name, "unit"), width)
             return
         for name, dataset in file.items():
             if not isinstance(name, str):
                 continue  # bytes that are no text
             if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
-                units = [dataset.attrs[key] for key in _UNITS if key in dataset.attrs]
+                units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
                 unit = str(_text(units[0])) if units else ""
                 yield FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
 
     def _length(self, file: h5py.File) -> int:
         if self._table:
             return int(file[self._table].shape[0])
-        lengths = {column.name: int(file[column.name].shape[0]) for column in self._columns}
+        lengths = {column.name: int(file[column.name].shape[0]) for column in self.columns}
         if len(set(lengths.values())) > 1:
             raise CatalogError(
                 f"{self._path}: the datasets at the root have different lengths: {lengths}"
@@ -104,12 +114,8 @@ class Hdf5Reader(AbstractReader):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    with translating(path, "HDF5", *_BROKEN):
-        try:
-            with open_hdf5(path) as file:
-                yield file
-        except DamagedHdf5 as error:
-            raise CatalogError(str(error)) from None
+    with translating(path, "HDF5"), open_hdf5(path) as file:
+        yield file
 
 
 def _refuse_links(file: h5py.File) -> None:
@@ -135,20 +141,20 @@ def _check_storage(dataset: h5py.Dataset) -> None:
 
 def _compound(file: h5py.File) -> str:
     """The path of the first table of compound rows, or nothing."""
-    found: list[str] = []
+    names: list[str] = []
 
     def visit(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1:
-            found.append(name)
+            names.append(name)
 
     file.visititems(visit)
-    return found[0] if found else ""
+    return names[0] if names else ""
 
 
 def _description(file: h5py.File, table: str) -> TableDescription:
     if not table or not isinstance(file.get(table + _META, getlink=True), h5py.HardLink):
         return NO_DESCRIPTION
-    return described([str(_text(line)) for line in file[table + _META][()]])
+    return TableDescription.parse([str(_text(line)) for line in file[table + _META][()]])
 
 
 def _entry(slab: NDArray[Any], entry: int | None) -> NDArray[Any]:
@@ -157,3 +163,55 @@ def _entry(slab: NDArray[Any], entry: int | None) -> NDArray[Any]:
 
 def _text(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def write_hdf5(path: Path, table: Table) -> None:
+    """Write compound rows, with units and header as astropy keeps them."""
+    plain = Table(table)
+    for name in text_columns(plain):  # HDF5 has no letters of four bytes
+        plain[name] = np.char.encode(np.ma.filled(plain[name], "").astype(np.str_), "utf-8")
+    plain.write(path, format="hdf5", path=_PATH, serialize_meta=True)
+
+
+@final
+class NpzReader(AbstractReader):
+    """Hold the arrays of an npz file, which is read whole and without pickles."""
+
+    def __init__(self, path: Path) -> None:
+        with translating(path, "npz"), np.load(path, allow_pickle=False) as stored:
+            arrays = {name: np.asarray(stored[name]) for name in stored.files}
+        if "columns" in arrays and "data" in arrays:
+            names, matrix = arrays.pop("columns"), arrays.pop("data")
+            if matrix.ndim != 2 or names.shape != matrix.shape[1:]:
+                raise CatalogError(
+                    f"{path}: expected data (N, C) with columns (C,), got {matrix.shape} and "
+                    f"{names.shape}"
+                )
+            arrays |= {str(name): matrix[:, i] for i, name in enumerate(names)}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if not arrays or {len(s) for s in shapes.values()} != {1} or len(set(shapes.values())) > 1:
+            raise CatalogError(
+                f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
+            )
+        self._path, self._arrays = path, arrays
+        self.columns = tuple(map(FileColumn, arrays))
+
+    def keyword(self, name: str) -> str:
+        del name
+        return ""
+
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        with translating(self._path, "npz"):
+            for first in range(0, len(next(iter(self._arrays.values()))), rows):
+                part = slice(first, first + rows)
+                yield {r: typed(self._arrays[r.name][part], k, r) for r, k in wanted.items()}
+
+    def whole(self) -> Table:
+        return Table(self._arrays)
+
+
+def write_npz(path: Path, table: Table) -> None:
+    """Write one array a column."""
+    arrays = {name: np.asarray(table[name]) for name in table.colnames}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)

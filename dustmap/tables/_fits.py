@@ -1,4 +1,4 @@
-"""Binary tables of FITS files, plain or gzipped, read row by row from the front."""
+"""Binary tables of FITS files, plain or gzipped, read row by row from the front, and written."""
 
 import io
 import math
@@ -11,11 +11,12 @@ from typing import IO, Any, final
 
 import numpy as np
 from astropy.io import fits
-from astropy.io.fits.verify import VerifyError
+from astropy.table import Table
+from astropy.units import UnitsWarning
 from astropy.utils.exceptions import AstropyUserWarning
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs.readers._base import (
+from dustmap.tables._columns import (
     AbstractReader,
     CatalogError,
     Chunk,
@@ -24,6 +25,7 @@ from dustmap.sky.catalogs.readers._base import (
     FileColumn,
     Wanted,
     opened,
+    text_columns,
     translating,
     typed,
 )
@@ -31,18 +33,17 @@ from dustmap.sky.catalogs.readers._base import (
 _BLOCK = 2880
 _HEADER = 5000 * _BLOCK  # bytes of a header, at most: a packed one may go on for ever
 _MOST = 2**28  # bytes of rows that are read at once
-_BROKEN = (ValueError, KeyError, TypeError, OverflowError, VerifyError)
 _FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
 # TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
 _READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
-_SIZES = {"C": 8, "M": 16, "P": 8, "Q": 16}
+_UNREAD = {"C": 8, "M": 16, "P": 8, "Q": 16}
 _UNSIGNED = {"I": 2**15, "J": 2**31, "K": 2**63}
 
 
 @final
 @dataclass(frozen=True)
 class _Field:
-    """TTYPE, TFORM, TUNIT, TSCAL, TZERO and TNULL of one column."""
+    """Hold TTYPE, TFORM, TUNIT, TSCAL, TZERO and TNULL of one column."""
 
     name: str
     code: str
@@ -61,7 +62,7 @@ class _Field:
         return (f"S{self.repeat}" if self.code == "A" else f"V{size or self._skipped()}",)
 
     def _skipped(self) -> int:
-        return self.repeat * _SIZES.get(self.code, 1)
+        return self.repeat * _UNREAD.get(self.code, 1)
 
     @property
     def width(self) -> int:
@@ -70,19 +71,21 @@ class _Field:
 
 @final
 class FitsReader(AbstractReader):
-    """The first binary table of the file. Nothing is mapped: one chunk is in memory at a time."""
+    """Read the first binary table. Nothing is mapped: one chunk is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "FITS", *_BROKEN), opened(self._path) as stream:
-            self._label = ""
+        with translating(path, "FITS"), opened(self._path) as stream:
+            self._headers: list[fits.Header] = []
             if stream.read(6) != b"SIMPLE":
                 raise CatalogError(f"{path}: not a FITS file, whatever its name says")
             stream.seek(0)
             header = self._find_table(stream)
             self._start = stream.tell()
-            self._rows, self._row_bytes = int(header["NAXIS2"]), int(header["NAXIS1"])
-            self._fields = tuple(_field(header, i + 1) for i in range(header["TFIELDS"]))
+            self._rows, self._row_bytes = _integer(header, "NAXIS2"), _integer(header, "NAXIS1")
+            count = _integer(header, "TFIELDS")
+            self._fields = tuple(_field(header, i + 1) for i in range(count))
+            self.columns = tuple(FileColumn(f.name, f.unit, f.width) for f in self._fields)
             self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
         if self._rows < 0 or self._row_bytes > _MOST:
             raise CatalogError(
@@ -95,17 +98,14 @@ class FitsReader(AbstractReader):
                 f"NAXIS1 says {self._row_bytes}; the header is wrong"
             )
 
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return tuple(FileColumn(field.name, field.unit, field.width) for field in self._fields)
-
-    @property
-    def label(self) -> str:
-        return self._label
+    def keyword(self, name: str) -> str:
+        with translating(self._path, "FITS"):  # cards are parsed as they are asked for
+            values = [header[name] for header in self._headers if name in header]
+            return str(values[-1]).strip() if values else ""
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))
-        with translating(self._path, "FITS", *_BROKEN), opened(self._path) as stream:
+        with translating(self._path, "FITS"), opened(self._path) as stream:
             stream.seek(self._start)
             for first in range(0, self._rows, rows):
                 count = min(rows, self._rows - first)
@@ -119,6 +119,13 @@ class FitsReader(AbstractReader):
                 table = np.frombuffer(block, self._dtype)
                 yield {ref: self._values(table, ref, kind) for ref, kind in wanted.items()}
 
+    def whole(self) -> Table:
+        with translating(self._path, "FITS"), warnings.catch_warnings():
+            # Foreign units and keywords are kept as they are.
+            warnings.simplefilter("ignore", UnitsWarning)
+            warnings.simplefilter("ignore", AstropyUserWarning)
+            return Table.read(self._path, format="fits")
+
     def _find_table(self, stream: IO[bytes]) -> fits.Header:
         """The header of the first binary table; the stream stands at its first row afterwards."""
         seen: list[str] = []
@@ -130,7 +137,7 @@ class FitsReader(AbstractReader):
                     f"{self._path}: no binary table in this FITS file; its parts are "
                     f"{', '.join(seen) or 'none'}"
                 ) from None
-            self._label = str(header.get("EXTSYS", self._label)).strip()
+            self._headers.append(header)
             kind = str(header.get("XTENSION", "PRIMARY")).strip()
             if kind == "BINTABLE" and "ZTABLE" not in header and "ZIMAGE" not in header:
                 return header
@@ -175,10 +182,10 @@ def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
 
 
 def _field(header: fits.Header, i: int) -> _Field:
-    match = _FORM.match(str(header[f"TFORM{i}"]))
+    form = str(header.get(f"TFORM{i}"))
+    match = _FORM.match(form)
     if match is None:
-        raise ValueError(f"TFORM{i} = {header[f'TFORM{i}']!r} is no format of a binary table")
-    null = header.get(f"TNULL{i}")
+        raise ValueError(f"TFORM{i} = {form!r} is no format of a binary table")
     return _Field(
         name=str(header.get(f"TTYPE{i}", f"col{i}")).strip(),
         code=match[2],
@@ -186,21 +193,42 @@ def _field(header: fits.Header, i: int) -> _Field:
         unit=str(header.get(f"TUNIT{i}", "")).strip(),
         scale=_number(header, f"TSCAL{i}", 1),
         zero=_number(header, f"TZERO{i}", 0),
-        null=None if null is None else int(null),
+        null=_integer(header, f"TNULL{i}") if f"TNULL{i}" in header else None,
     )
 
 
-def _number(header: fits.Header, key: str, default: float) -> float:
-    value: float = header.get(key, default)
+def _number(header: fits.Header, key: str, default: float | None = None) -> float:
+    value: object = header.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{key} = {value!r}: expected a number")
     return value
 
 
+def _integer(header: fits.Header, key: str, default: int | None = None) -> int:
+    return int(_number(header, key, default))
+
+
 def _data_bytes(header: fits.Header) -> int:
-    axes = [int(header[f"NAXIS{i + 1}"]) for i in range(int(header["NAXIS"]))]
-    elements = int(header.get("PCOUNT", 0)) + (math.prod(axes) if axes else 0)
-    size = abs(int(header["BITPIX"])) // 8 * int(header.get("GCOUNT", 1)) * elements
+    axes = [_integer(header, f"NAXIS{i + 1}") for i in range(_integer(header, "NAXIS"))]
+    elements = _integer(header, "PCOUNT", 0) + (math.prod(axes) if axes else 0)
+    size = abs(_integer(header, "BITPIX")) // 8 * _integer(header, "GCOUNT", 1) * elements
     if size < 0:
         raise ValueError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
     return -(-size // _BLOCK) * _BLOCK
+
+
+def write_fits(path: Path, table: Table) -> None:
+    """Write the header into the cards of the table's unit, as astropy does.
+
+    Raises
+    ------
+    CatalogError
+        Where a text has letters beyond ASCII, which FITS has no place for.
+    """
+    for name in text_columns(table):
+        if not all(str(word).isascii() for word in table[name]):
+            raise CatalogError(
+                f"column {name}: FITS holds ASCII letters alone, and others are here; choose a "
+                "name that ends in .ecsv or .parquet"
+            )
+    table.write(path, format="fits")

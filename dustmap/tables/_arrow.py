@@ -4,6 +4,8 @@ Text is plain or gzipped, and parsed in blocks of whole lines.
 """
 
 import csv
+import io
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from astropy.table import Column, MaskedColumn, Table
+from astropy.table.meta import get_yaml_from_table
+from astropy.table.serialize import represent_mixins_as_columns
 from numpy.typing import NDArray
 from pyarrow import csv as pcsv
 
-from dustmap.sky.catalogs.readers._base import (
+from dustmap.tables._columns import (
     MASK,
     NO_DESCRIPTION,
     AbstractReader,
@@ -27,8 +32,6 @@ from dustmap.sky.catalogs.readers._base import (
     FileColumn,
     TableDescription,
     Wanted,
-    delimiter,
-    described,
     opened,
     translating,
     typed,
@@ -40,7 +43,7 @@ _BUFFER = 1 << 20
 _BLOCK = 8 << 20
 _LONGEST = 2 * _BLOCK
 _META = b"table_meta_yaml"  # where astropy keeps units
-_TYPES = {
+_ARROW = {
     ColumnType.INTEGER: pa.int64(),
     ColumnType.NUMBER: pa.float64(),
     ColumnType.TEXT: pa.string(),
@@ -52,132 +55,184 @@ _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.
 
 @final
 class ParquetReader(AbstractReader):
-    """Columns are decoded page by page, so that large row groups do not fill the memory."""
+    """Decode columns page by page, so that large row groups do not fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "Parquet", pa.ArrowException, ValueError), self._open() as file:
+        with translating(path, "Parquet"), self._open() as file:
             schema = file.schema_arrow
-            metadata = schema.metadata or {}
-            self._description = _description(metadata)
-            label = metadata.get(b"EXTSYS", self._description.label.encode())
-            self._label = str(label.decode().strip())
-            self._columns = tuple(self._column(field) for field in schema)
+            self._metadata: dict[bytes, bytes] = schema.metadata or {}
+            yaml = self._metadata.get(_META)
+            self._description = NO_DESCRIPTION
+            if yaml is not None:
+                self._description = TableDescription.parse(yaml.decode().splitlines())
+            self.columns = tuple(self._column(field) for field in schema)
 
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        return self._columns
-
-    @property
-    def label(self) -> str:
-        return self._label
+    def keyword(self, name: str) -> str:
+        written = self._metadata.get(name.encode())
+        if written is None:
+            return self._description.keyword(name)
+        return written.decode("utf-8", "replace").strip()
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
-        masks = {c.name.removesuffix(MASK) for c in self._columns if c.name.endswith(MASK)}
+        masks = {c.name.removesuffix(MASK) for c in self.columns if c.name.endswith(MASK)}
         names = {ref.name for ref in wanted}
         names |= {name + MASK for name in masks & names}
-        with (
-            translating(self._path, "Parquet", pa.ArrowException, ValueError),
-            self._open() as file,
-        ):
+        with translating(self._path, "Parquet"), self._open() as file:
             for batch in file.iter_batches(
                 batch_size=rows, columns=sorted(names), use_threads=False
             ):
                 yield {ref: _values(batch, ref, kind) for ref, kind in wanted.items()}
 
+    def whole(self) -> Table:
+        with translating(self._path, "Parquet"), self._open() as file:
+            stored = file.read(use_threads=False).combine_chunks()
+            table = Table(meta=dict(self._description.meta))
+            table.meta.pop("__serialized_columns__", None)
+            for column in self.columns:
+                name = column.name
+                if name.endswith(MASK) and name.removesuffix(MASK) in stored.schema.names:
+                    continue
+                table[name] = _as_stored(_masked(stored, name))
+                table[name].unit = column.unit or None
+                said = self._description.attribute(name, "description")
+                table[name].description = said or None
+            return table
+
     def _open(self) -> pq.ParquetFile:
         if not self._path.is_file():
-            raise CatalogError(f"{self._path}: there is no such catalog")
+            raise FileNotFoundError(self._path)
         return pq.ParquetFile(self._path, buffer_size=_BUFFER, pre_buffer=False)
 
     def _column(self, field: pa.Field) -> FileColumn:
         metadata = field.metadata or {}
-        unit = metadata.get(b"unit", self._description.units.get(field.name, "").encode()).decode()
+        declared = self._description.attribute(field.name, "unit")
+        unit = metadata.get(b"unit", declared.encode()).decode()
         nested = pa.types.is_nested(field.type)
         fixed = pa.types.is_fixed_size_list(field.type)
         return FileColumn(field.name, unit, field.type.list_size if fixed else int(not nested))
 
 
-def _description(metadata: dict[bytes, bytes]) -> TableDescription:
-    if _META not in metadata:
-        return NO_DESCRIPTION
-    return described(metadata[_META].decode().splitlines())
+def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    """A column, null where a second one says that it has no values."""
+    column = table.column(name)
+    if name + MASK in table.schema.names:
+        column = pc.if_else(table.column(name + MASK), None, column)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _values(batch: pa.RecordBatch, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-    column = batch.column(ref.name)
-    if ref.name + MASK in batch.schema.names:
-        column = pc.if_else(batch.column(ref.name + MASK), None, column)
+    column = _masked(batch, ref.name)
     if ref.entry is not None:
         column = pc.list_element(column, ref.entry)
     return from_arrow(column, ref, kind)
 
 
 def from_arrow(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-    """An Arrow array as numbers or text of numpy, nulls as `typed` marks them."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_decimal(column.type):
-        column = column.cast(pa.float64())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    """Convert an Arrow array (N,) to numbers or text of numpy, nulls as `typed` marks them."""
+    column = _plain(column)
+    if _is_text(column):
         return typed(column.to_numpy(zero_copy_only=False).astype(object), kind, ref)
     if not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
         raise wrong_type(ref, kind, str(column.type))
-    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
-    if missing is not None:
-        column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-    return typed(np.asarray(column.to_numpy(zero_copy_only=False)), kind, ref, missing)
+    values = _filled(column)
+    return typed(np.ma.getdata(values), kind, ref, np.ma.getmaskarray(values))
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+
+
+def _is_text(column: pa.Array) -> bool:
+    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+def _filled(column: pa.Array) -> NDArray[Any]:
+    """Numbers or truth values, masked where they are null."""
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
+    return np.ma.MaskedArray(column.to_numpy(zero_copy_only=False), mask=missing)
+
+
+def _as_stored(column: pa.Array) -> Column:
+    """A column of the array's own type, masked where it is null."""
+    column = _plain(column)
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    if _is_text(column):
+        values = np.array([word or "" for word in column.to_pylist()], np.str_)
+    elif pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
+        values = np.ma.getdata(_filled(column))
+    else:
+        values = column.to_numpy(zero_copy_only=False)
+        if pa.types.is_fixed_size_list(column.type) and not missing.any() and len(values):
+            values = np.stack(values)
+    return MaskedColumn(values, mask=missing) if missing.any() else Column(values)
+
+
+def write_parquet(path: Path, table: Table) -> None:
+    """Write columns with nulls where they are masked; units and header as astropy keeps them."""
+    plain = represent_mixins_as_columns(Table(table), exclude_classes=(MaskedColumn,))
+    arrays = {}
+    for name in plain.colnames:
+        values = np.asarray(np.ma.getdata(plain[name]))
+        mask = np.ma.getmaskarray(plain[name]) if np.ma.isMaskedArray(plain[name]) else None
+        if values.dtype.kind == "S":
+            values = np.char.decode(values, "utf-8", "replace")
+        values = values.astype(values.dtype.newbyteorder("="))
+        if values.ndim == 1:
+            arrays[name] = pa.array(values, mask=mask)
+        else:
+            flat, width = pa.array(values.ravel()), math.prod(values.shape[1:])
+            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, width)
+    metadata = {_META: "\n".join(get_yaml_from_table(plain)).encode()}
+    pq.write_table(pa.table(arrays).replace_schema_metadata(metadata), path)
 
 
 @final
 class TextReader(AbstractReader):
-    """The names of the columns stand in the first line that is no comment (#)."""
+    """Read delimited text; the first line that is no comment (#) names the columns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with (
-            translating(path, "text", UnicodeDecodeError, ValueError),
-            opened(self._path) as stream,
-        ):
+        with translating(path, "text"), opened(self._path) as stream:
             comments, header = _header(stream)
             first = _line(stream).decode("utf-8", "replace")
         if not header:
             raise CatalogError(f"{path}: expected a line with the names of the columns, got none")
         self._description = NO_DESCRIPTION
+        self._separator = next((s for s in ",\t;|" if s in header), " ")
         if comments and comments[0].startswith("%ECSV"):
-            self._separator = self._read_ecsv(comments[1:])
-        else:
-            self._separator = next((s for s in ",\t;|" if s in header), " ")
+            with translating(path, "ECSV"):
+                self._description = TableDescription.parse(comments[1:])
+            self._separator = self._description.delimiter
         self._squeeze = self._separator == " " and self._description is NO_DESCRIPTION
         with translating(path, "text"):
             self._names = _names(header, self._separator, self._squeeze)
         if self._squeeze and len(first.split()) == len(self._names) + 1:
             self._names.insert(0, "index")  # rows are numbered, the numbers have no name
+        unit = self._description.attribute
+        self.columns = tuple(FileColumn(name, unit(name, "unit")) for name in self._names)
 
-    @property
-    def separator(self) -> str:
-        """Between columns; a blank stands for any number of them."""
-        return self._separator
+    def keyword(self, name: str) -> str:
+        return self._description.keyword(name)
 
-    @property
-    def is_ecsv(self) -> bool:
-        return self._description is not NO_DESCRIPTION
-
-    def _read_ecsv(self, lines: list[str]) -> str:
-        try:
-            self._description = described(lines)
-        except ValueError as error:
-            raise CatalogError(f"{self._path}: {error}") from None
-        return delimiter(lines)
-
-    @property
-    def columns(self) -> tuple[FileColumn, ...]:
-        units = self._description.units
-        return tuple(FileColumn(name, units.get(name, "")) for name in self._names)
-
-    @property
-    def label(self) -> str:
-        return self._description.label
+    def whole(self) -> Table:
+        """As the reader has it, whatever the file's name says: Gaia's .csv are ECSV, with null."""
+        empty = {"fill_values": [("", "0"), ("null", "0")]}
+        options: dict[str, Any] = {"delimiter": self._separator, "comment": "#", "guess": False}
+        if self._description is not NO_DESCRIPTION:
+            kind, options = "ascii.ecsv", {}
+        elif self._separator != " ":
+            kind = "ascii.csv"
+        else:  # the numbers of the rows may have no name in the first line
+            kind = "ascii.no_header"
+            options |= {"names": self._names, "data_start": 1}
+        with translating(self._path, "text"), opened(self._path) as stream:
+            text = stream.read().decode("utf-8-sig")
+            # Without an end of a line astropy takes a text for the name of a file.
+            return Table.read(f"{text}\n", format=kind, **empty, **options)
 
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         for ref in wanted:
@@ -198,9 +253,9 @@ class TextReader(AbstractReader):
     def _parsed(self, lines: bytes, wanted: Wanted) -> pa.Table:
         """The wanted columns of whole lines."""
         if not lines.strip():
-            return pa.table({ref.name: pa.array([], _TYPES[kind]) for ref, kind in wanted.items()})
+            return pa.table({ref.name: pa.array([], _ARROW[kind]) for ref, kind in wanted.items()})
         options = pcsv.ConvertOptions(
-            column_types={ref.name: _TYPES[kind] for ref, kind in wanted.items()},
+            column_types={ref.name: _ARROW[kind] for ref, kind in wanted.items()},
             include_columns=[ref.name for ref in wanted],
             null_values=_NULLS,
         )
@@ -217,7 +272,7 @@ class TextReader(AbstractReader):
         )
 
     def _explained(self, error: Exception, wanted: Wanted, before: int) -> CatalogError:
-        """before: rows in front of the lines that the error counts."""
+        """Put an error of Arrow into words; `before`: rows in front of the lines that it counts."""
         words = " ".join(str(error).split())
         match = _CONVERSION.search(words)
         if match is None:
@@ -294,3 +349,25 @@ def _names(header: str, separator: str, squeeze: bool) -> list[str]:
         raise CatalogError(f"the names of the columns cannot be read: {error}") from None
     # A table with the index of its rows has no name above them.
     return [name or f"column{i}" for i, name in enumerate(names)]
+
+
+def csv_text(table: Table, separator: str = ",") -> str:
+    """Return the names of the columns and their values alone, one row a line."""
+    text = io.StringIO()
+    table.write(text, format="ascii.csv", delimiter=separator)
+    return text.getvalue()
+
+
+def write_csv(path: Path, table: Table) -> None:
+    """Write the lines of `csv_text`."""
+    path.write_text(csv_text(table), encoding="utf-8")
+
+
+def write_ecsv(path: Path, table: Table) -> None:
+    """Write text with units and header in comments."""
+    table.write(path, format="ascii.ecsv")
+
+
+def write_tabs(path: Path, table: Table) -> None:
+    """Write the lines of `csv_text` between tabulators."""
+    path.write_text(csv_text(table, "\t"), encoding="utf-8")

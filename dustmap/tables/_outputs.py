@@ -47,7 +47,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".z", ".zip")
 
 @contextmanager
 def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
-    """Yields a temporary name beside `target`, which takes its place if the block succeeds.
+    """Yield a temporary name beside `target`, which takes its place if the block succeeds.
 
     A link stays, and what it leads to is replaced. Of directories only zarr groups of dustmap and
     empty ones are. What a process that was killed has left of the same target goes first.
@@ -70,7 +70,7 @@ def replacing(target: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def scratch_for(target: Path) -> Iterator[Path]:
-    """A directory beside `target` for what is needed while it is made, and gone afterwards."""
+    """Yield a directory beside `target` for what is needed while it is made; it goes afterwards."""
     place = followed(target)
     named = place.with_name(f"{place.name}.scratch")
     clear_leftovers(named)
@@ -85,12 +85,12 @@ def scratch_for(target: Path) -> Iterator[Path]:
 
 
 def beside(target: Path, what: str) -> Path:
-    """A name of this process in the same directory; what: `partial`, or `replaced`."""
+    """Return a name of this process in the same directory; what: `partial`, or `replaced`."""
     return target.with_name(f".{what}-{os.getpid()}-{_tag(target)}")
 
 
 def take_place(partial: Path, target: Path) -> None:
-    """Gives `partial` the name `target`; a directory that had it is called `partial` then."""
+    """Give `partial` the name `target`; a directory that had it is called `partial` then."""
     if not target.is_dir():
         partial.replace(target)
         return
@@ -109,24 +109,24 @@ def take_place(partial: Path, target: Path) -> None:
 
 
 def clear_leftovers(target: Path) -> int:
-    """Removes what processes that were killed have left beside a target, and says so; how many.
+    """Remove what killed processes have left beside a target, and say so; return how many.
 
     A target that was moved aside, and whose place nothing has taken yet, is put back.
     """
-    found = [path for path in _left_beside(target) if not _alive(path)]
-    for path in found:
+    leftovers = [path for path in _left_beside(target) if not _alive(path)]
+    for path in leftovers:
         if path.name.startswith(".replaced-") and not os.path.lexists(target):
             path.rename(target)
             log.warning("%s is back: a process that replaced it was killed", target)
         else:
             remove(path)
-    if found:
-        log.warning("%s: removed %d leftovers of a process that was killed", target, len(found))
-    return len(found)
+    if leftovers:
+        log.warning("%s: removed %d leftovers of a process that was killed", target, len(leftovers))
+    return len(leftovers)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory with all that is in it, if it is there."""
+    """Remove a file or a directory with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -134,7 +134,7 @@ def remove(path: Path) -> None:
 
 
 def discard(partial: Path) -> None:
-    """Removes what was half written, and never fails: the error that led here matters more.
+    """Remove what was half written, and never fail: the error that led here matters more.
 
     The threads of zarr write on for a while after an interruption, and make directories anew; so
     may another rank, whose leftovers the next process clears.
@@ -154,7 +154,7 @@ def discard(partial: Path) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, signals that end the process wait."""
+    """Let signals that end the process wait for the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python hands signals to the main thread only
         return
@@ -179,7 +179,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def naming(partial: Path, target: Path) -> Iterator[None]:
-    """Inside, errors name the target in place of its temporary name, or of none."""
+    """Make errors of the block name the target in place of its temporary name, or of none."""
     try:
         yield
     except Exception as error:
@@ -235,7 +235,13 @@ def _alive(left: Path) -> bool:
 
 
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
-    """Refuses an output that would replace what it must not; inputs: what the command reads."""
+    """Refuse an output that would replace what it must not; inputs: what the command reads.
+
+    Raises
+    ------
+    ValueError, FileExistsError, FileNotFoundError
+        With a line that names the output and says what stands in its way.
+    """
     place = followed(target)
     if target.suffix.lower() in _COMPRESSED:
         raise ValueError(
@@ -251,7 +257,7 @@ def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = (
 
 
 def followed(target: Path) -> Path:
-    """The place that a name leads to through links; a directory that a link leads to must be there.
+    """Follow a name through links to its place; a directory that a link leads to must be there.
 
     A disk that is not mounted would else be filled in its absence.
     """
@@ -269,7 +275,7 @@ def followed(target: Path) -> Path:
 
 
 def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
-    """Refuses an output that is, holds or lies in an input, through links, too."""
+    """Refuse an output that is, holds or lies in an input, through links, too."""
     place = Path(os.path.realpath(target))
     for named in inputs:
         source = Path(os.path.realpath(named))
@@ -282,7 +288,7 @@ def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
 
 
 def refuse_special(target: Path) -> None:
-    """Refuses a device, a pipe or a socket."""
+    """Refuse a device, a pipe or a socket."""
     if target.exists():
         kind = _SPECIAL.get(stat.S_IFMT(target.stat().st_mode))
         if kind is not None:
@@ -290,20 +296,20 @@ def refuse_special(target: Path) -> None:
 
 
 def foreign_entries(directory: Path, own: str) -> list[str]:
-    """What is in a directory beside the files that `own` matches, a pattern of their paths."""
+    """List what is in a directory beside the files that `own` matches, a pattern of their paths."""
     known = re.compile(f"{own}|{_TEMPORARY}")
-    found: dict[str, None] = {}
+    foreign: dict[str, None] = {}
     for folder, folders, files in os.walk(directory):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in (*files, *links):
             path = Path(folder, name).relative_to(directory)
             if os.path.islink(directory / path) or not known.fullmatch(path.as_posix()):
-                found[path.as_posix()] = None
-    return sorted(found)
+                foreign[path.as_posix()] = None
+    return sorted(foreign)
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """The first of many names."""
+    """Join the first of many names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -325,15 +331,17 @@ def _is_own_store(directory: Path) -> bool:
     """Whether its metadata say that dustmap made it: a star store or a map."""
     try:
         content = json.loads((directory / "zarr.json").read_text(encoding="utf-8"))
-        attributes = dict(content["attributes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
+        return False
+    attributes = content.get("attributes") if isinstance(content, dict) else None
+    if not isinstance(attributes, dict):
         return False
     made = (attributes.get("format"), attributes.get("source"))
     return any(str(by).startswith("dustmap ") for by in made)
 
 
 def check_enclosed(directory: Path) -> None:
-    """Refuses a directory with a link to a place outside, or with anything but files below it.
+    """Refuse a directory with a link to a place outside, or with anything but files below it.
 
     The directory itself may be a link. A pipe or a device would be waited for, or never end.
     """

@@ -1,28 +1,40 @@
-"""Maps as zarr groups of version 3, larger than memory: whole shards, a slab at a time.
+"""Maps in files larger than memory, a slab at a time: FITS cubes, and zarr groups of version 3.
 
-Ranks share the layers of shards, so that every file has one rank that writes it. Coarser copies of
-the mean, for viewers, are in the style of OME-NGFF 0.5.
+A FITS file is laid out first and filled by planes. A zarr group holds whole shards, so that every
+file of it has one rank that writes it; coarser copies of the mean, for viewers, are in the style
+of OME-NGFF 0.5.
 """
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
+from astropy.io import fits
 from numpy.typing import NDArray
-from zarr.core.metadata import ArrayV3Metadata
 
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._ranks import ALONE, least, replacing_together, together
-from dustmap.sky._zarr import EVERY_CHUNK
-from dustmap.sky.maps._cubes import DESCRIPTIONS, FRAME, PERCENTILES_OF, TITLE, Layout, axis_meaning
-from dustmap.sky.maps._field import MEMORY, AbstractDensityField, Slabs
-from dustmap.sky.maps._quantities import MapRequest, Quantity
+from dustmap.sky._streamed_fits import ImagePlan, axis_cards, printable, streamed_fits
+from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
+from dustmap.sky.maps._cubes import (
+    DESCRIPTIONS,
+    FRAME,
+    PERCENTILES_OF,
+    TITLE,
+    Cube,
+    Layout,
+    axis_meaning,
+    extension_of,
+)
+from dustmap.sky.maps._dust_map import DustMap
+from dustmap.sky.maps._field import MEMORY, Slabs
+from dustmap.sky.maps._quantities import Quantity
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +42,6 @@ log = logging.getLogger(__name__)
 CHUNK, SHARD = 64, 512
 #: Planes of a shard, at most: all shards of a slab are encoded at once.
 DEEPEST = 256
-Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 GROUP = "multiscale"
 #: Levels end where no axis has more voxels.
 SMALLEST = 64
@@ -38,53 +49,109 @@ SMALLEST = 64
 _DEPTH = 64
 
 
-def write_zarr(
+def write_map(
     path: str | Path,
-    field: AbstractDensityField,
-    grid: RegularGrid,
-    request: MapRequest,
+    source: DustMap | Slabs,
     provenance: Provenance,
     overwrite: bool = False,
     memory: int = MEMORY,
     world: AbstractWorld = ALONE,
+    form: str = "",
 ) -> None:
-    """Writes density_mean, density_std, ... (z, y, x) and density_samples (sample, z, y, x).
+    """Write all that a map or the slabs of a field hold; the voxels' centres are the grid's nodes.
 
-    The voxels' centres x, y, z in pc are the nodes of `grid`. The group `multiscale` has the mean
-    averaged over 2×2×2 voxels, again and again. memory: bytes that a slab takes, of every rank;
-    where a slab of 64 planes is more, chunks are thinner in z. world: ranks that have the field,
-    which share the layers of shards.
+    zarr: density_mean, density_std, ... (z, y, x), density_samples (sample, z, y, x), the axes x,
+    y, z in pc, and the group `multiscale`, the mean averaged over 2×2×2 voxels again and again.
+    FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
+    STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
+
+    Parameters
+    ----------
+    memory
+        Bytes that slabs take, of every rank. Where 64 planes are more, chunks of zarr are thinner.
+    world
+        Ranks that have the field, and share its planes.
+    form
+        "zarr" or "fits"; as the name ends by default.
+
+    Raises
+    ------
+    ValueError
+        Where the name ends in neither.
     """
-    slabs = Slabs.of_field(field, grid, request)
-    zarr_of_slabs(Path(path), slabs, provenance, overwrite, memory, world)
+    path = Path(path)
+    write = _WRITERS[form or form_of(path)]
+    slabs = Slabs.of_cubes(source.cubes) if isinstance(source, DustMap) else source
+    with replacing_together(path, overwrite, world) as partial:
+        write(partial, slabs, provenance, memory, world)
 
 
-def zarr_of_slabs(
-    path: Path,
-    slabs: Slabs,
-    provenance: Provenance,
-    overwrite: bool,
-    memory: int,
-    world: AbstractWorld = ALONE,
+def form_of(path: Path) -> str:
+    """Tell the form of a map, zarr or fits, by the ending of its name."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in _WRITERS:
+        raise ValueError(f"{path}: expected a name that ends in .zarr or .fits")
+    return form
+
+
+def _write_fits(
+    path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
-    """`write_zarr` of planes wherever they come from."""
+    layout = slabs.layout
+    names = {cube: extension_of(cube) for cube in layout.cubes}
+    plans = [
+        ImagePlan(name, layout.shape, _cards(layout, cube, provenance))
+        for cube, name in names.items()
+    ]
+    # Half for the slab, half for its bytes in the order of the file.
+    depth = min(slabs.depth(memory // 2), layout.shape[0])
+    with streamed_fits(path, plans, world) as images:
+        for slab in slabs.walk(depth, world.share(layout.shape[0])):
+            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            for cube, name in names.items():
+                values = slab.arrays[cube.quantity.value]
+                sample = cube.quantity is Quantity.SAMPLES
+                images[name].write((slab.start,), values[cube.sample] if sample else values)
+
+
+def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
+    described = DESCRIPTIONS[cube.quantity]
+    header = axis_cards(layout.grid, "XYZ", "pc", [axis_meaning(axis) for axis in "xyz"])
+    if described.unit:
+        header["BUNIT"] = described.unit
+    header["EXTSYS"] = (printable(layout.system.name), "system of the extinction")
+    if cube.quantity is Quantity.SAMPLES:
+        header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
+    # A long value goes on in the next cards, where no comment may follow.
+    header["PERCENT"] = PERCENTILES_OF[layout.positive]
+    header["OBJECT"] = described.meaning
+    provenance.stamp(header)
+    return header
+
+
+def _write_zarr(
+    path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
+) -> None:
     layout = slabs.layout
     depth, thickness = _depths(slabs, least(memory, world))
-    with replacing_together(path, overwrite, world) as partial:
-        with together(world):
-            if world.rank == 0:
-                _lay_out(partial, layout, provenance, depth, thickness)
-        with together(world):
-            group, arrays = _opened(partial, layout)
-            for slab in slabs.walk(depth, _share(layout.shape[0], depth, world)):
-                log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
-                for quantity, array in arrays.items():
-                    _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
-        if Quantity.MEAN in arrays:
-            add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
-        with together(world):
-            if world.rank == 0:
-                _consolidate(group)
+    with together(world):
+        if world.rank == 0:
+            _lay_out(path, layout, provenance, depth, thickness)
+    with together(world):
+        group, arrays = _opened(path, layout)
+        for slab in slabs.walk(depth, _share(layout.shape[0], depth, world)):
+            log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
+            for quantity, array in arrays.items():
+                _put(array, slab.start, slab.stop, slab.arrays[quantity.value])
+    if Quantity.MEAN in arrays:
+        add_multiscale(group, arrays[Quantity.MEAN], layout.grid, world)
+    with together(world):
+        if world.rank == 0:
+            _consolidate(group)
+
+
+Writer: TypeAlias = Callable[[Path, Slabs, Provenance, int, AbstractWorld], None]
+_WRITERS: dict[str, Writer] = {"zarr": _write_zarr, "fits": _write_fits}
 
 
 def _lay_out(
@@ -93,7 +160,9 @@ def _lay_out(
     """All but the numbers."""
     group = zarr.create_group(path, zarr_format=3)
     group.attrs.update(_attributes(layout, provenance))
-    _write_axes(group, layout)
+    for name, axis in zip("xyz", layout.grid.axes(), strict=True):
+        described = {"units": "pc", "axis": name.upper(), "long_name": axis_meaning(name)}
+        create_axis(group, name, axis.numpy(), described)
     for quantity in layout.quantities:
         _create(group, layout, quantity, depth, thickness)
 
@@ -103,7 +172,7 @@ def _opened(path: Path, layout: Layout) -> tuple[zarr.Group, dict[Quantity, Arra
     # them does.
     with zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.open_group(path, mode="r+")
-        return group, {q: array_of(group, DESCRIPTIONS[q].variable) for q in layout.quantities}
+        return group, {q: opened_array(group, DESCRIPTIONS[q].variable) for q in layout.quantities}
 
 
 def _share(planes: int, depth: int, world: AbstractWorld) -> slice:
@@ -130,16 +199,19 @@ def _create(
     described = DESCRIPTIONS[quantity]
     sample = (1,) if quantity is Quantity.SAMPLES else ()
     chunks, shards = _tiles(layout.shape[1:])
-    group.create_array(
+    create_array(
+        group,
         described.variable,
-        shape=((layout.samples,) if sample else ()) + layout.shape,
-        dtype="float32",
+        ((layout.samples,) if sample else ()) + layout.shape,
+        (*(("sample",) if sample else ()), "z", "y", "x"),
         chunks=(*sample, thickness, *chunks),
         shards=(*sample, depth, *shards),
-        fill_value=float("nan"),
-        config=EVERY_CHUNK,
-        dimension_names=(*(("sample",) if sample else ()), "z", "y", "x"),
-        attributes=_described(layout, quantity),
+        attributes={
+            "units": described.unit or "1",
+            "long_name": described.meaning,
+            "ucd": described.ucd,
+            "extinction_system": layout.system.name,
+        },
     )
 
 
@@ -162,47 +234,13 @@ def _put(array: Array, start: int, stop: int, values: np.ndarray) -> None:
         array[sample, start:stop] = cube
 
 
-def _write_axes(group: zarr.Group, layout: Layout) -> None:
-    for name, axis in zip("xyz", layout.grid.axes(), strict=True):
-        attributes: dict[str, Any] = {
-            "units": "pc",
-            "axis": name.upper(),
-            "long_name": axis_meaning(name),
-        }
-        array = group.create_array(
-            name,
-            shape=axis.shape,
-            dtype="float64",
-            fill_value=float("nan"),
-            config=EVERY_CHUNK,
-            dimension_names=(name,),
-            attributes=attributes,
-        )
-        array[:] = axis.numpy()
-
-
-def _described(layout: Layout, quantity: Quantity) -> dict[str, Any]:
-    described = DESCRIPTIONS[quantity]
-    units = {"units": described.unit} if described.unit else {"units": "1"}
-    return {
-        **units,
-        "long_name": described.meaning,
-        "ucd": described.ucd,
-        "extinction_system": layout.system.name,
-    }
-
-
 def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
     seed = {} if provenance.seed is None else {"seed": provenance.seed}
     return {
         "Conventions": "CF-1.11",
         # Strict checkers object to any unit of astronomy.
         "comment": "units as astropy reads them: UDUNITS knows neither mag nor pc",
-        "title": TITLE,
-        "source": provenance.creator,
-        "date_created": provenance.date,
-        "history": "\n".join(provenance.history()),
-        "config_sha256": provenance.config_sha256,
+        **provenance.attributes(TITLE),
         "catalog": list(provenance.catalog),
         **seed,
         "extinction_system": layout.system.name,
@@ -222,7 +260,7 @@ def _consolidate(group: zarr.Group) -> None:
 
 
 def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid, world: AbstractWorld) -> None:
-    """Writes multiscale/1, /2, ...: means of the density over 2×2×2, 4×4×4, ... voxels.
+    """Write multiscale/1, /2, ...: means of the density over 2×2×2, 4×4×4, ... voxels.
 
     Where an axis has an odd number of voxels the last is averaged with those beside it only. The
     attribute `ome` of `multiscale` names these levels, that of the root the map itself, too. world:
@@ -235,16 +273,9 @@ def add_multiscale(group: zarr.Group, mean: Array, grid: RegularGrid, world: Abs
     finer = mean
     for name in shapes:
         with together(world):
-            coarser = array_of(group, f"{GROUP}/{name}")
+            coarser = opened_array(group, f"{GROUP}/{name}")
             _average(finer, coarser, world)
         finer = coarser
-
-
-def array_of(group: zarr.Group, path: str) -> Array:
-    """An array that was made before."""
-    array = group[path]
-    assert isinstance(array, zarr.Array)
-    return array
 
 
 def _shapes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -262,14 +293,8 @@ def _lay_out_levels(
     """All but the numbers."""
     levels = group.create_group(GROUP)
     for name, shape in shapes.items():
-        levels.create_array(
-            name,
-            shape=shape,
-            dtype="float32",
-            chunks=tuple(min(_DEPTH, n) for n in shape),
-            fill_value=float("nan"),
-            dimension_names=("z", "y", "x"),
-        )
+        chunks = tuple(min(_DEPTH, n) for n in shape)
+        create_array(levels, name, shape, ("z", "y", "x"), chunks=chunks)
     levels.attrs["ome"] = _metadata({name: int(name) for name in shapes}, grid)
     named = {mean: 0} | {f"{GROUP}/{name}": int(name) for name in shapes}
     group.attrs["ome"] = _metadata(named, grid)
@@ -285,7 +310,7 @@ def _average(finer: Array, coarser: Array, world: AbstractWorld) -> None:
 
 
 def halved(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Means over 2×2×2 voxels; the last of an odd axis counts twice, with itself."""
+    """Average over 2×2×2 voxels; the last of an odd axis counts twice, with itself."""
     for axis in range(3):
         if values.shape[axis] % 2:
             last = np.take(values, [-1], axis)

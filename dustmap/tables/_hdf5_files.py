@@ -29,6 +29,8 @@ from typing import BinaryIO, final
 
 import h5py
 
+from dustmap.tables._columns import CatalogError
+
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
 #: Of a collection of a global heap: its bytes, and its objects, whose numbers have 16 bits.
@@ -37,7 +39,7 @@ _SMALLEST, _MOST = 4096, 2**16
 
 @contextmanager
 def new_hdf5(path: Path, cache: int = 2**20) -> "Iterator[tuple[h5py.File, SparedFile]]":
-    """A new file, with `cache` bytes of chunks per dataset, and the bytes under it.
+    """Make a new file, with `cache` bytes of chunks per dataset; yield it and the bytes under it.
 
     A failed write is an OSError at the end, or before at the next `SparedFile.check`.
     """
@@ -61,7 +63,7 @@ class SparedFile:
         self._failed: OSError | None = None
 
     def check(self) -> None:
-        """Raises what went wrong with a write since the beginning, in one line."""
+        """Raise what went wrong with a write since the beginning, in one line."""
         if self._failed is not None:
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
@@ -106,13 +108,15 @@ class SparedFile:
         """Nothing is held back."""
 
 
-class DamagedHdf5(ValueError):
-    """One line that names the file, what was expected in it and what is there."""
-
-
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
-    """To read; a DamagedHdf5 takes the place of any error that follows from a loop in the file."""
+    """Open a file to read.
+
+    Raises
+    ------
+    CatalogError
+        In place of any error that follows from a loop in the file.
+    """
     with path.open("rb", buffering=0) as raw:
         guarded = GuardedFile(raw, path)
         try:
@@ -135,15 +139,15 @@ class GuardedFile:
         self._raw = raw
         self._path = path
         self._structures: _Structures | None = None
-        self._failed: DamagedHdf5 | OSError | None = None
+        self._failed: CatalogError | OSError | None = None
 
     def check(self) -> None:
-        """Raises what was wrong with any read since the beginning, in one line."""
+        """Raise what was wrong with any read since the beginning, in one line."""
         if isinstance(self._failed, OSError):
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
         if self._failed is not None:
-            raise DamagedHdf5(
+            raise CatalogError(
                 f"{self._path}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
@@ -155,7 +159,7 @@ class GuardedFile:
             while got := self._raw.readinto(view[count:]):
                 count += got
             self._look(start, bytes(view[:8]))
-        except (DamagedHdf5, OSError) as error:
+        except (CatalogError, OSError) as error:
             self._failed, count = self._failed or error, 0
         view[count:] = bytes(len(view) - count)
         return len(view)
@@ -170,7 +174,7 @@ class GuardedFile:
         try:
             return self._raw.seek(offset, whence)
         except OverflowError:
-            self._failed = self._failed or DamagedHdf5(
+            self._failed = self._failed or CatalogError(
                 f"expected addresses within its bytes, got {offset}"
             )
             return self._raw.seek(0, os.SEEK_END)
@@ -188,7 +192,7 @@ class GuardedFile:
 @final
 @dataclass(frozen=True, eq=False)
 class _Structures:
-    """What `check` knows of a file: the bytes before its superblock, and those of an address and
+    """Places in a file: the bytes before its superblock, and those of an address and
     of a length; `ended` are the nodes whose neighbours on a side come to an end, and the side."""
 
     descriptor: int
@@ -204,13 +208,13 @@ class _Structures:
         head = os.pread(descriptor, 16, base).ljust(16, b"\0")
         address, length = head[13:15] if head[8] < 2 else head[9:11]
         if {address, length} - {2, 4, 8}:
-            raise DamagedHdf5(
+            raise CatalogError(
                 f"its addresses have {address} bytes and its lengths {length}, expected 8 and 8"
             )
         return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
 
     def check(self, start: int, signature: bytes) -> None:
-        """Raises where reading the structure that starts there would never end."""
+        """Raise where reading the structure that starts there would never end."""
         if signature.startswith(_GLOBAL):
             self._global_heap(start)
         elif signature.startswith(_LOCAL):
@@ -230,7 +234,7 @@ class _Structures:
             if data[at : at + 2] != b"\0\0":
                 taken = header + _padded(taken)
             if not header <= taken <= len(data) - at or count > _MOST:
-                raise DamagedHdf5(
+                raise CatalogError(
                     f"the global heap at byte {start} is damaged: expected at most {_MOST} "
                     f"objects, each of {header} bytes or more up to byte {start + len(data)}, got "
                     f"number {count} of {taken} bytes at byte {start + at}"
@@ -244,7 +248,7 @@ class _Structures:
         seen: set[int] = set()
         while block != _NO_BLOCK and block < size:
             if block in seen or len(seen) * 2 * self.length > size:
-                raise DamagedHdf5(
+                raise CatalogError(
                     f"the local heap at byte {start} is damaged: expected a list of free blocks "
                     f"with an end, got one that returns to the block at {block}"
                 )
@@ -257,7 +261,7 @@ class _Structures:
             at, seen = start, set[int]()
             while (at, side) not in self.ended and self._is_tree(at):
                 if at in seen:
-                    raise DamagedHdf5(
+                    raise CatalogError(
                         f"the B-tree at byte {start} is damaged: expected nodes in a row, got the "
                         f"node at byte {at} as its own neighbour"
                     )

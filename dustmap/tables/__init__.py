@@ -1,0 +1,42 @@
+"""Tables: any format in, any format out, and outputs that appear whole or not at all.
+
+    reader = open_table("sky.fits")              names, units and widths of its columns
+    for chunk in reader.chunks(2**17, wanted):   ... columns, so many rows at a time
+    table = read_tables("a.csv", "b.csv")        whole, as one table of astropy
+    write_table("predicted.parquet", table)      FITS, HDF5, Parquet, VOTable, CSV, ECSV, npz
+
+`_formats` is the one list of formats and their endings; `_columns` what every reader offers;
+`_fits`, `_arrow`, `_arrays` and `_votable` one module a family of formats, reader and writer.
+`_outputs` and `_hdf5_files` serve all that writes files, maps among them. Nothing here knows stars.
+"""
+
+from typing import TYPE_CHECKING
+
+from dustmap._on_use import on_use
+
+if TYPE_CHECKING:
+    from dustmap.tables._arrow import csv_text as csv_text
+    from dustmap.tables._columns import AbstractReader as AbstractReader
+    from dustmap.tables._columns import CatalogError as CatalogError
+    from dustmap.tables._columns import Chunk as Chunk
+    from dustmap.tables._columns import ColumnRef as ColumnRef
+    from dustmap.tables._columns import ColumnType as ColumnType
+    from dustmap.tables._columns import FileColumn as FileColumn
+    from dustmap.tables._columns import Wanted as Wanted
+    from dustmap.tables._columns import check_rows as check_rows
+    from dustmap.tables._columns import number_column as number_column
+    from dustmap.tables._columns import translating as translating
+    from dustmap.tables._columns import words_of_damage as words_of_damage
+    from dustmap.tables._formats import open_table as open_table
+    from dustmap.tables._formats import read_tables as read_tables
+    from dustmap.tables._formats import table_format as table_format
+    from dustmap.tables._formats import write_table as write_table
+    from dustmap.tables._hdf5_files import new_hdf5 as new_hdf5
+    from dustmap.tables._hdf5_files import open_hdf5 as open_hdf5
+    from dustmap.tables._outputs import check_enclosed as check_enclosed
+    from dustmap.tables._outputs import check_output as check_output
+    from dustmap.tables._outputs import refuse_inputs as refuse_inputs
+    from dustmap.tables._outputs import replacing as replacing
+    from dustmap.tables._outputs import scratch_for as scratch_for
+else:
+    __getattr__, __dir__ = on_use(__name__)

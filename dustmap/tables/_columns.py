@@ -1,0 +1,272 @@
+"""Columns of a table file, and their values in chunks of rows: the interface of all formats.
+
+A reader knows the names, units and widths of the columns once it is open; `chunks` then gives the
+columns asked for, so many rows at a time, and `whole` everything as one table of astropy.
+"""
+
+import enum
+import gzip
+import re
+import traceback
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self, cast, final
+
+import numpy as np
+from astropy.table import Table
+from astropy.table.meta import get_header_from_yaml
+from numpy.typing import NDArray
+
+_ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
+#: Where astropy writes that a column has no values, `x` and `x.mask`.
+MASK = ".mask"
+
+
+class CatalogError(ValueError):
+    """A table or a card that cannot be used; the message is one line and names the file."""
+
+
+@final
+class ColumnType(enum.Enum):
+    """The types that values of a column are read as."""
+
+    INTEGER = "whole numbers"  # masked int64; floating point would lose digits of identifiers
+    NUMBER = "numbers"  # float64, NaN where the file has none
+    TEXT = "text"  # stripped, "" where the file has none
+
+
+@final
+@dataclass(frozen=True)
+class ColumnRef:
+    """A column of a file, or one entry of a column of vectors: `est` or `est[:,4]`."""
+
+    name: str
+    entry: int | None = None
+
+    @classmethod
+    def parse(cls, written: str) -> Self:
+        """Split `name[:,entry]`; any other text is a name."""
+        match = _ENTRY.match(written)
+        return cls(written) if match is None else cls(match[1], int(match[2]))
+
+    def __str__(self) -> str:
+        return self.name if self.entry is None else f"{self.name}[:,{self.entry}]"
+
+
+@final
+@dataclass(frozen=True)
+class FileColumn:
+    """A column as the file declares it. `width` is 1, or the entries of a column of vectors."""
+
+    name: str
+    unit: str = ""
+    width: int = 1
+
+
+Chunk = dict[ColumnRef, NDArray[Any]]
+Wanted = Mapping[ColumnRef, ColumnType]
+
+
+class AbstractReader(ABC):
+    """One file. Opening it reads no rows, except of formats that are read whole.
+
+    columns: all of them, in the order of the file.
+    """
+
+    columns: tuple[FileColumn, ...]
+
+    @abstractmethod
+    def keyword(self, name: str) -> str:
+        """Return what the header of the file says under a name, stripped; "" for nothing."""
+
+    @abstractmethod
+    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+        """Yield the wanted columns, at most about `rows` rows at a time, in the file's order.
+
+        Raises
+        ------
+        CatalogError
+            Where a column holds something else than is wanted, or the file ends early.
+        """
+
+    @abstractmethod
+    def whole(self) -> Table:
+        """Return all columns with their own types, units and header, as they are written back."""
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file to read bytes, unpacked where its name ends in .gz."""
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    return cast(IO[bytes], opener(path, "rb"))
+
+
+def words_of_damage(error: Exception) -> str:
+    """Put what a library says of damaged bytes into one line; raise what is a fault of ours.
+
+    An error that a frame of this package raises is a fault of ours, unless it is one that parsing
+    foreign values raises by itself: ValueError, OverflowError, OSError, EOFError, zlib.error.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    ours = frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
+    of_values = isinstance(error, ValueError | OverflowError | OSError | EOFError | zlib.error)
+    if isinstance(error, MemoryError) or (ours and not of_values):
+        raise error
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+@contextmanager
+def translating(path: Path, format_name: str) -> Iterator[None]:
+    """Turn errors of damaged files into one CatalogError that names the file.
+
+    Errors of ours (`words_of_damage`) and MemoryError pass.
+    """
+    try:
+        yield
+    except CatalogError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise CatalogError(f"{path}: {error}") from None
+    except FileNotFoundError:
+        raise CatalogError(f"{path}: there is no such file") from None
+    except Exception as error:
+        raise CatalogError(
+            f"{path}: cannot be read as {format_name} to its end ({words_of_damage(error)}); is "
+            "the file whole?"
+        ) from None
+
+
+def typed(
+    raw: NDArray[Any], kind: ColumnType, ref: ColumnRef, missing: NDArray[np.bool_] | None = None
+) -> NDArray[Any]:
+    """Convert values of a file (N,) to a column type. Text is never parsed, numbers never rounded.
+
+    Parameters
+    ----------
+    missing
+        Rows (N,) without a value: NaN among numbers, masked among whole numbers.
+
+    Raises
+    ------
+    CatalogError
+        Where the values are of another type.
+    """
+    if kind is ColumnType.TEXT:
+        return _text(raw, ref)
+    if raw.dtype.kind == "b":
+        raw = raw.astype(np.uint8)
+    if raw.dtype.kind not in ("iu" if kind is ColumnType.INTEGER else "iuf"):
+        raise wrong_type(ref, kind, _kind_words(raw.dtype))
+    if kind is ColumnType.NUMBER:
+        values = raw.astype(np.float64)
+        if missing is not None:
+            values[missing] = np.nan
+        return values
+    if raw.dtype.kind == "u" and len(raw) and raw.max() > np.iinfo(np.int64).max:
+        raise wrong_type(ref, kind, "values above 2^63 - 1")
+    mask = np.zeros(len(raw), bool) if missing is None else missing
+    return np.ma.MaskedArray(raw.astype(np.int64), mask=mask)
+
+
+def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> CatalogError:
+    """Name the column, the type that was expected and what is there."""
+    return CatalogError(f"column {ref}: expected {kind.value}, got {got}")
+
+
+def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
+    if raw.dtype.kind not in "SUO":
+        raise wrong_type(ref, ColumnType.TEXT, _kind_words(raw.dtype))
+    if raw.dtype.kind == "O":
+        words = [value.decode() if isinstance(value, bytes) else value or "" for value in raw]
+        raw = np.array(words, dtype=np.str_)
+    elif raw.dtype.kind == "S":
+        raw = np.char.decode(raw, "utf-8", "replace")
+    return np.char.strip(raw)
+
+
+def _kind_words(dtype: np.dtype[Any]) -> str:
+    names = {"f": "floating point", "i": "whole numbers", "u": "whole numbers", "b": "truth values"}
+    return names.get(dtype.kind, "text")
+
+
+def number_column(table: Table, name: str) -> NDArray[np.float64]:
+    """Return the numbers of a column (N,), all finite.
+
+    Raises
+    ------
+    CatalogError
+        Where there is no such column, or a value in it that is no finite number.
+    """
+    if name not in table.colnames:
+        raise CatalogError(
+            f"missing column {name}; the columns there are {', '.join(table.colnames)}"
+        )
+    try:
+        values = np.ma.filled(np.ma.asarray(table[name]).astype(np.float64), np.nan)
+    except (TypeError, ValueError):
+        raise CatalogError(f"column {name}: expected numbers, got {table[name].dtype}") from None
+    check_rows(np.isfinite(values), name, "finite")
+    return np.asarray(values, np.float64)
+
+
+def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
+    """Raise a CatalogError that counts the bad rows of a column (N,) and names the first."""
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        raise CatalogError(
+            f"column {name}: {len(bad)} of {len(good)} rows are not {wanted} (first at row "
+            f"{bad[0]}, counted from 0); correct or remove them"
+        )
+
+
+def text_columns(table: Table) -> list[str]:
+    """Name the columns that hold text."""
+    dtypes = {name: getattr(table[name], "dtype", None) for name in table.colnames}
+    return [name for name, dtype in dtypes.items() if dtype is not None and dtype.kind in "UO"]
+
+
+@final
+@dataclass(frozen=True)
+class TableDescription:
+    """The YAML header of astropy's ECSV, HDF5 and Parquet files.
+
+    columns: unit, description and the like by column; meta: keywords; delimiter: of ECSV's fields.
+    """
+
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    delimiter: str = " "
+
+    @classmethod
+    def parse(cls, lines: list[str]) -> Self:
+        """Read YAML lines without their comment marks.
+
+        Raises
+        ------
+        CatalogError
+            Where they are something else.
+        """
+        try:
+            header = dict(get_header_from_yaml(lines))
+            columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
+            meta = dict(header.get("meta") or {})
+        except Exception as error:  # PyYAML may raise anything on foreign text
+            words = " ".join(str(error).split())[:200]
+            raise CatalogError(f"its YAML header cannot be read: {words}") from None
+        return cls(columns, meta, str(header.get("delimiter", " ")))
+
+    def attribute(self, column: str, name: str) -> str:
+        """Return what is said of a column, such as its unit; "" for nothing."""
+        value = self.columns.get(column, {}).get(name)
+        return "" if value is None else str(value)
+
+    def keyword(self, name: str) -> str:
+        """Return a keyword, stripped; "" where there is none."""
+        return str(self.meta.get(name, "")).strip()
+
+
+NO_DESCRIPTION = TableDescription()
