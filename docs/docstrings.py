@@ -1,0 +1,57 @@
+"""From docstrings as they are written to reStructuredText; what they are made of:
+
+- paragraphs, in which `|`, `*` and a trailing `_` are mathematics or names, not markup;
+- `name: meaning` lists, whose continuation lines are indented;
+- indented formulas;
+- NumPy sections and `>>>` examples, which Sphinx reads itself.
+"""
+
+import re
+from itertools import groupby
+
+_NAME = r"`?[\w-]+`?(?: \([^)]*\))?"
+_ENTRY = re.compile(rf"({_NAME}(?:, {_NAME})*(?:, [\w ]+)?): (.*)")
+_SECTION = re.compile(r"-{3,}$")
+
+
+def to_rst(lines: list[str]) -> list[str]:
+    """Translate one docstring."""
+    first_section = next((i - 1 for i, line in enumerate(lines) if _SECTION.match(line)), None)
+    prose = lines[:first_section]
+    sections = [] if first_section is None else lines[first_section:]
+    translated: list[str] = []
+    for is_blank, group in groupby(prose, key=lambda line: not line.strip()):
+        translated += list(group) if is_blank else _paragraph(list(group))
+    return translated + [_escaped(line) for line in sections]
+
+
+def _paragraph(lines: list[str]) -> list[str]:
+    if lines[0].startswith((">>>", ".. ", "- ")):
+        return lines
+    if _ENTRY.match(lines[0]):
+        return _entries([_escaped(line) for line in lines])
+    # An indented run is a formula; it needs blank lines around it.
+    separated: list[str] = []
+    for _, run in groupby(lines, key=lambda line: line.startswith(" ")):
+        separated += ["", *map(_escaped, run)]
+    return separated[1:]
+
+
+def _entries(lines: list[str]) -> list[str]:
+    definitions = []
+    for line in lines:
+        entry = _ENTRY.match(line)
+        if entry:
+            definitions += [f"``{entry[1]}``".replace("\\", ""), "    " + entry[2].strip()]
+        else:
+            definitions.append("    " + line.strip())
+    return definitions
+
+
+def _escaped(line: str) -> str:
+    """Escape what is markup to Sphinx, outside of code and examples."""
+    if line.lstrip().startswith((">>>", "...")):
+        return line
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"([|*]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2]]
+    return re.sub(r"(`[^`]+`)(?=\w)", r"\1\\ ", "`".join(parts))
