@@ -21,7 +21,8 @@ def to_rst(lines: list[str]) -> list[str]:
     sections = [] if first_section is None else lines[first_section:]
     translated: list[str] = []
     for is_blank, group in groupby(prose, key=lambda line: not line.strip()):
-        translated += list(group) if is_blank else _paragraph(list(group))
+        block = list(group)
+        translated += block if is_blank else _paragraph(block)
     return translated + [_escaped(line) for line in sections]
 
 
