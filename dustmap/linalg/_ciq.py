@@ -12,7 +12,12 @@ from torch.autograd.function import once_differentiable
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
 from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
-from dustmap.linalg._operator import AbstractOperator, DenseOperator, check_vectors
+from dustmap.linalg._operator import (
+    AbstractComposite,
+    AbstractOperator,
+    DenseOperator,
+    check_vectors,
+)
 from dustmap.linalg._preconditioners import PreconditionedOperator, RootPreconditioner
 
 #: K(θ) of its parameters θ; its products are differentiable in them.
@@ -246,7 +251,7 @@ def _refuse_indefinite(result: RootResult) -> None:
         )
 
 
-class _AbstractRootOperator(AbstractOperator):
+class _AbstractRootOperator(AbstractComposite):
     """What both operators of a root of K (n, n) have."""
 
     def __init__(self, K: AbstractOperator, method: RootMethod) -> None:
@@ -256,13 +261,8 @@ class _AbstractRootOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._K.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._K.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._K.device
+    def _made_of(self) -> AbstractOperator:
+        return self._K
 
 
 @final

@@ -57,9 +57,32 @@ class AbstractOperator(ABC):
         return TransposedOperator(self)
 
 
+class AbstractComposite(AbstractOperator):
+    """An operator in the precision and on the device of what it is made of."""
+
+    @abstractmethod
+    def _made_of(self) -> Tensor | AbstractOperator:
+        """Return the tensor or the operator that decides both."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._made_of().dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._made_of().device
+
+
+class AbstractSymmetric(AbstractComposite):
+    """A composite with A = Aᵀ."""
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class TransposedOperator(AbstractOperator):
+class TransposedOperator(AbstractComposite):
     """Aᵀ: the products of `operator` (m, n) with their roles swapped."""
 
     operator: AbstractOperator
@@ -69,13 +92,8 @@ class TransposedOperator(AbstractOperator):
         m, n = self.operator.shape
         return n, m
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.operator.rmatmul(x)
@@ -86,7 +104,7 @@ class TransposedOperator(AbstractOperator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class DenseOperator(AbstractOperator):
+class DenseOperator(AbstractComposite):
     """The operator of a stored matrix (m, n)."""
 
     matrix: Tensor
@@ -101,13 +119,8 @@ class DenseOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape[0], self.matrix.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def _made_of(self) -> Tensor:
+        return self.matrix
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -120,7 +133,7 @@ class DenseOperator(AbstractOperator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class DiagonalOperator(AbstractOperator):
+class DiagonalOperator(AbstractComposite):
     """diag(d) for `diagonal` d (n,)."""
 
     diagonal: Tensor
@@ -135,13 +148,8 @@ class DiagonalOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.diagonal.shape[0], self.diagonal.shape[0]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.diagonal.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.diagonal.device
+    def _made_of(self) -> Tensor:
+        return self.diagonal
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -196,7 +204,7 @@ class _LinearMap(torch.autograd.Function):
 
 @final
 @dataclass(frozen=True, eq=False)
-class SparseOperator(AbstractOperator):
+class SparseOperator(AbstractComposite):
     """A sparse matrix (m, n) in compressed rows, kept together with its transpose.
 
     The transpose is stored because a transposed CSR product is tens of times slower than a
@@ -260,13 +268,8 @@ class SparseOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape[0], self.matrix.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def _made_of(self) -> Tensor:
+        return self.matrix
 
     @property
     def bytes(self) -> int:

@@ -10,7 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg._operator import (
+    AbstractOperator,
+    AbstractSymmetric,
+    apply_linear,
+    check_vectors,
+)
 from dustmap.linalg._progress import PRODUCTS, Progress, unwatched
 from dustmap.linalg._toeplitz import CirculantOperator
 from dustmap.linalg._world import (
@@ -32,7 +37,7 @@ _ROWS_TOGETHER = 32
 
 @final
 @dataclass(frozen=True, eq=False)
-class NystromPreconditioner(AbstractOperator):
+class NystromPreconditioner(AbstractSymmetric):
     """P⁻¹ ≈ A⁻¹ (up to a factor) for A = shift · I + G with G ≈ Uᵀ diag(s) U of low rank.
 
         P⁻¹ = (s_r + shift) Uᵀ diag(1 / (s + shift)) U + (I − Uᵀ U)
@@ -62,13 +67,8 @@ class NystromPreconditioner(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.vectors.shape[1], self.vectors.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.vectors.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.vectors.device
+    def _made_of(self) -> Tensor:
+        return self.vectors
 
     @property
     def rank(self) -> int:
@@ -83,9 +83,6 @@ class NystromPreconditioner(AbstractOperator):
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return apply_linear(x, self._product, self._product)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
     def _product(self, x: Tensor) -> Tensor:
         n = self.shape[0]
@@ -273,7 +270,7 @@ class RootPreconditioner:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _SpectralOperator(AbstractOperator):
+class _SpectralOperator(AbstractSymmetric):
     """rest · I + Uᵀ diag(values − rest) U for orthonormal rows U (r, n); symmetric."""
 
     vectors: Tensor
@@ -290,25 +287,17 @@ class _SpectralOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.vectors.shape[1], self.vectors.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.vectors.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.vectors.device
+    def _made_of(self) -> Tensor:
+        return self.vectors
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self.rest * x + ((x @ self.vectors.mT) * self.above) @ self.vectors
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
 
 @final
 @dataclass(frozen=True, eq=False)
-class PreconditionedOperator(AbstractOperator):
+class PreconditionedOperator(AbstractSymmetric):
     """L⁻¹ K L⁻ᵀ (n, n), symmetric with K."""
 
     operator: AbstractOperator
@@ -325,17 +314,9 @@ class PreconditionedOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.operator.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         inverse = self.preconditioner.inverse
         return inverse.matmul(self.operator.matmul(inverse.rmatmul(x)))
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)

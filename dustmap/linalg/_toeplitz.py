@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Measured on 32 MB of shared last-level cache; flat between 8 and 32 MB.
 CACHE_BYTES = 16 * 2**20
@@ -132,7 +132,7 @@ def _is_7_smooth(n: int) -> bool:
 
 @final
 @dataclass(frozen=True, eq=False)
-class CirculantOperator(AbstractOperator):
+class CirculantOperator(AbstractComposite):
     """crop · C · pad, where C = F⁻¹ diag(λ) F is a symmetric circulant on a torus.
 
         A x = crop_rows( irfftn( λ · rfftn( pad x ) ) )
@@ -172,13 +172,8 @@ class CirculantOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return math.prod(self._row_box), math.prod(self._column_box)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.spectrum.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.spectrum.device
+    def _made_of(self) -> Tensor:
+        return self.spectrum
 
     def to(self, dtype: torch.dtype) -> "CirculantOperator":
         """The same operator with its spectrum rounded to `dtype`."""
@@ -291,7 +286,7 @@ def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
 
 
 @final
-class ToeplitzOperator(AbstractOperator):
+class ToeplitzOperator(AbstractComposite):
     """K_ij = lags[|i₁−j₁|, …, |i_D−j_D|]: a stationary covariance on a regular grid.
 
     lags: (M1, …, MD), covariances at non-negative lags, symmetric in every axis.
@@ -318,13 +313,8 @@ class ToeplitzOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.lags.numel(), self.lags.numel()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.circulant.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.lags.device
+    def _made_of(self) -> AbstractOperator:
+        return self.circulant
 
     def to(self, dtype: torch.dtype) -> "ToeplitzOperator":
         """The same matrix with products in `dtype`."""

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Entries of a block that are widened to float64 at a time.
 _WIDENED = 2**17
@@ -142,7 +142,7 @@ def orthonormal_rows(x: Tensor, world: AbstractWorld | None = None) -> Tensor:
 
 
 @final
-class ShardedRows(AbstractOperator):
+class ShardedRows(AbstractComposite):
     """A (N, n) of which every rank holds some rows.
 
     Arguments and results are the same on all ranks, and whoever applies it does so on all of them:
@@ -174,13 +174,8 @@ class ShardedRows(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return sum(self._counts), self._local.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._local.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._local.device
+    def _made_of(self) -> AbstractOperator:
+        return self._local
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -200,7 +195,7 @@ class ShardedRows(AbstractOperator):
 
 
 @final
-class DividedColumns(AbstractOperator):
+class DividedColumns(AbstractComposite):
     """An operator that every rank holds, applied by each to its share of a batch of vectors.
 
     Arguments and results are the same on all ranks, and whoever applies it does so on all of them.
@@ -214,13 +209,8 @@ class DividedColumns(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._operator.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self._operator
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._divided(x, self._operator, self.shape[0])

@@ -22,6 +22,7 @@ from dustmap.gp.families._family import (
 )
 from dustmap.linalg import (
     AbstractOperator,
+    AbstractSymmetric,
     DiagonalOperator,
     SolveResult,
     SolveStatus,
@@ -300,7 +301,7 @@ class _LateDivergence(AbstractDivergence):
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Precision(AbstractOperator):
+class _Precision(AbstractSymmetric):
     """Λ = I + statistics, never added up."""
 
     statistics: Tensor
@@ -309,20 +310,12 @@ class _Precision(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.statistics.shape[0], self.statistics.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.statistics.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.statistics.device
+    def _made_of(self) -> Tensor:
+        return self.statistics
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[0], self.dtype, self.device)
         return torch.addmm(x, x, self.statistics) if x.ndim == 2 else x + x @ self.statistics
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
 
 class _Quadratic(torch.autograd.Function):

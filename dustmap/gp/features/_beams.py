@@ -20,7 +20,13 @@ from dustmap.gp.features._local_weights import (
 )
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, operator_by_rows
-from dustmap.linalg import AbstractOperator, SparseOperator, apply_linear, check_vectors
+from dustmap.linalg import (
+    AbstractComposite,
+    AbstractOperator,
+    SparseOperator,
+    apply_linear,
+    check_vectors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +265,7 @@ def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
 
 
 @final
-class BeamExpansion(AbstractOperator):
+class BeamExpansion(AbstractComposite):
     """Sums along beams, then the nodes themselves (columns, M).
 
     pieces (K, M): integrals over the steps of beams; place (K,): their knots among all `sums`,
@@ -278,13 +284,8 @@ class BeamExpansion(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._sums + self._pieces.shape[1], self._pieces.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._pieces.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._pieces.device
+    def _made_of(self) -> AbstractOperator:
+        return self._pieces
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)

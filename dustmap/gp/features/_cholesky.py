@@ -18,7 +18,7 @@ from dustmap.gp.features._base import (
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
 from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractComposite, AbstractOperator
 
 
 def whitened_rows(gram: Tensor | None, factor: Tensor, K_fu: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
 
 
 @final
-class _InverseTriangle(AbstractOperator):
+class _InverseTriangle(AbstractComposite):
     """L⁻ᵀ (M, M) for a lower triangle L."""
 
     def __init__(self, factor: Tensor) -> None:
@@ -175,13 +175,8 @@ class _InverseTriangle(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return len(self._factor), len(self._factor)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._factor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._factor.device
+    def _made_of(self) -> Tensor:
+        return self._factor
 
     def matmul(self, x: Tensor) -> Tensor:
         return _solve(self._factor.mT, x, upper=True)

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.gp.features._base import chunks
 from dustmap.linalg import (
+    AbstractComposite,
     AbstractOperator,
     Chunks,
     OutOfMemory,
@@ -166,7 +167,7 @@ TapSource = Callable[[slice], Taps]
 
 
 @final
-class RecomputedOperator(AbstractOperator):
+class RecomputedOperator(AbstractComposite):
     """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
 
     def __init__(
@@ -179,13 +180,8 @@ class RecomputedOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
+    def _made_of(self) -> Tensor:
+        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
