@@ -12,8 +12,7 @@ from dustmap.linalg._iteration import (
     SolveResult,
     SolveStatus,
     StepRule,
-    check_system,
-    in_precision,
+    System,
     is_stuck,
     norms,
     safe_norms,
@@ -76,16 +75,10 @@ def block_pcg(
     gradients"; van der Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
-    check_system(A, b, preconditioner, x0, rule)
-    A = in_precision(A, b.dtype)
-    if preconditioner is not None:
-        preconditioner = in_precision(preconditioner, b.dtype)
     with torch.no_grad():
-        flat = b.reshape(-1, b.shape[-1])
-        outcome = Outcome.empty_like(flat)
-        start = None if x0 is None else x0.reshape(flat.shape)
-        block = _Block(A, preconditioner, flat, start, rule)
-        block.solve_into(outcome, progress)
+        system = System.of(A, b, preconditioner, x0, rule)
+        outcome = Outcome.empty_like(system.b)
+        _Block(system, rule).solve_into(outcome, progress)
     return outcome.result(b.shape, rtol)
 
 
@@ -101,15 +94,9 @@ class _Block:
     and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
     """
 
-    def __init__(
-        self,
-        A: AbstractOperator,
-        preconditioner: AbstractOperator | None,
-        b: Tensor,
-        x0: Tensor | None,
-        rule: StepRule,
-    ) -> None:
-        self.A, self.preconditioner, self.rule = A, preconditioner, rule
+    def __init__(self, system: System, rule: StepRule) -> None:
+        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+        b = system.b
         self.rounding = _ROUNDING * torch.finfo(b.dtype).eps
         self.floor = max((_NOISE * torch.finfo(b.dtype).eps) ** 2, _LEAST_FLOOR)
         scale = safe_norms(b)
@@ -120,10 +107,10 @@ class _Block:
         self.stalls = torch.zeros_like(self.index)
         self.is_open = torch.ones_like(self.index, dtype=torch.bool)
         self.trouble = GO_ON
-        self.is_warm = x0 is not None
+        self.is_warm = system.start is not None
         self.x = torch.zeros_like(self.b)
-        if x0 is not None:
-            self.x = take_rows(x0, self.index) / self.scale[:, None]
+        if system.start is not None:
+            self.x = take_rows(system.start, self.index) / self.scale[:, None]
         self.p: Tensor | None = None
         self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
 

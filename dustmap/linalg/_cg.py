@@ -15,9 +15,8 @@ from dustmap.linalg._iteration import (
     SolveResult,
     SolveStatus,
     StepRule,
+    System,
     UnconvergedWarning,
-    check_system,
-    in_precision,
     is_frozen,
     is_stuck,
     norms,
@@ -75,23 +74,16 @@ def pcg(
     Reference: Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
-    check_system(A, b, preconditioner, x0, rule)
-    A = in_precision(A, b.dtype)
-    if preconditioner is not None:
-        preconditioner = in_precision(preconditioner, b.dtype)
     with torch.no_grad():
-        flat = b.reshape(-1, b.shape[-1])
-        start = None if x0 is None else x0.reshape(flat.shape)
-        outcome = Outcome.empty_like(flat)
-        size = _columns_together(A, preconditioner, flat)
-        for first in range(0, flat.shape[0], size):
-            columns = slice(first, first + size)
-            group_start = None if start is None else start[columns]
-            group = _Columns(A, preconditioner, flat[columns], group_start, first, rule)
-            if size < len(flat):
-                progress(SOLVES, first, len(flat))
+        system = System.of(A, b, preconditioner, x0, rule)
+        outcome, count = Outcome.empty_like(system.b), len(system.b)
+        size = _columns_together(system)
+        for first in range(0, count, size):
+            group = _Columns(system.rows(slice(first, first + size)), first, rule)
+            if size < count:
+                progress(SOLVES, first, count)
             group.solve_into(outcome, progress)
-        progress(SOLVES, len(flat), len(flat))
+        progress(SOLVES, count, count)
     return outcome.result(b.shape, rtol)
 
 
@@ -104,25 +96,17 @@ class _Columns:
     recursion was last caught lying.
     """
 
-    def __init__(
-        self,
-        A: AbstractOperator,
-        preconditioner: AbstractOperator | None,
-        b: Tensor,
-        x0: Tensor | None,
-        first: int,
-        rule: StepRule,
-    ) -> None:
-        self.A, self.preconditioner, self.rule = A, preconditioner, rule
-        scale = safe_norms(b)
+    def __init__(self, system: System, first: int, rule: StepRule) -> None:
+        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+        scale = safe_norms(system.b)
         nonzero = scale.nonzero().squeeze(1)
         self.index, self.scale = first + nonzero, scale[nonzero]
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.b = self.r = self.p = take_rows(b, nonzero) / self.scale[:, None]
+        self.b = self.r = self.p = take_rows(system.b, nonzero) / self.scale[:, None]
         self.x = torch.zeros_like(self.b)
-        self.is_warm = x0 is not None
-        if x0 is not None:
-            self.x = take_rows(x0, nonzero) / self.scale[:, None]
+        self.is_warm = system.start is not None
+        if system.start is not None:
+            self.x = take_rows(system.start, nonzero) / self.scale[:, None]
             self.r = self.b - self.A.matmul(self.x)
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
@@ -236,15 +220,13 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
 
-def _columns_together(
-    A: AbstractOperator, preconditioner: AbstractOperator | None, b: Tensor
-) -> int:
-    """How many right-hand sides to iterate at once.
+def _columns_together(system: System) -> int:
+    """Count the right-hand sides to iterate at once.
 
     FFT products cost the same per column however many there are, so on a CPU a group whose
     vectors stay in cache is faster than all of them; other operators share work over columns.
     """
-    operators = [A] if preconditioner is None else [A, preconditioner]
+    b, operators = system.b, [op for op in (system.A, system.preconditioner) if op is not None]
     tori = [size for op in operators if (size := _torus_size(op)) is not None]
     if b.device.type != "cpu" or len(tori) < len(operators):
         return max(1, b.shape[0])

@@ -252,10 +252,19 @@ def _refuse_indefinite(result: RootResult) -> None:
 
 
 class _AbstractRootOperator(AbstractComposite):
-    """What both operators of a root of K (n, n) have."""
+    """A root of K (n, n) or its inverse; warns the first time that a solve falls short."""
+
+    _name: str
 
     def __init__(self, K: AbstractOperator, method: RootMethod) -> None:
         self._K, self._method, self._warned = K, method, False
+
+    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
+        if not (result.converged or self._warned):
+            text = f"product with {self._name}: {result.message}"
+            warnings.warn(text, UnconvergedWarning, stacklevel=3)
+        self._warned |= not result.converged
+        return y
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -268,6 +277,8 @@ class _AbstractRootOperator(AbstractComposite):
 @final
 class InverseRootOperator(_AbstractRootOperator):
     """R⁻¹ (n, n) with R Rᵀ = K: `inverse_root` as an operator; warns once if a solve fails."""
+
+    _name = "an inverse root"
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -282,14 +293,12 @@ class InverseRootOperator(_AbstractRootOperator):
         A = PreconditionedOperator(self._K, P)
         return P.inverse.rmatmul(self._checked(*_inverse_root(lambda: A, (), y, self._method)))
 
-    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
-        self._warned |= _warn(result, "product with an inverse root", self._warned)
-        return y
-
 
 @final
 class RootOperator(_AbstractRootOperator):
     """R (n, n) with R Rᵀ = K: `square_root` as an operator; warns once if a solve fails."""
+
+    _name = "a root"
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -304,14 +313,3 @@ class RootOperator(_AbstractRootOperator):
         A = PreconditionedOperator(self._K, P)
         plain = replace(self._method, preconditioner=None)
         return self._checked(*square_root(lambda: A, (), P.root.rmatmul(y), plain))
-
-    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
-        self._warned |= _warn(result, "product with a root", self._warned)
-        return y
-
-
-def _warn(result: RootResult, what: str, warned: bool) -> bool:
-    """Whether a solve fell short; a warning says so the first time."""
-    if not (result.converged or warned):
-        warnings.warn(f"{what}: {result.message}", UnconvergedWarning, stacklevel=4)
-    return not result.converged

@@ -75,8 +75,8 @@ class SolveResult:
 
     @property
     def worst(self) -> SolveStatus:
-        """The worst status of any right-hand side."""
-        return SolveStatus(int(self.status.max())) if self.status.numel() else SolveStatus(0)
+        """Worst status of any right-hand side."""
+        return worst_status(self.status)
 
     @property
     def converged(self) -> bool:
@@ -100,6 +100,11 @@ class SolveResult:
 @final
 class UnconvergedWarning(UserWarning):
     """A solver did not reach the accuracy asked for; the message names the remedy."""
+
+
+def worst_status(status: Tensor) -> SolveStatus:
+    """Return the worst of statuses (...) int8, CONVERGED where there are none."""
+    return SolveStatus(int(status.max())) if status.numel() else SolveStatus.CONVERGED
 
 
 def _largest(counts: Tensor) -> int:
@@ -221,6 +226,43 @@ def in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
     if isinstance(A, ToeplitzOperator | CirculantOperator) and A.dtype != dtype:
         return A.to(dtype)
     return A
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class System:
+    """A x = b ready to be solved: checked, operators in the precision of b, batches flattened.
+
+    b, start: (k, n); start is None for x = 0.
+    """
+
+    A: AbstractOperator
+    b: Tensor
+    preconditioner: AbstractOperator | None
+    start: Tensor | None
+
+    @staticmethod
+    def of(
+        A: AbstractOperator,
+        b: Tensor,
+        preconditioner: AbstractOperator | None,
+        x0: Tensor | None,
+        rule: StepRule,
+    ) -> "System":
+        """Check the arguments of a solver and bring them into one form."""
+        check_system(A, b, preconditioner, x0, rule)
+        flat = b.reshape(-1, b.shape[-1])
+        return System(
+            in_precision(A, b.dtype),
+            flat,
+            None if preconditioner is None else in_precision(preconditioner, b.dtype),
+            None if x0 is None else x0.reshape(flat.shape),
+        )
+
+    def rows(self, part: slice) -> "System":
+        """Return the system of some of the right-hand sides."""
+        start = None if self.start is None else self.start[part]
+        return System(self.A, self.b[part], self.preconditioner, start)
 
 
 def check_system(

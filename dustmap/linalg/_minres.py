@@ -16,11 +16,11 @@ from dustmap.linalg._iteration import (
     GO_ON,
     SolveStatus,
     StepRule,
-    check_system,
-    in_precision,
+    System,
     norms,
     safe_norms,
     take_rows,
+    worst_status,
 )
 from dustmap.linalg._operator import AbstractOperator
 
@@ -124,8 +124,8 @@ class ShiftedSolve:
 
     @property
     def worst(self) -> SolveStatus:
-        """The worst status of any right-hand side."""
-        return SolveStatus(int(self.status.max())) if self.status.numel() else SolveStatus(0)
+        """Worst status of any right-hand side."""
+        return worst_status(self.status)
 
     @property
     def unconverged(self) -> int:
@@ -181,18 +181,17 @@ def shifted_minres(
     Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
     iterative methods"; Pleiss et al. (2020), msMINRES.
     """
-    check_system(A, b, None, None, StepRule(rtol, max_steps, 1))
+    system = System.of(A, b, None, None, StepRule(rtol, max_steps, 1))
     _check_shifts(shifts)
-    A = in_precision(A, b.dtype)
     t = shifts.to(b.device, torch.float64)
     wanted = torch.eye(len(t), dtype=torch.float64) if mix is None else mix.to(torch.float64)
     wanted = wanted.to(b.device)
-    flat = b.reshape(-1, b.shape[-1])
+    flat = system.b
     width = (BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, b.shape[-1]) * b.dtype.itemsize
     size = max(1, memory // width)
     with torch.no_grad():
         groups = [
-            _Columns(A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
+            _Columns(system.A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
             for first in range(0, len(flat), size)
         ]
     if not groups:
