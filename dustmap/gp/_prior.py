@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags, wrapped_variance
+from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import (
     AbstractOperator,
@@ -409,9 +409,5 @@ def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float,
 
 
 def _minimal_table(kernel: AbstractKernel, grid: RegularGrid, shape: tuple[int, ...]) -> Tensor:
-    """The plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
-    table = plain_lags(kernel, grid.spacing, grid.shape)
-    for axis, length in enumerate(shape):
-        lag = torch.arange(length, device=table.device)
-        table = table.index_select(axis, torch.minimum(lag, length - lag))
-    return table
+    """Tabulate the plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
+    return mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)

@@ -29,6 +29,7 @@ from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import Chunks as Chunks
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import TilePartition as TilePartition
+from dustmap.linalg._chunks import chunks as chunks
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod

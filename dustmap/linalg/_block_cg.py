@@ -119,7 +119,7 @@ class _Block:
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=r.device)
-            self._settle(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
+            self._finish(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
         step = 0
         if bool(self.is_open.any()):
             self._restart(r)
@@ -206,7 +206,7 @@ class _Block:
         drift = norms(true_r - take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
         stuck = self._count_stalls(which, residual, lied)
-        self._settle(outcome, which, residual, stuck, step)
+        self._finish(outcome, which, residual, stuck, step)
         remain = self.is_open[which]
         if bool(remain.any()):
             self._restart(with_rows(r, which, true_r))
@@ -222,7 +222,7 @@ class _Block:
         self.lie[which] = torch.where(fresh, residual, self.lie[which])
         return self.stalls[which] >= _PATIENCE
 
-    def _settle(
+    def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int
     ) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""

@@ -118,7 +118,7 @@ class _Columns:
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
             trouble = torch.full_like(everyone, GO_ON)
-            self._settle(outcome, everyone, norms(self.r), trouble, 0)
+            self._finish(outcome, everyone, norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -174,7 +174,7 @@ class _Columns:
         trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
-        self._settle(outcome, which, residual, trouble[which], step)
+        self._finish(outcome, which, residual, trouble[which], step)
 
     def _replace_residual(self, which: Tensor) -> Tensor:
         """r ← b − A x in columns `which`; its norms."""
@@ -182,7 +182,7 @@ class _Columns:
         self.r = with_rows(self.r, which, true_r)
         return norms(true_r)
 
-    def _settle(
+    def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""

@@ -1,9 +1,9 @@
-"""How work is divided: chunks that get smaller where memory runs out, tiles of a grid."""
+"""Division of work: chunks that get smaller where memory runs out, tiles of a grid."""
 
 import gc
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -25,6 +25,12 @@ T = TypeVar("T")
 @final
 class OutOfMemory(Exception):
     """Memory ran out in the smallest chunks too; the message says in what, and what to set."""
+
+
+def chunks(n: int, size: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` rows covering range(n)."""
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
 
 
 @final

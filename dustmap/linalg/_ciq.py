@@ -27,7 +27,7 @@ Build = Callable[..., AbstractOperator]
 @final
 @dataclass(frozen=True, eq=False)
 class RootResult:
-    """How a product with a root ended, one verdict per right-hand side.
+    """Report on a product with a root, one verdict per right-hand side.
 
     status: (...) int8 values of `SolveStatus`. steps: (...) int64. residuals: (...) float64, the
     true relative residual of the smallest shift. rtol: the one asked for.
@@ -68,7 +68,7 @@ class RootResult:
 @final
 @dataclass(frozen=True, eq=False)
 class RootMethod:
-    """How a root is taken: the rule, the stop of msMINRES, and a preconditioner or none.
+    """Method to take a root: the rule, the stop of msMINRES, and a preconditioner or none.
 
     quadrature: nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a
         preconditioner L Lᵀ; `RootMethod.of` finds them.
@@ -236,8 +236,10 @@ def _bilinear_gradient(
         ]
         product = build(*leaves).matmul(x)
         differentiated = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(product, differentiated, -weights * a, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
+        gradients = iter(
+            torch.autograd.grad(product, differentiated, -weights * a, allow_unused=True)
+        )
+    return [next(gradients) if want else None for want in wanted]
 
 
 def _refuse_indefinite(result: RootResult) -> None:

@@ -99,8 +99,8 @@ class RootQuadrature:
         first = self.bounds.lowest if lowest is None else lowest
         ends = math.log(first), math.log(self.bounds.highest)
         points = torch.linspace(*ends, _SAMPLES * self.nodes, dtype=torch.float64).exp()
-        found = (self.weights / (self.shifts + points[:, None])).sum(-1)
-        return float((1.0 - points.sqrt() * found).abs().max())
+        values = (self.weights / (self.shifts + points[:, None])).sum(-1)
+        return float((1.0 - points.sqrt() * values).abs().max())
 
 
 def spectrum_bounds(
@@ -186,7 +186,7 @@ def _extremes(
     basis = v.new_empty(min(max_steps, n), n)
     basis[0] = v / torch.linalg.vector_norm(v)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     smallest, largest = math.nan, math.nan
     for step in range(1, len(basis) + 1):
         w = A.matmul(basis[step - 1])
@@ -198,21 +198,21 @@ def _extremes(
         ends = step == len(basis) or not length > 10 * torch.finfo(A.dtype).eps * max(diagonal)
         if ends or step % _LOOK == 0:
             before = smallest, largest
-            smallest, largest = _ritz_ends(diagonal, beside)
+            smallest, largest = _ritz_ends(diagonal, off_diagonal)
             still = abs(before[0] - smallest) <= _STILL * abs(smallest)
             still |= 0 < smallest <= _LOWEST_SAFETY * floor
             if ends or (still and abs(before[1] - largest) <= _STILL * abs(largest)):
                 return smallest, largest, step
-        beside.append(length)
+        off_diagonal.append(length)
         basis[step] = w / length
     raise AssertionError("the last step ends the loop")
 
 
-def _ritz_ends(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
-    if not all(math.isfinite(value) for value in diagonal + beside):
+def _ritz_ends(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, float]:
+    if not all(math.isfinite(value) for value in diagonal + off_diagonal):
         return math.nan, math.nan
     main = torch.tensor(diagonal, dtype=torch.float64)
-    off = torch.tensor(beside, dtype=torch.float64)
+    off = torch.tensor(off_diagonal, dtype=torch.float64)
     T = torch.diag(main) + torch.diag(off, 1) + torch.diag(off, -1)
     ritz = torch.linalg.eigvalsh(T)
     return float(ritz[0]), float(ritz[-1])
@@ -223,7 +223,7 @@ def lowest_ritz(
 ) -> tuple[float, Tensor]:
     """The smallest eigenvalue of any T_r, up to a factor below 1.8, and which T_r are indefinite.
 
-    alpha, beta: (J, R) float64, diagonals α_j and the entries β_{j+1} beside them, on the CPU.
+    alpha, beta: (J, R) float64, α_j and, off the diagonal, β_{j+1}, on the CPU.
     steps: (R,), the rows of T_r: what is stored beyond is not part of it.
     eps: precision of the products; negative eigenvalues within its rounding are taken for zero.
     Returns the eigenvalue (0 where it is rounding) and (R,) bool on `device`.

@@ -1,4 +1,4 @@
-"""What the iterative solvers share: results, rules to stop by, columns (k, n) of vectors."""
+"""Common parts of the iterative solvers: results, rules to stop by, columns (k, n) of vectors."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -22,7 +22,7 @@ GO_ON = -1
 
 @final
 class SolveStatus(Enum):
-    """How the solution of one right-hand side ended, from best to worst."""
+    """Verdict on the solution of one right-hand side, from best to worst."""
 
     CONVERGED = 0
     MAX_STEPS = 1
@@ -32,7 +32,7 @@ class SolveStatus(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the caller can do about it."""
+        """Advice to the caller."""
         return _REMEDIES[self]
 
 
@@ -84,7 +84,7 @@ class SolveResult:
         return self.worst is SolveStatus.CONVERGED
 
     def message(self) -> str:
-        """One sentence: what happened to the worst columns, and the remedy."""
+        """Describe the worst columns and the remedy in one sentence."""
         if self.converged:
             return f"PCG converged after {_largest(self.steps)} steps to rtol {self.rtol:.1e}"
         worst = self.status == self.worst.value
@@ -133,17 +133,17 @@ class StepRule:
         return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
 
     def has_lied(self, claimed: Tensor, residual: Tensor) -> Tensor:
-        """Where the residual of the recursion, `claimed`, is not the true one."""
+        """Tell where the residual of the recursion, `claimed`, is not the true one."""
         return (claimed <= self.rtol) | (residual > _LIE_FACTOR * claimed)
 
 
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
-    """Where the true residual has not shrunk since the recursion was last caught lying."""
+    """Tell where the true residual has not shrunk since the recursion was last wrong."""
     return residual > _PROGRESS_FACTOR * last_lie
 
 
 def is_frozen(residual: Tensor, last_due: Tensor) -> Tensor:
-    """Where the true residual is what it was at the last look: steps too small to move x."""
+    """Tell where the true residual is what it was before: steps too small to move x."""
     return (residual - last_due).abs() <= _FROZEN * residual
 
 
@@ -169,14 +169,14 @@ class Outcome:
         )
 
     def write(self, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int) -> None:
-        """Columns `place` are finished."""
+        """Write the finished columns `place`."""
         write_rows(self.x, place, x)
         self.status[place] = status.to(torch.int8)
         self.steps[place] = step
         self.residuals[place] = residual.to(torch.float64)
 
     def result(self, shape: torch.Size, rtol: float) -> SolveResult:
-        """The same in the batch shape of the right-hand sides."""
+        """Reshape to the batch of the right-hand sides."""
         batch = shape[:-1]
         return SolveResult(
             self.x.reshape(shape),

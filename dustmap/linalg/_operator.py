@@ -27,7 +27,7 @@ class AbstractOperator(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(m, n): length of the result, length of the argument."""
+        """Length of the result and of the argument, (m, n)."""
 
     @property
     @abstractmethod
@@ -37,7 +37,7 @@ class AbstractOperator(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the operator lives."""
+        """Device of the operator."""
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class SparseOperator(AbstractComposite):
     def from_csr(
         starts: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """From compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
+        """Build from compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
 
         starts: (m + 1,). cols, values: (K,), cols ascending in each row. Nothing is copied if
         starts and cols are int32.
@@ -250,7 +250,7 @@ class SparseOperator(AbstractComposite):
     def from_coo(
         rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """From entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        """Build from entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
         for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
             _check_indices(name, index, length)
         place = rows.long() * shape[1] + cols

@@ -95,7 +95,7 @@ class NystromPreconditioner(AbstractSymmetric):
     def refreshed(
         self, A: AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
-        """For an operator that has changed a little: one product with A on the basis U.
+        """Update for an operator that has changed a little, by one product with A on the basis U.
 
         A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
         A and its eigenvalues are those of the new A.
@@ -261,7 +261,7 @@ class RootPreconditioner:
 
     @staticmethod
     def low_rank(preconditioner: NystromPreconditioner) -> "RootPreconditioner":
-        """Of P = Uᵀ diag(s + shift) U + (tail + shift)(I − Uᵀ U), low rank + shift (`nystrom`)."""
+        """Return the root of P = Uᵀ diag(s + shift) U + (tail + shift)(I − Uᵀ U), of `nystrom`."""
         return RootPreconditioner(
             _SpectralOperator.of(preconditioner, torch.sqrt),
             _SpectralOperator.of(preconditioner, torch.rsqrt),

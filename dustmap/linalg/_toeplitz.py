@@ -86,7 +86,7 @@ def cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor
 
 
 def multiplicity(torus_shape: tuple[int, ...]) -> Tensor:
-    """How often each half-spectrum entry occurs in the whole one, as (LD//2+1) or (LD//2+1, 1)."""
+    """Count each half-spectrum entry in the whole spectrum, as (LD//2+1) or (LD//2+1, 1)."""
     length = torus_shape[-1]
     count = torch.full((length // 2 + 1,), 2.0, dtype=torch.float64)
     count[0] = 1.0
@@ -106,7 +106,7 @@ def half_spectrum_shape(torus_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
-    """How many transforms to run at once.
+    """Count the transforms to run at once.
 
     A batch whose padded input and spectrum stay in the processor's last-level cache runs up to
     twice as fast as one that streams through memory; an accelerator wants the batch whole.
@@ -176,7 +176,7 @@ class CirculantOperator(AbstractComposite):
         return self.spectrum
 
     def to(self, dtype: torch.dtype) -> "CirculantOperator":
-        """The same operator with its spectrum rounded to `dtype`."""
+        """Round the spectrum to `dtype`."""
         return CirculantOperator(self.spectrum.to(dtype), self.torus_shape, self.rows, self.columns)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ class ToeplitzOperator(AbstractComposite):
         return self.circulant
 
     def to(self, dtype: torch.dtype) -> "ToeplitzOperator":
-        """The same matrix with products in `dtype`."""
+        """Return the matrix with products in `dtype`."""
         return ToeplitzOperator(self.lags, dtype)
 
     def matmul(self, x: Tensor) -> Tensor:

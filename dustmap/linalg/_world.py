@@ -43,20 +43,19 @@ class AbstractWorld(ABC):
         """
 
     def share(self, n: int) -> slice:
-        """This rank's part of n rows or columns: contiguous, in the order of ranks, as even as
-        whole numbers are."""
+        """Return this rank's part of n rows or columns: contiguous, in the order of ranks, even."""
         return slice(*self._ends(n, self.rank))
 
     def shares(self, n: int) -> tuple[int, ...]:
-        """How many rows or columns of n each rank has in its share."""
+        """Count the rows or columns of n in the share of each rank."""
         ends = (self._ends(n, rank) for rank in range(self.size))
         return tuple(stop - start for start, stop in ends)
 
     def texts(self, text: str) -> list[str]:
-        """What each rank has to say."""
+        """Gather a text of each rank."""
         spoken = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        heard = bytes(self.gathered(spoken).tolist())
-        return [part.decode() for part in heard.split(b"\0")[:-1]]
+        joined = bytes(self.gathered(spoken).tolist())
+        return [part.decode() for part in joined.split(b"\0")[:-1]]
 
     def _ends(self, n: int, rank: int) -> tuple[int, int]:
         return rank * n // self.size, (rank + 1) * n // self.size
@@ -179,8 +178,8 @@ class ShardedRows(AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        found = self._world.gathered(self._product(x), self._counts)
-        return found if self._order is None else found.index_select(-1, self._order)
+        rows = self._world.gathered(self._product(x), self._counts)
+        return rows if self._order is None else rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
@@ -223,8 +222,8 @@ class DividedColumns(AbstractComposite):
         if columns <= 1 or (torch.is_grad_enabled() and x.requires_grad):
             return operator.matmul(x)
         mine = x.reshape(columns, -1)[self._world.share(columns)]
-        found = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
-        gathered = self._world.gathered(found.mT, self._world.shares(columns)).mT
+        own = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
+        gathered = self._world.gathered(own.mT, self._world.shares(columns)).mT
         return gathered.reshape(*x.shape[:-1], width)
 
 

@@ -65,14 +65,13 @@ def variance_of(kernel: WrappedKernel, f: Observed, dtype: torch.dtype) -> Tenso
 
 def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
     """Cov(f_n, g_n'), (N, N')."""
-    if isinstance(f, LineIntegrals) and isinstance(g, LineIntegrals):
-        return ray_between(kernel, f, g, dtype)
-    if isinstance(f, LineIntegrals):
-        assert isinstance(g, PointMeasure)
-        return ray_measure_between(kernel, f, g, dtype)
-    if isinstance(g, LineIntegrals):
+    if isinstance(f, PointMeasure):
+        if isinstance(g, PointMeasure):
+            return measure_between(kernel, f, g, dtype)
         return ray_measure_between(kernel, g, f, dtype).T
-    return measure_between(kernel, f, g, dtype)
+    if isinstance(g, PointMeasure):
+        return ray_measure_between(kernel, f, g, dtype)
+    return ray_between(kernel, f, g, dtype)
 
 
 class AbstractEstimator(ABC):

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
+from dustmap.linalg import chunks
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
@@ -114,7 +115,7 @@ def measure_cross(
             picked = measure[rows]
             for shift, box in kernel.images(picked.points, nodes):
                 for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
-                    for group in _groups(picked.points.shape[1], POINTS_PER_BLOCK):
+                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         evaluate = partial(
                             _weighted_sum, picked, shift, nodes.part(piece), group, dtype
                         )
@@ -129,7 +130,7 @@ def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.
     q = measure.points.shape[1]
 
     def blocks() -> Iterator[Block]:
-        for rows in _groups(len(measure), max(1, BLOCK_ELEMENTS // (q * q))):
+        for rows in chunks(len(measure), max(1, BLOCK_ELEMENTS // (q * q))):
             picked = measure[rows]
             extent = (picked.points.amax(1) - picked.points.amin(1)).amax(0)
             origin = Nodes.of_points(torch.zeros_like(extent)[None])
@@ -146,13 +147,13 @@ def measure_between(
     q = g.points.shape[1]
 
     def blocks() -> Iterator[Block]:
-        for columns in _groups(len(g), max(1, BLOCK_ELEMENTS // q)):
+        for columns in chunks(len(g), max(1, BLOCK_ELEMENTS // q)):
             other = g[columns]
             nodes = nodes_of(other)
             for rows in row_blocks(kernel, f.points, nodes, BLOCK_ELEMENTS):
                 picked = f[rows]
                 for shift, _ in kernel.images(picked.points, nodes):
-                    for group in _groups(picked.points.shape[1], POINTS_PER_BLOCK):
+                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         evaluate = partial(
                             _double_sum, picked, shift, other.weights, nodes, group, dtype
                         )
@@ -182,17 +183,12 @@ def row_blocks(
     extents = [last - first for first, last in nodes.bounds()]
     ratio = [e / r for e, r in zip(extents, kernel.reach, strict=True)]
     if not nodes.is_product or max(ratio) < 2 or len(points) <= rows_per_block:
-        yield from _groups(len(points), rows_per_block)
+        yield from chunks(len(points), rows_per_block)
         return
     axis = ratio.index(max(ratio))
     order = points[:, 0, axis].argsort()
-    for group in _groups(len(points), rows_per_block):
+    for group in chunks(len(points), rows_per_block):
         yield order[group]
-
-
-def _groups(count: int, size: int) -> Iterator[slice]:
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
 
 
 def _weighted_sum(
@@ -264,6 +260,11 @@ def wrapped_lags(
     periods = tuple(length * h for length, h in zip(torus_shape, spacing, strict=True))
     half = [length // 2 + 1 for length in torus_shape]
     table = _lag_table(kernel, spacing, half, Wrapping(periods, tolerance))
+    return mirrored(table, torus_shape)
+
+
+def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
+    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
     for axis, length in enumerate(torus_shape):
         lag = torch.arange(length, device=table.device)
         table = table.index_select(axis, torch.minimum(lag, length - lag))

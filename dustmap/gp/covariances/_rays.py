@@ -3,7 +3,9 @@
 With points and nodes, with each other, and their variances.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -95,12 +97,11 @@ def antiderivative_sum(
     coordinates scaled by ℓ the node lies at distance b from the line and t_e = s_e |ω/ℓ| - τ.
     """
     speed, along, b_squared = _scaled_geometry(term, delta, track)
-    total: Tensor | None = None
-    for s, jump in zip(edges, jumps, strict=True):
-        part = jump * term.profile.track_integral(b_squared, s * speed - along)
-        total = part if total is None else total + part
-    assert total is not None
-    return term.variance / speed * total
+    parts = (
+        jump * term.profile.track_integral(b_squared, s * speed - along)
+        for s, jump in zip(edges, jumps, strict=True)
+    )
+    return term.variance / speed * functools.reduce(operator.add, parts)
 
 
 def gradient_sum(
@@ -123,15 +124,15 @@ def gradient_sum(
     parallel = sum_products(moved, unit)
     scaled = [x / ell[d] for d, x in enumerate(delta)]
     across = sum_products(scaled, moved) - along * parallel
-    total: Tensor | None = None
-    for s, jump in zip(edges, jumps, strict=True):
+
+    def at_edge(s: Tensor) -> Tensor:
         t = s * speed - along
         r = (b_squared + t.square()).clamp_min(torch.finfo(t.dtype).tiny).sqrt()
         change = across * term.profile.slope_track_integral(b_squared, t)
-        part = jump * (change - parallel * term.profile.value(r))
-        total = part if total is None else total + part
-    assert total is not None
-    return term.variance / speed * total
+        return change - parallel * term.profile.value(r)
+
+    parts = (jump * at_edge(s) for s, jump in zip(edges, jumps, strict=True))
+    return term.variance / speed * functools.reduce(operator.add, parts)
 
 
 def weighted_track_sum(

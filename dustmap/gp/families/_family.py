@@ -1,4 +1,4 @@
-"""What every variational family supplies: a state q(ε) = N(m, S) and its statistics.
+"""Variational families: states q(ε) = N(m, S), their statistics and natural steps.
 
 The parameters of N(m, S) and the maps between them are pure differentiable functions:
 
@@ -12,7 +12,7 @@ Reference: Wu et al. (2021), appendix B.1.2.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
@@ -21,6 +21,12 @@ from torch import Tensor
 from dustmap.linalg import standard_normal
 
 Pair = tuple[Tensor, Tensor]
+#: What a precision that is not positive definite violates, for messages.
+EXPECTED = (
+    "precision_statistics expects finite features and finite weights >= 0, and natural steps "
+    "0 <= step_covariance <= 1; check the weights (-2 g2 of the likelihood) and the features for "
+    "NaN"
+)
 
 
 def diagonal_natural_to_moment(theta1: Tensor, theta2: Tensor) -> Pair:
@@ -78,13 +84,26 @@ def precision_root(precision: Tensor) -> Tensor:
     if bool(failed.any()):
         raise ValueError(
             f"the precision of q is not positive definite in {int(failed.sum())} of "
-            f"{failed.numel()} blocks: precision_statistics expects finite features and finite "
-            f"weights >= 0, and natural steps 0 <= step_covariance <= 1; check the weights "
-            f"(-2 g2 of the likelihood) and the features for NaN"
+            f"{failed.numel()} blocks: {EXPECTED}"
         )
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
     inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
     return inverse.mT
+
+
+def plus_identity(matrices: Tensor) -> Tensor:
+    """Return I + matrices for matrices (..., M_b, M_b)."""
+    width = matrices.shape[-1]
+    return matrices + torch.eye(width, dtype=matrices.dtype, device=matrices.device)
+
+
+def refuse_precision(healthy: Tensor) -> None:
+    """Raise unless the precision of q is positive in all directions (M_w,)."""
+    if not bool(healthy.all()):
+        raise ValueError(
+            f"the precision of q is not positive in {int((~healthy).sum())} of {healthy.numel()} "
+            f"directions: {EXPECTED}"
+        )
 
 
 class AbstractDivergence(ABC):
@@ -106,6 +125,7 @@ class KnownDivergence(AbstractDivergence):
         return self.nats
 
 
+@dataclass(frozen=True, eq=False)
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).
 
@@ -118,9 +138,9 @@ class AbstractGaussian(ABC):
     mean: Tensor
     statistics: Tensor
 
-    @abstractmethod
     def with_mean(self, mean: Tensor) -> Self:
-        """The state with mean (M_w,) and the same S."""
+        """Return the state with mean (M_w,) and the same S."""
+        return replace(self, mean=mean)
 
     @abstractmethod
     def apply_covariance(self, v: Tensor) -> Tensor:

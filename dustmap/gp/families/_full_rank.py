@@ -3,7 +3,6 @@
 `FullRankFamily` factorises; `KrylovFullRankFamily` stores S⁻¹ and only solves with it.
 """
 
-import dataclasses
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,10 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.gp.families._family import (
+    EXPECTED,
     AbstractDivergence,
     AbstractFamily,
     AbstractGaussian,
     AbstractRootedGaussian,
+    plus_identity,
     precision_root,
     refuse_beyond,
 )
@@ -47,12 +48,7 @@ _SHIFT = 1e-6
 class FullRankGaussian(AbstractRootedGaussian):
     """N(m, S) with S = Q Qᵀ; mean (M_w,), statistics (M_w, M_w) = S⁻¹ − I, root (M_w, M_w) = Q."""
 
-    mean: Tensor
-    statistics: Tensor
     root: Tensor
-
-    def with_mean(self, mean: Tensor) -> "FullRankGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return v @ self.root.mT
@@ -65,9 +61,7 @@ class FullRankGaussian(AbstractRootedGaussian):
         return (w + w @ self.statistics.mT).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return self.statistics + torch.eye(
-            len(self.statistics), dtype=self.statistics.dtype, device=self.statistics.device
-        )
+        return plus_identity(self.statistics)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         root = self.root.double()
@@ -101,15 +95,14 @@ class FullRankFamily(_AbstractFullRankFamily):
         refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> FullRankGaussian:
-        identity = torch.eye(self.n_features, dtype=statistics.dtype, device=statistics.device)
-        root = precision_root(statistics + identity).to(mean.dtype)
+        root = precision_root(plus_identity(statistics)).to(mean.dtype)
         return FullRankGaussian(mean, statistics, root)
 
 
 @final
 @dataclass(eq=False)
 class SolveLog:
-    """What solves with Λ took so far, of all states of a family.
+    """Counts of the solves with Λ so far, of all states of a family.
 
     columns, unconverged: right-hand sides, and those that missed rtol. steps: the most that one
     took. products: of Λ with a vector, the sum of all their steps. residual: the largest true one.
@@ -122,7 +115,7 @@ class SolveLog:
     residual: float = 0.0
 
     def add(self, result: SolveResult) -> None:
-        """Counts one batched solve."""
+        """Count one batched solve."""
         if result.status.numel() == 0:
             return
         self.columns += result.status.numel()
@@ -148,15 +141,10 @@ class KrylovFullRankGaussian(AbstractGaussian):
     preconditioner (M_w, M_w): ≈ S, float64. rtol: of residuals. max_steps: J at most.
     """
 
-    mean: Tensor
-    statistics: Tensor
     preconditioner: AbstractOperator
     rtol: float
     max_steps: int
     log: SolveLog
-
-    def with_mean(self, mean: Tensor) -> "KrylovFullRankGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_covariance(self, v: Tensor) -> Tensor:
         def product(x: Tensor) -> Tensor:
@@ -169,7 +157,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
         return (w + w @ self.statistics).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return _dense(self.statistics)
+        return plus_identity(self.statistics)
 
     def quadratic(self, phi: Tensor) -> Tensor:
         result: Tensor = _Quadratic.apply(phi, self)  # type: ignore[no-untyped-call]
@@ -188,7 +176,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
         return self.factorised().sample(count, generator)
 
     def factorised(self) -> FullRankGaussian:
-        """The same q with a root of S, by Cholesky."""
+        """Factorise: q with a root of S, by Cholesky."""
         root = precision_root(self.precision()).to(self.mean.dtype)
         return FullRankGaussian(self.mean, self.statistics, root)
 
@@ -257,7 +245,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
             raise ValueError(
                 f"the precision of q is not positive and finite in "
                 f"{int((~(diagonal > 0)).sum())} of {self.n_features} directions: "
-                f"{_EXPECTED}"
+                f"{EXPECTED}"
             )
         preconditioner: AbstractOperator = DiagonalOperator(diagonal.reciprocal())
         if self.rank > 0:
@@ -268,19 +256,12 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
         )
 
 
-_EXPECTED = (
-    "precision_statistics expects finite features and finite weights >= 0, and natural steps "
-    "0 <= step_covariance <= 1; check the weights (-2 g2 of the likelihood) and the features for "
-    "NaN"
-)
-
-
 def _judge(solve: SolveResult) -> None:
     """An error where Λ is no precision, a warning where a solution missed rtol."""
     if solve.worst in (SolveStatus.NOT_POSITIVE_DEFINITE, SolveStatus.NON_FINITE):
         raise ValueError(
             f"the precision of q is not positive definite or not finite: {solve.message()}. "
-            f"{_EXPECTED}"
+            f"{EXPECTED}"
         )
     if not solve.converged:
         warnings.warn(
@@ -333,8 +314,3 @@ class _Quadratic(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return (2.0 * grads[0].double().unsqueeze(-1) * x).to(grads[0].dtype), None
-
-
-def _dense(statistics: Tensor) -> Tensor:
-    identity = torch.eye(len(statistics), dtype=statistics.dtype, device=statistics.device)
-    return statistics + identity

@@ -1,13 +1,17 @@
 """Low-rank family: S⁻¹ is a diagonal matrix plus one of low rank."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian, refuse_beyond
+from dustmap.gp.families._family import (
+    AbstractFamily,
+    AbstractRootedGaussian,
+    refuse_beyond,
+    refuse_precision,
+)
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
 _CHUNK = 2**22
@@ -37,15 +41,10 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
     down to this form; signs (M_w, l): what the sketch was taken with.
     """
 
-    mean: Tensor
-    statistics: Tensor
     diagonal: Tensor
     basis: Tensor
     gains: Tensor
     signs: Tensor
-
-    def with_mean(self, mean: Tensor) -> "LowRankDiagonalGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return self._narrowed(v) * self._scale(v)
@@ -131,7 +130,7 @@ class LowRankDiagonalFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> LowRankDiagonalGaussian:
         signs = self.signs.to(statistics.device)
-        _refuse_indefinite(statistics)
+        refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
         B, shift = _nystrom_factor(statistics[:, 1:], signs)
         D, V = _best_factors(*_split(1.0 + statistics[:, 0], B, shift), self.rank)
         # Of W = D^{-½} V the left singular vectors and squared singular values.
@@ -230,13 +229,3 @@ def _best_factors(left: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         V = torch.linalg.solve(identity - beta @ V + beta @ C, C.mT).mT
         D = torch.maximum(whole - (V * C).sum(-1), lowest)
     return D, V
-
-
-def _refuse_indefinite(statistics: Tensor) -> None:
-    bad = ~(1.0 + statistics[:, 0] > 0) | ~statistics.isfinite().all(-1)
-    if bool(bad.any()):
-        raise ValueError(
-            f"the precision of q is not positive in {int(bad.sum())} of {len(bad)} directions: "
-            f"precision_statistics expects finite features and finite weights >= 0; check the "
-            f"weights (-2 g2 of the likelihood)"
-        )

@@ -1,18 +1,19 @@
-"""What every feature map supplies: rows of Φ, products with Φ, and the residual variance.
+"""Feature maps as inference sees them: rows of Φ, products with Φ, and the residual variance.
 
 Rows are made a group at a time.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self, final
 
 import torch
 from torch import Tensor, nn
 
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import Wrapping
+from dustmap.gp._prior import GridPrior
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -22,7 +23,7 @@ from dustmap.gp.functionals import (
     Stacked,
     by_rows,
 )
-from dustmap.linalg import AbstractOperator, SolveResult
+from dustmap.linalg import AbstractOperator, SolveResult, chunks
 
 #: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
 _ROUND_OFF = {torch.float32: 1e-2, torch.float64: 1e-5}
@@ -35,7 +36,7 @@ GROUP_BYTES = 16 * 2**20
 @final
 @dataclass(frozen=True)
 class SolveSummary:
-    """How the linear solves behind some rows ended (all zeros where none was needed).
+    """Counts of the linear solves behind some rows, all zeros where none was needed.
 
     columns, unconverged: number of right-hand sides, and of those that missed the tolerance.
     steps: largest number of steps taken.
@@ -103,7 +104,7 @@ class Features:
         return Features(self.phi[index], self.residual_variance[index], self.solves, self.clamped)
 
     def detached(self) -> "Features":
-        """The same numbers without their autograd graph."""
+        """Detach from the autograd graph."""
         return Features(
             self.phi.detach(), self.residual_variance.detach(), self.solves, self.clamped
         )
@@ -161,7 +162,57 @@ class AbstractFeatureMap(ABC):
 
     @abstractmethod
     def rebuilt(self) -> Self:
-        """The same map at the kernel's present parameters (same M_w)."""
+        """Return the map at the kernel's present parameters (same M_w)."""
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractGridFeatures(AbstractFeatureMap):
+    """A map from the prior on a grid, with M_w the points of its torus.
+
+    prior: of the grid (K_uu, R, preconditioner). estimator: of K_fu and k_ff.
+    """
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+
+    @property
+    def n_features(self) -> int:
+        return self.prior.n_white
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.prior.dtype
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.prior.kernel.parameters()
+
+    def rebuilt(self) -> Self:
+        return replace(self, prior=self.prior.rebuilt())
+
+    def _covariance(self, functional: AbstractFunctional, grid: RegularGrid) -> Tensor:
+        """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""
+        prior = self.prior
+        return self.estimator.cross(prior.kernel, functional, grid, prior.wrapping, self.dtype)
+
+    def _variance(self, functional: AbstractFunctional) -> Tensor:
+        """Return k_ff (N,)."""
+        prior = self.prior
+        return self.estimator.variance(prior.kernel, functional, prior.wrapping, self.dtype)
+
+    @property
+    def _like(self) -> Tensor:
+        """An empty tensor of the dtype and on the device of the rows."""
+        return self.prior.lags.new_empty(0, dtype=self.dtype)
+
+
+class AbstractRowFeatures(AbstractFeatureMap):
+    """A map whose products and residual variances are those of rows, a chunk at a time."""
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
 
 def products_by_rows(
@@ -215,14 +266,8 @@ def support(functional: AbstractFunctional) -> Tensor:
     return functional.measure(GaussLegendre(2)).points.flatten(0, 1)
 
 
-def chunks(n: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` rows covering range(n)."""
-    for start in range(0, n, size):
-        yield slice(start, min(start + size, n))
-
-
 def rows_within(budget: int, bytes_per_row: int) -> int:
-    """How many rows fit in `budget` bytes; an error when not even one does."""
+    """Count the rows that fit in `budget` bytes; an error when not even one does."""
     if bytes_per_row > budget:
         raise MemoryError(
             f"one row of features needs {bytes_per_row:,} bytes, the memory budget is "
@@ -232,7 +277,7 @@ def rows_within(budget: int, bytes_per_row: int) -> int:
 
 
 def rows_together(width: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many rows of `width` numbers make a group: any number on an accelerator."""
+    """Count the rows of `width` numbers of a group: any number on an accelerator."""
     if device.type != "cpu":
         return 2**62
     return max(1, GROUP_BYTES // (width * dtype.itemsize))

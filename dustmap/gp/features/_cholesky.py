@@ -16,8 +16,8 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
-from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
+from dustmap.gp.features._operators import ProductOperator, cross_operator
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.linalg import AbstractComposite, AbstractOperator
 
 
@@ -105,20 +105,13 @@ class CholeskyFeatures(AbstractInducingFeatures):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             factor = self.factor.to(self.dtype)
-            cross = operator_by_rows(
-                functional,
-                lambda f: CrossCovarianceOperator(
-                    self._cross_without_graph, f, self.n_features, factor, self.memory
-                ),
+            cross = cross_operator(
+                functional, self._estimated_cross, self.n_features, factor, self.memory
             )
             return ProductOperator(cross, _InverseTriangle(factor))
 
     def rebuilt(self) -> "CholeskyFeatures":
         return replace(self)
-
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._estimated_cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
         seen = self._points_seen(functional)

@@ -21,8 +21,8 @@ from dustmap.gp.features._base import (
     rows_within,
 )
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
-from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
+from dustmap.gp.features._operators import ProductOperator, cross_operator
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
 from dustmap.linalg import (
     AbstractOperator,
@@ -233,12 +233,7 @@ class CIQFeatures(AbstractInducingFeatures):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             like = self.gram.parameters[0].detach().new_empty(0, dtype=self.dtype)
-            cross = operator_by_rows(
-                functional,
-                lambda f: CrossCovarianceOperator(
-                    self._cross_without_graph, f, self.n_features, like, self.memory
-                ),
-            )
+            cross = cross_operator(functional, self._cross, self.n_features, like, self.memory)
             inverse = InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
 
@@ -290,10 +285,6 @@ class CIQFeatures(AbstractInducingFeatures):
         if seen is not None:
             return point_covariances(self.kernel, *seen).to(self.dtype)
         return self._estimated_cross(functional)
-
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
         K_fu = self._cross(functional)

@@ -16,11 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.features._base import (
-    AbstractFeatureMap,
-    products_by_rows,
-    residual_variance_by_rows,
-)
+from dustmap.gp.features._base import AbstractRowFeatures, chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile
 
@@ -201,9 +197,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(_FEWEST_ROWS, _BLOCK // max(1, columns))
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+    return chunks(rows, max(_FEWEST_ROWS, _BLOCK // max(1, columns)))
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
@@ -214,7 +208,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class AbstractInducingFeatures(AbstractFeatureMap):
+class AbstractInducingFeatures(AbstractRowFeatures):
     """φ_n = L⁻¹ k_{u,n} of some root L Lᵀ = K_uu + ν I, M_w = M.
 
     inducing: a grid, or free points (M, D). Points that are an `nn.Parameter` are learned like the
@@ -256,12 +250,6 @@ class AbstractInducingFeatures(AbstractFeatureMap):
     @property
     def prefers_products(self) -> bool:
         return False
-
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         yield from self.kernel.parameters()

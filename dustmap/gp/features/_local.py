@@ -2,17 +2,15 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dustmap.gp._prior import GridPrior
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
-    AbstractFeatureMap,
+    AbstractGridFeatures,
     Features,
     chunks,
     refuse_outside,
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @final
 @dataclass(frozen=True, eq=False)
-class LocalFeatures(AbstractFeatureMap):
+class LocalFeatures(AbstractGridFeatures):
     """Φ = W C^{1/2}: u = C^{1/2} ε on the torus, and kriging weights W on p^D nodes around data.
 
     prior: the wrapped kernel on box + padding, `GridPrior.padded`.
@@ -63,8 +61,6 @@ class LocalFeatures(AbstractFeatureMap):
     An operator whose rows are recomputed follows the kernel: use it before the kernel changes.
     """
 
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
     order: int = 4
     memory: int = 2**31
     per_cell: float = PER_CELL
@@ -78,14 +74,6 @@ class LocalFeatures(AbstractFeatureMap):
         if not self.per_cell > 0:
             raise ValueError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
 
     @property
     def prefers_products(self) -> bool:
@@ -160,19 +148,9 @@ class LocalFeatures(AbstractFeatureMap):
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
         return by_rows(functional, lambda f: self._residuals.variance(f).value)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return self.prior.kernel.parameters()
-
-    def rebuilt(self) -> "LocalFeatures":
-        return replace(self, prior=self.prior.rebuilt())
-
     @cached_property
     def _residuals(self) -> LocalResiduals:
         return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
-
-    @property
-    def _like(self) -> Tensor:
-        return self.prior.lags.new_empty(0, dtype=self.dtype)
 
     def _check(self, functional: AbstractFunctional) -> None:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.features._base import chunks, rows_within
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import (
     AbstractComposite,
     AbstractOperator,
@@ -174,6 +174,20 @@ class CrossCovarianceOperator(AbstractComposite):
         for part in chunks(self.shape[0], self._chunk):
             out[part] = self._evaluate(self._functional[part])
         return out
+
+
+def cross_operator(
+    functional: AbstractFunctional,
+    evaluate: Callable[[AbstractFunctional], Tensor],
+    columns: int,
+    like: Tensor,
+    budget: int,
+) -> AbstractOperator:
+    """Return evaluate(functional) (N, columns) without a graph, each rank's rows its own."""
+    rows = torch.no_grad()(evaluate)
+    return operator_by_rows(
+        functional, lambda f: CrossCovarianceOperator(rows, f, columns, like, budget)
+    )
 
 
 def warn_unconverged(result: SolveResult, what: str) -> None:

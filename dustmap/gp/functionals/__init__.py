@@ -1,4 +1,4 @@
-"""What a datum observes: linear functionals of the field.
+"""Linear functionals of the field: what a datum observes.
 
 `PointValues` for ordinary regression, `Derivatives` for slopes, `LineIntegrals` for extinctions
 (plain, weighted along the ray, or means over segments), `Stacked` for several kinds at once.

@@ -6,7 +6,8 @@ functionals at single points. Coordinates are checked to be finite float64 of th
 
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Self, final
 
 import torch
@@ -87,10 +88,7 @@ class GaussLegendre(AbstractRule):
         _check_count("panels", self.panels)
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        unit, unit_weights = (
-            torch.tensor(v, dtype=edges.dtype, device=edges.device)
-            for v in gauss_legendre(self.order)
-        )
+        unit, unit_weights = _rule_like(edges, self.order)
         start = torch.arange(self.panels, dtype=edges.dtype, device=edges.device)
         fractions = ((start[:, None] + unit) / self.panels).reshape(-1)  # (P · order,)
         lengths = edges.diff(dim=-1)
@@ -117,10 +115,7 @@ class SpacedGaussLegendre(AbstractRule):
             raise ValueError(f"longest must be positive, got {self.longest}.")
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        unit, unit_weights = (
-            torch.tensor(v, dtype=edges.dtype, device=edges.device)
-            for v in gauss_legendre(self.order)
-        )
+        unit, unit_weights = _rule_like(edges, self.order)
         lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
         count = (lengths / self.longest).ceil().clamp_min(1.0)
         most = int(count.max()) if count.numel() else 1
@@ -170,6 +165,12 @@ def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
 
 
+def _rule_like(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Return `gauss_legendre` in the dtype and on the device of the edges."""
+    unit, weights = gauss_legendre(order)
+    return edges.new_tensor(unit), edges.new_tensor(weights)
+
+
 def _check_count(name: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -205,9 +206,37 @@ class AbstractFunctional(ABC):
         """L_n applied to the functions (1, x_1, .., x_D), exactly: (N, 1 + D)."""
 
 
+class AbstractRows(AbstractFunctional):
+    """Functionals that are tensors of N rows: the coordinates (N, ..., D) first, or None."""
+
+    def __len__(self) -> int:
+        return len(self._coordinates)
+
+    @property
+    def dim(self) -> int:
+        return self._coordinates.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._coordinates.device
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        return self.mapped(lambda rows: rows[index])
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the functionals whose tensors are function(rows)."""
+        tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return type(self)(*(None if rows is None else function(rows) for rows in tensors))
+
+    @property
+    def _coordinates(self) -> Tensor:
+        tensor: Tensor = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return tensor
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class PointMeasure(AbstractFunctional):
+class PointMeasure(AbstractRows):
     """f_n = Σ_q w_q ρ(x_q), or Σ_q w_q ∂_v ρ(x_q) where a direction v is given.
 
     points (N, Q, D); weights (N, Q); direction (N, D) or None.
@@ -230,21 +259,6 @@ class PointMeasure(AbstractFunctional):
             direction = coordinates("direction", self.direction, self.points[:, 0])
             object.__setattr__(self, "direction", direction)
 
-    def __len__(self) -> int:
-        return len(self.points)
-
-    @property
-    def dim(self) -> int:
-        return self.points.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.points.device
-
-    def __getitem__(self, index: slice | Tensor) -> "PointMeasure":
-        direction = None if self.direction is None else self.direction[index]
-        return PointMeasure(self.points[index], self.weights[index], direction)
-
     def measure(self, rule: AbstractRule) -> "PointMeasure":
         return self
 
@@ -258,27 +272,13 @@ class PointMeasure(AbstractFunctional):
 
 @final
 @dataclass(frozen=True, eq=False)
-class PointValues(AbstractFunctional):
+class PointValues(AbstractRows):
     """f_n = ρ(x_n).   x (N, D)."""
 
     x: Tensor
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", coordinates("x", self.x))
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def dim(self) -> int:
-        return self.x.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def __getitem__(self, index: slice | Tensor) -> "PointValues":
-        return PointValues(self.x[index])
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
         return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]))
@@ -289,7 +289,7 @@ class PointValues(AbstractFunctional):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Derivatives(AbstractFunctional):
+class Derivatives(AbstractRows):
     """f_n = v_n · ∇ρ(x_n).   x (N, D); direction v (N, D), unit vectors."""
 
     x: Tensor
@@ -305,20 +305,6 @@ class Derivatives(AbstractFunctional):
         direction = torch.zeros_like(x)
         direction[:, axis] = 1
         return cls(x, direction)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def dim(self) -> int:
-        return self.x.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def __getitem__(self, index: slice | Tensor) -> "Derivatives":
-        return Derivatives(self.x[index], self.direction[index])
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
         return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]), self.direction)

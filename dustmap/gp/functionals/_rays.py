@@ -6,14 +6,14 @@ Where rays enter and leave the box, and what to do with those that leave.
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp.functionals._functional import (
-    AbstractFunctional,
+    AbstractRows,
     AbstractRule,
     PointMeasure,
     coordinates,
@@ -26,7 +26,7 @@ FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has
 
 @final
 class OutsidePolicy(enum.Enum):
-    """What happens to a ray that carries weight outside the box.
+    """Treatment of a ray that carries weight outside the box.
 
     PRIOR and TRUNCATE both keep the part inside: PRIOR expects of the rest what the prior expects,
     TRUNCATE nothing.
@@ -41,7 +41,7 @@ class OutsidePolicy(enum.Enum):
 @final
 @dataclass(frozen=True)
 class Counts:
-    """How many rays lost the part outside the box, and how many were left out."""
+    """Numbers of rays that lost the part outside the box, and that were left out."""
 
     truncated: int
     dropped: int
@@ -73,7 +73,7 @@ def chord(
 
 @final
 @dataclass(frozen=True, eq=False)
-class LineIntegrals(AbstractFunctional):
+class LineIntegrals(AbstractRows):
     """f_n = ∫ w_n(s) ρ(o_n + s ω_n) ds with w_n constant on each of J segments of the ray.
 
     origin o (N, D); direction ω (N, D), unit vectors; edges (N, J + 1): segment boundaries, >= 0
@@ -150,21 +150,6 @@ class LineIntegrals(AbstractFunctional):
             )
         return cls(plain.origin, plain.direction, plain.edges, 1 / length)
 
-    def __len__(self) -> int:
-        return len(self.origin)
-
-    @property
-    def dim(self) -> int:
-        return self.origin.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.origin.device
-
-    def __getitem__(self, index: slice | Tensor) -> "LineIntegrals":
-        picked = (self.origin, self.direction, self.edges, self.weights, self.keys)
-        return LineIntegrals(*(values[index] for values in picked))
-
     def measure(self, rule: AbstractRule) -> PointMeasure:
         s, v = rule.nodes(self.edges, self.weights, self.keys)
         return PointMeasure(self.at(s), v)
@@ -220,9 +205,8 @@ class LineIntegrals(AbstractFunctional):
         cut = outside | (leave >= enter)
         edges = torch.where(cut[:, None], inside, self.edges)
         kept = (~gone).nonzero().squeeze(-1)
-        fields = (self.origin, self.direction, edges, self.weights, self.keys)
         counts = Counts(truncated=int((outside & ~gone).sum()), dropped=int(gone.sum()))
-        return LineIntegrals(*(values[kept] for values in fields)), kept, counts
+        return replace(self[kept], edges=edges[kept]), kept, counts
 
     def _mass(self, edges: Tensor) -> Tensor:
         return (self.weights * edges.diff(dim=-1)).sum(-1)

@@ -2,13 +2,18 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.functionals._functional import AbstractFunctional, AbstractRule, PointMeasure
+from dustmap.gp.functionals._functional import (
+    AbstractFunctional,
+    AbstractRows,
+    AbstractRule,
+    PointMeasure,
+)
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, ShardedRows
 
 F = TypeVar("F", bound=AbstractFunctional)
@@ -53,7 +58,7 @@ class Stacked(AbstractFunctional):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each part starts in the concatenation, and its end: P + 1 positions."""
+        """Positions where the parts start in the concatenation, and its end: P + 1."""
         ends = [0]
         for part in self.parts:
             ends.append(ends[-1] + len(part))
@@ -102,11 +107,11 @@ class Stacked(AbstractFunctional):
 
 def _flattened(parts: Sequence[AbstractFunctional]) -> list[AbstractFunctional]:
     """Parts without nesting: a Stacked that is in its natural order is replaced by its parts."""
-    found: list[AbstractFunctional] = []
+    flat: list[AbstractFunctional] = []
     for part in parts:
         natural = isinstance(part, Stacked) and bool((part.order.diff() > 0).all())
-        found.extend(part.parts if isinstance(part, Stacked) and natural else [part])
-    return found
+        flat.extend(part.parts if isinstance(part, Stacked) and natural else [part])
+    return flat
 
 
 def _widened(points: Tensor, width: int) -> Tensor:
@@ -127,7 +132,7 @@ class Sharded(AbstractFunctional):
     row n is the order_n-th of the ranks' functionals, one after the other, None where that is n.
     """
 
-    local: AbstractFunctional
+    local: AbstractRows
     counts: tuple[int, ...]
     world: AbstractWorld
     order: Tensor | None = None
@@ -138,14 +143,14 @@ class Sharded(AbstractFunctional):
                 f"counts must be those of {self.world.size} ranks, {len(self.local)} on rank "
                 f"{self.world.rank}, got {self.counts}"
             )
-        if any(not isinstance(value, Tensor | None) for value in _values(self.local)):
+        if not isinstance(self.local, AbstractRows):
             raise ValueError(
                 f"the ranks share functionals of one kind, got {type(self.local).__name__}: "
                 "share the parts of what is stacked"
             )
 
     @staticmethod
-    def of(local: AbstractFunctional, world: AbstractWorld) -> "Sharded":
+    def of(local: AbstractRows, world: AbstractWorld) -> "Sharded":
         """The functionals of all ranks, one rank's after the other's."""
         counts = world.gathered(torch.tensor([len(local)]))
         return Sharded(local, tuple(counts.tolist()), world)
@@ -182,31 +187,30 @@ class Sharded(AbstractFunctional):
         return Sharded(local, tuple(counts), self.world, order)
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
-        """Of all ranks: take it of few rows at a time."""
-        found = self.local.measure(rule)
-        direction = None if found.direction is None else self.gathered(found.direction)
-        return PointMeasure(self.gathered(found.points), self.gathered(found.weights), direction)
+        """Gather the measure of all ranks; take it of few rows at a time."""
+        own = self.local.measure(rule)
+        direction = None if own.direction is None else self.gathered(own.direction)
+        return PointMeasure(self.gathered(own.points), self.gathered(own.weights), direction)
 
     def moments(self) -> Tensor:
         return self.gathered(self.local.moments())
 
     def gathered(self, part: Tensor) -> Tensor:
         """(N, ...) of what every rank has of its functionals, (N_r, ...)."""
-        found = self.world.gathered(part.movedim(0, -1), self.counts).movedim(-1, 0)
-        return found if self.order is None else found.index_select(0, self.order)
+        rows = self.world.gathered(part.movedim(0, -1), self.counts).movedim(-1, 0)
+        return rows if self.order is None else rows.index_select(0, self.order)
 
     def rows(self, local: AbstractOperator) -> ShardedRows:
         """The operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
-    def mapped(self, local: AbstractFunctional) -> "Sharded":
+    def mapped(self, local: AbstractRows) -> "Sharded":
         """With other functionals, one for one; local: those of this rank."""
         return replace(self, local=local)
 
     def whole(self) -> AbstractFunctional:
         """The functionals of all ranks, on every rank."""
-        values = (None if value is None else self.gathered(value) for value in _values(self.local))
-        return type(self.local)(*values)
+        return self.local.mapped(self.gathered)
 
 
 def whole(functional: AbstractFunctional) -> AbstractFunctional:
@@ -233,7 +237,3 @@ def operator_by_rows(
     if isinstance(functional, Sharded):
         return functional.rows(build(functional.local))
     return build(functional)
-
-
-def _values(functional: AbstractFunctional) -> Sequence[Any]:
-    return [getattr(functional, field.name) for field in fields(functional)]  # type: ignore[arg-type]

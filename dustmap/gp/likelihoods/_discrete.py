@@ -45,13 +45,9 @@ class BernoulliLikelihood(AbstractLikelihood):
     def noise_variance(self, batch: Batch) -> Tensor:
         """Zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
         other = (batch.y != 0) & (batch.y != 1)
-        if bool(other.any()):
-            first = int(other.nonzero()[0, 0])
-            raise ValueError(
-                f"BernoulliLikelihood needs y of 0 or 1, got {int(other.sum())} other values of "
-                f"{len(batch)}, the first is y[{first}] = {float(batch.y[first])}: encode the two "
-                f"classes as 0 and 1"
-            )
+        _refuse(
+            other, batch.y, "BernoulliLikelihood", "0 or 1", "encode the two classes as 0 and 1"
+        )
         return torch.zeros_like(batch.y)
 
     def expected_log_prob(
@@ -147,7 +143,18 @@ class _Probit(_AbstractCurve):
         return self.log_prob(mean / (1.0 + variance).sqrt())
 
 
+def _refuse(other: Tensor, y: Tensor, name: str, expected: str, remedy: str) -> None:
+    """Raise where some y (N,) are none that a likelihood knows."""
+    if bool(other.any()):
+        first = int(other.nonzero()[0, 0])
+        raise ValueError(
+            f"{name} needs y of {expected}, got {int(other.sum())} other values of {len(y)}, the "
+            f"first is y[{first}] = {float(y[first])}: {remedy}"
+        )
+
+
 def _sign(y: Tensor) -> Tensor:
+    """Map classes 0 and 1 to −1 and 1."""
     return 2.0 * y - 1.0
 
 
@@ -162,13 +169,8 @@ class PoissonLikelihood(AbstractLikelihood):
     def noise_variance(self, batch: Batch) -> Tensor:
         """Zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
         other = (batch.y < 0) | (batch.y != batch.y.round())
-        if bool(other.any()):
-            first = int(other.nonzero()[0, 0])
-            raise ValueError(
-                f"PoissonLikelihood needs y of whole numbers >= 0, got {int(other.sum())} other "
-                f"values of {len(batch)}, the first is y[{first}] = {float(batch.y[first])}: give "
-                f"it counts, not rates"
-            )
+        expected = "whole numbers >= 0"
+        _refuse(other, batch.y, "PoissonLikelihood", expected, "give it counts, not rates")
         return torch.zeros_like(batch.y)
 
     def expected_log_prob(

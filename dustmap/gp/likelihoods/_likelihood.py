@@ -1,4 +1,4 @@
-"""What every likelihood supplies to inference, and expectations over f ~ N(μ, v) by quadrature."""
+"""Likelihoods as inference sees them, and expectations over f ~ N(μ, v) by quadrature."""
 
 import math
 from abc import ABC, abstractmethod
