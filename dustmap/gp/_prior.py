@@ -44,7 +44,7 @@ _FLOAT32_SPREAD = 1e-6
 @final
 @dataclass(frozen=True)
 class PriorReport:
-    """What the construction of a `GridPrior` did, for the run's report.
+    """Report on the construction of a `GridPrior`.
 
     torus_shape: points per axis of the torus (L_1, ..., L_D).
     wrap_error: largest prior correlation between opposite faces of the box through the padding,
@@ -163,7 +163,7 @@ class GridPrior:
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
 
     def rebuilt(self) -> "GridPrior":
-        """The same prior at the kernel's present parameters, on the same torus."""
+        """Return the prior at the kernel's present parameters, on the same torus."""
         if self.wrapping is None:
             return GridPrior.minimal(
                 self.kernel,

@@ -255,8 +255,8 @@ class _Columns:
     `beta` of the next step, `done_at`, `trouble`, and the entries of T, `diagonal` and
     `off_diagonal`.
     `block`: Lanczos vectors (R, S, n) of the block; `before` and `next` to the present one.
-    `carried`: x_q, g_q and p_q (R, Q, n) at its beginning, None for the first. `solutions`: at its end
-    what is wanted and x_1 (R, P + 1, n).
+    `carried`: x_q, g_q and p_q (R, Q, n) at its beginning, None for the first. `solutions`: at
+    its end what is wanted and x_1 (R, P + 1, n).
     """
 
     def __init__(

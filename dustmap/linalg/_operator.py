@@ -250,7 +250,7 @@ class SparseOperator(AbstractComposite):
     def from_coo(
         rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """Build from entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        """Build from values (K,) at rows (K,), cols (K,); entries at one place are added."""
         for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
             _check_indices(name, index, length)
         place = rows.long() * shape[1] + cols

@@ -139,7 +139,7 @@ class AbstractEstimator(ABC):
     def observed(
         self, functional: AbstractFunctional, kernel: AbstractKernel
     ) -> PointMeasure | LineIntegrals:
-        """What stands in for the functional: a sum over points, or rays for closed forms."""
+        """Return what is computed with: a sum over points, or rays for closed forms."""
 
 
 @final

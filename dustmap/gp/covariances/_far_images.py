@@ -148,15 +148,15 @@ def _degrees(
     digits beyond that estimate.
     """
     needed = digits - math.log(kernel.tolerance) * (1 - min(1.0, math.hypot(*gaps)))
-    found = []
+    degrees = []
     for d, width in enumerate(half):
         scaled = max(width / kernel.image_reach[d], 1e-9)
         across = math.hypot(*(g for e, g in enumerate(gaps) if e != d))
         z = complex(1 + gaps[d] / scaled if gaps[d] > 0 else 0.0, across / scaled)
         root = (z * z - 1) ** 0.5
         rho = max(abs(z + root), abs(z - root))
-        found.append(2 + (math.ceil(needed / math.log(rho)) if rho > 1.05 else 10**6))
-    return found
+        degrees.append(2 + (math.ceil(needed / math.log(rho)) if rho > 1.05 else 10**6))
+    return degrees
 
 
 def _worthwhile(plan: _Plan, measure: PointMeasure, reached: Mapping[Shift, int]) -> bool:

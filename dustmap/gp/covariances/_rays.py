@@ -283,14 +283,14 @@ class _Tile:
 
 
 def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
-    found = []
+    tiles = []
     lengths = scaled_lengths(kernel.terms, rays)
     for start in range(0, len(rays), TILE):
         rows = slice(start, min(start + TILE, len(rays)))
         picked = rays[rows]
         measure = picked.measure(rule_for(kernel.terms, picked))
-        found.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
-    return found
+        tiles.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
+    return tiles
 
 
 def _tile_blocks(

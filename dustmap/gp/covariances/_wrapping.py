@@ -256,7 +256,7 @@ class WrappedKernel:
         )
 
     def without(self, shifts: frozenset[Shift]) -> "WrappedKernel":
-        """The same kernel without some of its images."""
+        """Leave out some of the images."""
         return replace(self, excluded=self.excluded | shifts)
 
     def images(self, x: Tensor, nodes: Nodes) -> Iterator[tuple[Tensor, Box]]:

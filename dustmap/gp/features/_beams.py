@@ -108,7 +108,7 @@ class BeamTable:
 
     @property
     def knots(self) -> int:
-        """Of every beam that is needed, as columns go."""
+        """Number of columns of every needed beam."""
         return int(self.reach.max())
 
     @property
@@ -147,12 +147,12 @@ class BeamTable:
         around, weight = self._around(rays)
         shared = weight.sum(1) > 0
         mine = shared.nonzero().squeeze(-1)
-        found = [self._on_beams(rays[mine], around[mine], weight[mine], mine)]
+        taps = [self._on_beams(rays[mine], around[mine], weight[mine], mine)]
         others = (~shared).nonzero().squeeze(-1)
         if len(others):
             own = interpolation_taps(rays[others], self.grid, self.dtype)
-            found.append((others[own.row], own.column.to(torch.int64) + self._sums, own.value))
-        row, column, value = (torch.cat(parts) for parts in zip(*found, strict=True))
+            taps.append((others[own.row], own.column.to(torch.int64) + self._sums, own.value))
+        row, column, value = (torch.cat(parts) for parts in zip(*taps, strict=True))
         return Taps(row, column, value, len(rays))
 
     def _on_beams(
@@ -184,14 +184,14 @@ class BeamTable:
 
     @torch.no_grad()
     def expansion(self) -> "BeamExpansion":
-        """From the density at the nodes to all columns (columns, M)."""
+        """Map the density at the nodes to all columns, (columns, M)."""
         beam, knot = self._pieces()
         rows = interpolation(self._between_knots(beam, knot), self.grid, self.memory, self.dtype)
         return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
 
     @torch.no_grad()
     def planned_bytes(self, rays: LineIntegrals) -> int:
-        """Of `rows` and `expansion` where they are stored, and of a product with both."""
+        """Plan the bytes of `rows` and `expansion`, stored, and of a product with both."""
         beam, knot = self._pieces()
         some = spread_rows(len(beam), beam.device)
         pieces = self._between_knots(beam[some], knot[some])
@@ -227,7 +227,7 @@ def beamed_interpolation(
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
 ) -> AbstractOperator:
-    """As `interpolation` (N, M), rays through the beams that they share.
+    """Interpolate as `interpolation` (N, M) does, rays through the beams that they share.
 
     Worth it where rays have more cells than the beams: N ≫ P.
     """

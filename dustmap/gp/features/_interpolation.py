@@ -141,7 +141,7 @@ def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> Non
 
 @torch.no_grad()
 def row_bytes(rays: LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype) -> int:
-    """Of the rows of N rays, stored with their transpose, from what a few of them meet.
+    """Plan the bytes of the rows of N rays, stored with their transpose, from a few of them.
 
     order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
     The rays must lie in the box.

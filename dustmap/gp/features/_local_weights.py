@@ -49,7 +49,7 @@ class Taps:
     count: int
 
     def to(self, dtype: torch.dtype) -> "Taps":
-        """The same rows with their values rounded to `dtype`."""
+        """Round the values to `dtype`."""
         return Taps(self.row, self.column, self.value.to(dtype), self.count)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -216,9 +216,9 @@ def spread_rows(count: int, device: torch.device) -> Tensor:
 
 def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
     """Bytes of W (N, M) and its transpose in compressed rows, from the taps of `spread_rows`."""
-    found = sample.compressed(shape[1])[2]
-    entries = len(found) * shape[0] // max(1, sample.count)
-    return 2 * entries * (4 + found.element_size()) + 4 * (sum(shape) + 2)
+    values = sample.compressed(shape[1])[2]
+    entries = len(values) * shape[0] // max(1, sample.count)
+    return 2 * entries * (4 + values.element_size()) + 4 * (sum(shape) + 2)
 
 
 def stored_or_recomputed(

@@ -180,8 +180,8 @@ def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
     length = edges[:, -1:].clamp_min(torch.finfo(edges.dtype).tiny)
     base = 2.0 * torch.arange(count, dtype=edges.dtype, device=edges.device)
     keys = (edges / length + base[:, None]).flatten()
-    found = torch.searchsorted(keys, base[row] + fraction, right=True) - 1
-    return (found - row * columns).clamp(0, columns - 2)
+    knot = torch.searchsorted(keys, base[row] + fraction, right=True) - 1
+    return (knot - row * columns).clamp(0, columns - 2)
 
 
 def _before(share: Tensor) -> Tensor:

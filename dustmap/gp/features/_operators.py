@@ -71,8 +71,8 @@ class ArrangedOperator(AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        found = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
-        return found.index_select(-1, self._order)
+        rows = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
+        return rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)

@@ -1,4 +1,4 @@
-"""What local weights leave unexplained of the field, tabulated on a lattice of offsets.
+"""Residual covariance of local weights, tabulated on a lattice of offsets.
 
 The residual r(x) = ρ(x) − w(x)ᵀu of kriging weights w on the stencil S of x's cell has
 
@@ -243,7 +243,7 @@ class _PairIndex:
         return total.reshape(a**dim, b**dim, c**dim)
 
     def places(self, dim: int) -> Tensor:
-        """Where the entries lie in an array (Δ^D, T^D, T^D): (E^D,)."""
+        """Positions of the entries in an array (Δ^D, T^D, T^D): (E^D,)."""
         T, total = self.steps, torch.zeros((), dtype=torch.int64)
         for d in range(dim):
             power = dim - 1 - d

@@ -167,12 +167,12 @@ class PairWalk:
 
     def _lattice_place(self, nodes: Nodes) -> list[Tensor]:
         """Nearest lattice points, counted from the grid's lower corner, axis by axis."""
-        T, found = self.table.lattice.steps, []
+        T, positions = self.table.lattice.steps, []
         for d, (last, length) in enumerate(zip(self.last, self.torus_shape, strict=True)):
             cell = nodes.cell[:, d]
             cell = cell - length * (cell > last)
-            found.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
-        return found
+            positions.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
+        return positions
 
 
 def banded_sum(walk: PairWalk, source: NodeSource, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""How many nodes per axis the stencils of local weights should have."""
+"""Choice of the number of nodes per axis of the stencils of local weights."""
 
 from dataclasses import dataclass
 from typing import final

@@ -60,14 +60,14 @@ class GaussianLikelihood(AbstractLikelihood):
         self.log_relative = _log_parameter("relative", relative, learn)
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        given = batch.noise_variance
-        if given is None and (self.log_jitter is None or self.log_scale is not None):
+        stated = batch.noise_variance
+        if stated is None and (self.log_jitter is None or self.log_scale is not None):
             raise ValueError(
                 "the batch has noise_variance=None, but this GaussianLikelihood "
                 + ("scales given noise" if self.log_scale is not None else "has no jitter to learn")
                 + ": give the batch noise_variance (N,), or use GaussianLikelihood(jitter=...)"
             )
-        total = torch.zeros_like(batch.y) if given is None else given
+        total = torch.zeros_like(batch.y) if stated is None else stated
         if self.log_scale is not None:
             added = 0.0 if batch.added_variance is None else batch.added_variance
             total = (total - added) * (2.0 * self.log_scale).exp().to(total) + added
@@ -234,8 +234,8 @@ class StudentTLikelihood(AbstractLikelihood):
 
     def noise_variance(self, batch: Batch) -> Tensor:
         """s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
-        given = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
-        return given * (2.0 * self.log_scale).exp().to(given)
+        stated = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
+        return stated * (2.0 * self.log_scale).exp().to(stated)
 
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
