@@ -184,9 +184,12 @@ class ExactGP(nn.Module):
     ) -> "ExactPosterior":
         """The posterior given y (N,) with noise_variance (N,), at the present parameters.
 
-        mean_is_fitted: whether the mean's coefficients were fitted to these data, see `fit_mean`.
-        Their uncertainty is then part of the posterior (universal kriging); coefficients that are
-        given add none.
+        Parameters
+        ----------
+        mean_is_fitted
+            Whether the mean's coefficients were fitted to these data, see `fit_mean`. Their
+            uncertainty is then part of the posterior (universal kriging); coefficients that are
+            given add none.
         """
         _check_data(functional, y, noise_variance)
         residual = y.double() - self.mean.values(functional)
@@ -240,9 +243,22 @@ class ExactPosterior(AbstractPosterior):
     u is what fitted coefficients of the mean add: T Tᵀ = (Hᵀ A⁻¹ H)⁻¹ is their covariance under a
     flat prior, and L⁻¹ H T = U.
 
-    gp: the prior, as it was; functional: the N data; cholesky (N, N): factor L of
-    A = K_ff + diag(σ²); alpha (N,) = A⁻¹ (y − m); dtype: of the answers, that of y;
-    trend (N, K): U; directions (P, K): T; K = 0 where the coefficients are given.
+    Parameters
+    ----------
+    gp
+        The prior, as it was.
+    functional
+        The N data.
+    cholesky : (N, N)
+        Factor L of A = K_ff + diag(σ²).
+    alpha : (N,)
+        A⁻¹ (y − m).
+    dtype
+        Precision of the answers, that of y.
+    trend : (N, K)
+        U.
+    directions : (P, K)
+        T; K = 0 where the coefficients are known.
     """
 
     gp: ExactGP

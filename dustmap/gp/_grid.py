@@ -21,8 +21,25 @@ EDGE_SLACK = 1e-6  # in units of the spacing: a rounded point on the upper face 
 class RegularGrid:
     """Regular grid z_i = lower + i · spacing in D dimensions, flattened in C order.
 
-    lower (D,): coordinates of the first node; spacing (D,): distance between nodes, > 0;
-    shape (M_1..M_D): nodes per axis, at least two each.
+    Parameters
+    ----------
+    lower : (D,)
+        Coordinates of the first node.
+    spacing : (D,)
+        Distance between nodes, > 0.
+    shape : (M_1..M_D)
+        Nodes per axis, at least two each.
+
+    Raises
+    ------
+    ValueError
+        Where the entries are not one per axis, not finite, or an axis has fewer than two nodes.
+
+    Examples
+    --------
+    >>> grid = RegularGrid.from_bounds(lower=(0.0, 0.0), upper=(1.0, 2.0), shape=(3, 5))
+    >>> grid.spacing, grid.size
+    ((0.5, 0.5), 15)
     """
 
     lower: tuple[float, ...]

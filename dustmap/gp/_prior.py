@@ -46,13 +46,21 @@ _FLOAT32_SPREAD = 1e-6
 class PriorReport:
     """Report on the construction of a `GridPrior`.
 
-    torus_shape: points per axis of the torus (L_1, ..., L_D).
-    wrap_error: largest prior correlation between opposite faces of the box through the padding,
-        the one approximation of the wrapped kernel (0 for the minimal embedding).
-    wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
-    smallest_eigenvalue: smallest eigenvalue of C over the largest, before clamping, with nugget.
-    clamped: number of eigenvalues raised to round-off.
-    nugget: variance added to the diagonal of K, C and R Rᵀ.
+    Parameters
+    ----------
+    torus_shape
+        Points per axis of the torus (L_1, ..., L_D).
+    wrap_error
+        Largest prior correlation between opposite faces of the box through the padding, the one
+        approximation of the wrapped kernel (0 for the minimal embedding).
+    wrap_inflation
+        Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
+    smallest_eigenvalue
+        Smallest eigenvalue of C over the largest, before clamping, with nugget.
+    clamped
+        Number of eigenvalues raised to round-off.
+    nugget
+        Variance added to the diagonal of K, C and R Rᵀ.
     """
 
     torus_shape: tuple[int, ...]
@@ -85,8 +93,20 @@ class GridPrior:
     embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
     indefinite, but then it has no root).
 
-    world: ranks that divide the columns of products with K, R and powers of C among them; all of
-    them have to ask for the same.
+    Parameters
+    ----------
+    world
+        Ranks that divide the columns of products with K, R and powers of C among them; all of them
+        have to ask for the same.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid((0.0,), (0.5,), (8,))
+    >>> prior = GridPrior.padded(Matern32(1.0, dim=1), grid)
+    >>> R = prior.root().to_dense()
+    >>> torch.allclose(R @ R.mT, prior.dense_covariance())
+    True
     """
 
     kernel: AbstractKernel
@@ -115,9 +135,14 @@ class GridPrior:
     ) -> "GridPrior":
         """The wrapped kernel on box + `padding` length scales per axis.
 
-        nugget: white variance relative to λ_max, applied alike to K, C and R.
-        torus_shape: overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
-        memory: bytes that building may take; refused beforehand beyond.
+        Parameters
+        ----------
+        nugget
+            White variance relative to λ_max, applied alike to K, C and R.
+        torus_shape
+            Overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
+        memory
+            Bytes that building may take; refused beforehand beyond.
         """
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)

@@ -66,13 +66,39 @@ def block_pcg(
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
 
-    b: (..., n), right-hand sides.
-    preconditioner: approximation T of A⁻¹, symmetric positive definite.
-    x0: (..., n), where to start; 0 by default.
-    progress: called before every step with the most there may be.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    preconditioner
+        Approximation T of A⁻¹, symmetric positive definite.
+    x0 : (..., n)
+        Where to start; 0 by default.
+    progress
+        Called before every step with the most there may be.
 
-    Reference: O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate
-    gradients"; van der Vorst & Ye (2000) on residual replacement.
+    Returns
+    -------
+    SolveResult
+        x (..., n) with a status, the number of steps and the true residual of every column.
+
+    Raises
+    ------
+    ValueError
+        As `pcg` does.
+
+    Examples
+    --------
+    >>> A = DiagonalOperator(torch.tensor([1.0, 2.0, 4.0]))
+    >>> result = block_pcg(A, torch.tensor([[1.0, 2.0, 4.0], [2.0, 4.0, 4.0]]))
+    >>> result.x.round(decimals=4)
+    tensor([[1., 1., 1.],
+            [2., 2., 1.]])
+
+    References
+    ----------
+    O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate gradients"; van der
+    Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
     with torch.no_grad():

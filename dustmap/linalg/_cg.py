@@ -64,14 +64,40 @@ def pcg(
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
        true residual.
 
-    b: (..., n), right-hand sides.
-    preconditioner: approximation of A⁻¹, symmetric positive definite.
-    x0: (..., n), where to start; 0 by default.
-    progress: called before every step with the most there may be.
-
     Nothing is differentiated here: see `toeplitz_solve`.
 
-    Reference: Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    preconditioner
+        Approximation of A⁻¹, symmetric positive definite.
+    x0 : (..., n)
+        Where to start; 0 by default.
+    progress
+        Called before every step with the most there may be.
+
+    Returns
+    -------
+    SolveResult
+        x (..., n) with a status, the number of steps and the true residual of every column.
+
+    Raises
+    ------
+    ValueError
+        Where shapes, precisions or devices do not fit, or b is not finite. A column that does not
+        converge is no error: ask `SolveResult.converged` and `SolveResult.message`.
+
+    Examples
+    --------
+    >>> A = DenseOperator(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
+    >>> result = pcg(A, torch.tensor([3.0, 4.0]))
+    >>> result.x.round(decimals=4), result.converged
+    (tensor([1., 1.]), True)
+
+    References
+    ----------
+    Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
@@ -256,13 +282,21 @@ def toeplitz_solve(
     so the backward pass is one more solve with the same settings. It is exact for K in any
     number of dimensions, up to the tolerance of the two solves.
 
-    lags: (M1, …, MD), K as in `ToeplitzOperator`.
-    b: (..., M), right-hand sides; their precision is the working precision.
-    operator: any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then
-        only carries the gradient.
+    Parameters
+    ----------
+    lags : (M1, …, MD)
+        K as in `ToeplitzOperator`.
+    b : (..., M)
+        Right-hand sides; their precision is the working precision.
+    operator
+        Any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then only
+        carries the gradient.
 
-    Returns x (..., M) and the report of the forward solve, for the caller to judge. A backward
-    solve has no caller to report to: it warns with `UnconvergedWarning`.
+    Returns
+    -------
+    tuple[Tensor, SolveResult]
+        x (..., M) and the report of the forward solve, for the caller to judge. A backward solve
+        has no caller to report to: it warns with `UnconvergedWarning`.
     """
     if operator is None:
         operator = ToeplitzOperator(lags.detach(), b.dtype)

@@ -37,9 +37,13 @@ def chunks(n: int, size: int) -> Iterator[slice]:
 class Chunks:
     """The size of the chunks of one step: halved when one runs out of memory, HALVINGS times.
 
-    what: the step, for people. advice: what to set where that does not help. The size stays small
-    for the chunks that follow. Every halving is one warning of the logger of this module, which a
-    run counts for its report.
+    Parameters
+    ----------
+    what
+        The step, for people.
+    advice
+        What to set where that does not help. The size stays small for the chunks that follow. Every
+        halving is one warning of the logger of this module, which a run counts for its report.
     """
 
     def __init__(self, what: str, size: int, advice: str) -> None:
@@ -92,6 +96,13 @@ class TilePartition:
     Blocks and the points in a block are in C order. A tile that is longer than the grid is as
     long as the grid; where tiles do not divide the grid the last ones are filled with zeros,
     and `mask` tells the points from the filling.
+
+    Examples
+    --------
+    >>> tiles = TilePartition(shape=(2, 4), tile=(2, 2))
+    >>> tiles.to_blocks(torch.arange(8))
+    tensor([[0, 1, 4, 5],
+            [2, 3, 6, 7]])
     """
 
     shape: tuple[int, ...]

@@ -29,11 +29,22 @@ Build = Callable[..., AbstractOperator]
 class RootResult:
     """Report on a product with a root, one verdict per right-hand side.
 
-    status: (...) int8 values of `SolveStatus`. steps: (...) int64. residuals: (...) float64, the
-    true relative residual of the smallest shift. rtol: the one asked for.
-    bounds: the interval of the quadrature. quadrature_error: its largest relative error there, and
-    where right-hand sides have met smaller eigenvalues than its own, down to these.
-    message: one sentence on the worst columns.
+    Parameters
+    ----------
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (...) float64
+        The true relative residual of the smallest shift.
+    rtol
+        The one asked for.
+    bounds
+        The interval of the quadrature.
+    quadrature_error
+        Its largest relative error there, and where right-hand sides have met smaller eigenvalues
+        than its own, down to these.
+    message
+        One sentence on the worst columns.
     """
 
     status: Tensor
@@ -70,9 +81,17 @@ class RootResult:
 class RootMethod:
     """Method to take a root: the rule, the stop of msMINRES, and a preconditioner or none.
 
-    quadrature: nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a
-        preconditioner L Lᵀ; `RootMethod.of` finds them.
-    rtol: of the residuals of all shifts. max_steps: J. memory: bytes for vectors worked on at once.
+    Parameters
+    ----------
+    quadrature
+        Nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a preconditioner L
+        Lᵀ; `RootMethod.of` finds them.
+    rtol
+        Relative residual at which the solves of all shifts stop.
+    max_steps
+        Largest number of steps J.
+    memory
+        Bytes for the vectors worked on at once.
     """
 
     quadrature: RootQuadrature
@@ -94,7 +113,12 @@ class RootMethod:
     ) -> "RootMethod":
         """For roots of K, with bounds of its spectrum by `spectrum_bounds`.
 
-        nodes: Q. floor: what no eigenvalue (of the preconditioned operator) is known to be below.
+        Parameters
+        ----------
+        nodes
+            Number of points Q of the quadrature.
+        floor
+            What no eigenvalue (of the preconditioned operator) is known to be below.
         """
         system = K if preconditioner is None else PreconditionedOperator(K, preconditioner)
         quadrature = RootQuadrature.of(spectrum_bounds(system, floor=floor), nodes)
@@ -112,9 +136,6 @@ def inverse_root(
 
         R = L A^{1/2} = K^{1/2} up to a rotation,   R⁻¹ b = A^{-1/2} L⁻¹ b,   R⁻ᵀ R⁻¹ = K⁻¹
 
-    build, parameters: K(θ) = build(*parameters), symmetric positive definite, (n, n).
-    b: (..., n); its precision is the working precision.
-
     Differentiable in the parameters and in b, not through the iterations:
 
         b-bar = Σ_q w_q a_q,   (K + t_q I) a_q = y-bar,    θ-bar = −∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q
@@ -125,8 +146,35 @@ def inverse_root(
     The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖. K found not to be
     positive definite is an error.
 
-    Reference: Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian
-    processes and Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
+    Parameters
+    ----------
+    build, parameters
+        K(θ) = build(*parameters), symmetric positive definite, (n, n).
+    b : (..., n)
+        Its precision is the working precision.
+
+    Returns
+    -------
+    tuple[Tensor, RootResult]
+        K^{-1/2} b (..., n), and the report of its solves.
+
+    Raises
+    ------
+    ValueError
+        Where K turns out not to be positive definite.
+
+    Examples
+    --------
+    >>> K = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+    >>> method = RootMethod.of(DenseOperator(K), rtol=1e-10)
+    >>> y, report = inverse_root(DenseOperator, (K,), torch.ones(2, dtype=torch.float64), method)
+    >>> y.round(decimals=6), report.converged
+    (tensor([1.0000, 0.5000], dtype=torch.float64), True)
+
+    References
+    ----------
+    Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian processes and
+    Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
     """
     P = method.preconditioner
     if P is None:

@@ -32,7 +32,10 @@ _NEGATIVE = 10.0
 class SpectrumBounds:
     """0 < lowest ≤ λ ≤ highest for the eigenvalues λ of a positive definite operator.
 
-    steps: products with the operator that the estimate took, 0 for bounds that were given.
+    Parameters
+    ----------
+    steps
+        Products with the operator that the estimate took, 0 for bounds that were given.
     """
 
     lowest: float
@@ -64,10 +67,17 @@ class RootQuadrature:
 
     converges exponentially: its relative error is O(exp(−2π² Q / (log(highest/lowest) + 3))).
 
-    shifts, weights: t_q ascending and w_q, (Q,) float64 on the CPU. bounds: the interval.
+    Parameters
+    ----------
+    shifts, weights
+        t_q ascending and w_q, (Q,) float64 on the CPU.
+    bounds
+        The interval.
 
-    Reference: Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions
-    by contour integrals", method 3; Pleiss et al. (2020), eq. 4.
+    References
+    ----------
+    Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions by contour
+    integrals", method 3; Pleiss et al. (2020), eq. 4.
     """
 
     shifts: Tensor
@@ -94,7 +104,10 @@ class RootQuadrature:
     def relative_error(self, lowest: float | None = None) -> float:
         """max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
 
-        lowest: end of the interval, that of the bounds by default.
+        Parameters
+        ----------
+        lowest
+            End of the interval, that of the bounds by default.
         """
         first = self.bounds.lowest if lowest is None else lowest
         ends = math.log(first), math.log(self.bounds.highest)
@@ -116,9 +129,12 @@ def spectrum_bounds(
     because θ_min ≥ λ_min comes down slowly, and an eigenvalue below the rounding errors of the
     products is not one.
 
-    floor: what λ_min is known not to be below, such as a nugget.
-
     A θ_min that is negative beyond rounding is an error: A is not positive definite.
+
+    Parameters
+    ----------
+    floor
+        What λ_min is known not to be below, such as a nugget.
     """
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: expected a square operator, got shape {A.shape}")

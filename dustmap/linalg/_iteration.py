@@ -62,9 +62,16 @@ _HOW_ENDED = {
 class SolveResult:
     """Solution of A x = b with one verdict per right-hand side.
 
-    x: (..., n). status: (...) int8 values of `SolveStatus`. steps: (...) int64.
-    residuals: (...) float64, the true ‖b − A x‖ / ‖b‖, recomputed from x.
-    rtol: the relative residual asked for.
+    Parameters
+    ----------
+    x : (..., n)
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (...) float64
+        The true ‖b − A x‖ / ‖b‖, recomputed from x.
+    rtol
+        The relative residual asked for.
     """
 
     x: Tensor

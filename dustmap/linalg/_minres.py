@@ -105,13 +105,21 @@ class ShiftedRecurrences:
 class ShiftedSolve:
     """Combinations of the solutions of (A + t_q I) x_q = b, with one verdict per right-hand side.
 
-    x: (P, ..., n), x_p = Σ_q mix_pq x_q. status: (...) int8 values of `SolveStatus`.
-    steps: (...) int64.
-    residuals: (Q, ...) float64, ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
-    true_residuals: (...) float64, the same for the smallest shift, of which they are the largest,
-        recomputed from x_q.
-    rtol: the relative residual asked for.
-    lowest_ritz: the smallest Ritz value of A that any right-hand side has met.
+    Parameters
+    ----------
+    x : (P, ..., n)
+        x_p = Σ_q mix_pq x_q.
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (Q, ...) float64
+        ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
+    true_residuals : (...) float64
+        The same for the smallest shift, of which they are the largest, recomputed from x_q.
+    rtol
+        The relative residual asked for.
+    lowest_ritz
+        The smallest Ritz value of A that any right-hand side has met.
     """
 
     x: Tensor
@@ -172,14 +180,23 @@ def shifted_minres(
     They are taken up `BLOCK` steps at a time, by back substitution for their coefficients and one
     product with the block of Lanczos vectors; between blocks three vectors per shift are kept.
 
-    b: (..., n), right-hand sides. shifts: t_q (Q,) ascending.
-    mix: (P, Q); the combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
-    memory: bytes that the vectors of columns worked on at once may take.
-
     A Ritz value below zero by more than rounding ends a column as NOT_POSITIVE_DEFINITE.
 
-    Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
-    iterative methods"; Pleiss et al. (2020), msMINRES.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    shifts
+        t_q (Q,) ascending.
+    mix : (P, Q)
+        The combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
+    memory
+        Bytes that the vectors of columns worked on at once may take.
+
+    References
+    ----------
+    Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for iterative
+    methods"; Pleiss et al. (2020), msMINRES.
     """
     system = System.of(A, b, None, None, StepRule(rtol, max_steps, 1))
     _check_shifts(shifts)

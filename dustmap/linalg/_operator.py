@@ -235,8 +235,12 @@ class SparseOperator(AbstractComposite):
     ) -> "SparseOperator":
         """Build from compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
 
-        starts: (m + 1,). cols, values: (K,), cols ascending in each row. Nothing is copied if
-        starts and cols are int32.
+        Parameters
+        ----------
+        starts
+            (m + 1,).
+        cols, values : (K,)
+            Cols ascending in each row. Nothing is copied if starts and cols are int32.
         """
         if len(starts) != shape[0] + 1 or cols.shape != values.shape or cols.ndim != 1:
             raise ValueError(
@@ -250,7 +254,15 @@ class SparseOperator(AbstractComposite):
     def from_coo(
         rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """Build from values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        """Build from values (K,) at rows (K,), cols (K,); entries at one place are added.
+
+        Examples
+        --------
+        >>> rows, cols = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 0])
+        >>> A = SparseOperator.from_coo(rows, cols, torch.tensor([5.0, 1.0, 2.0]), (2, 3))
+        >>> A.matmul(torch.tensor([1.0, 1.0, 1.0]))
+        tensor([5., 3.])
+        """
         for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
             _check_indices(name, index, length)
         place = rows.long() * shape[1] + cols

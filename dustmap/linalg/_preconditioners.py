@@ -124,11 +124,36 @@ def nystrom(
     The small matrices are float64. Directions in which G is lost in the rounding errors of A are
     left out: the result has the rank of G if that is smaller than `rank`.
 
-    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
-    world: ranks that make and apply it together; all of them have A. progress: of the products.
+    Parameters
+    ----------
+    power_steps
+        Each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
+    world
+        Ranks that make and apply it together; all of them have A.
+    progress
+        Called before every few products.
 
-    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place
-    of their shift.
+    Returns
+    -------
+    NystromPreconditioner
+        P⁻¹ (n, n), an operator.
+
+    Raises
+    ------
+    ValueError
+        Where A is not square or finite, or A − shift · I has a negative eigenvalue.
+
+    Examples
+    --------
+    >>> A = DiagonalOperator(torch.tensor([1.0, 1.0, 1.0, 9.0]))
+    >>> preconditioner = nystrom(A, rank=2)
+    >>> preconditioner.rank, preconditioner.values.round(decimals=3)
+    (1, tensor([8.], dtype=torch.float64))
+
+    References
+    ----------
+    Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of their
+    shift.
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:
@@ -213,7 +238,10 @@ def _check(A: AbstractOperator, shift: float) -> None:
 class RootPreconditioner:
     """P = L Lᵀ ≈ K (n, n), given by L and L⁻¹.
 
-    root, inverse: L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
+    Parameters
+    ----------
+    root, inverse
+        L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
     """
 
     root: AbstractOperator
@@ -235,9 +263,16 @@ class RootPreconditioner:
 
         It has K's size, so that its root is one, and its eigenvalues lie between those of K.
 
-        lags: (M1, …, MD), as in `ToeplitzOperator`. dtype: working precision, by default lags'.
+        Parameters
+        ----------
+        lags : (M1, …, MD)
+            As in `ToeplitzOperator`.
+        dtype
+            Working precision, by default lags'.
 
-        Reference: T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
+        References
+        ----------
+        T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
         """
         column = lags.detach().to(torch.float64)
         for axis, m in enumerate(column.shape):

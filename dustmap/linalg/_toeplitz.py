@@ -28,6 +28,11 @@ def fast_length(n: int) -> int:
     Besides being 7-smooth the length is even (a multiple of 4 above 32): odd real transforms
     take two to four times as long per element. Above 2¹⁸ it is a multiple of 64, which saves
     another tenth.
+
+    Examples
+    --------
+    >>> fast_length(37), fast_length(121)
+    (40, 128)
     """
     if n < 1:
         raise ValueError(f"fast_length: expected n >= 1, got {n}")
@@ -137,13 +142,17 @@ class CirculantOperator(AbstractComposite):
 
         A x = crop_rows( irfftn( λ · rfftn( pad x ) ) )
 
-    spectrum: λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column.
-    torus_shape: (L1, …, LD).
-    rows, columns: leading boxes of the torus that index the rows and columns of A; None is the
-        whole torus. Both are flattened in C order.
-
     Computes in the precision of the vector; `.to(dtype)` rounds the spectrum once for many
     products. Differentiable in the spectrum and in the vector.
+
+    Parameters
+    ----------
+    spectrum
+        λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column.
+    torus_shape : (L1, …, LD)
+    rows, columns
+        Leading boxes of the torus that index the rows and columns of A; None is the whole torus.
+        Both are flattened in C order.
     """
 
     spectrum: Tensor
@@ -289,11 +298,21 @@ def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
 class ToeplitzOperator(AbstractComposite):
     """K_ij = lags[|i₁−j₁|, …, |i_D−j_D|]: a stationary covariance on a regular grid.
 
-    lags: (M1, …, MD), covariances at non-negative lags, symmetric in every axis.
-    dtype: working precision, by default that of lags. The spectrum is computed in float64.
-
     Products go through the smallest circulant of fast length that contains K. They are exact
     whether or not that circulant is positive definite, because it is never inverted or rooted.
+
+    Parameters
+    ----------
+    lags : (M1, …, MD)
+        Covariances at non-negative lags, symmetric in every axis.
+    dtype
+        Working precision, by default that of lags. The spectrum is computed in float64.
+
+    Examples
+    --------
+    >>> K = ToeplitzOperator(torch.tensor([2.0, 1.0, 0.0]))
+    >>> K.matmul(torch.tensor([1.0, 0.0, 0.0])).round(decimals=4).abs()
+    tensor([2., 1., 0.])
     """
 
     def __init__(self, lags: Tensor, dtype: torch.dtype | None = None) -> None:

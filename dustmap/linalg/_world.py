@@ -39,7 +39,10 @@ class AbstractWorld(ABC):
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """The parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
 
-        counts: n_r of all ranks where they are known; else the ranks ask each other.
+        Parameters
+        ----------
+        counts
+            n_r of all ranks where they are known; else the ranks ask each other.
         """
 
     def share(self, n: int) -> slice:

@@ -27,9 +27,14 @@ NEGLIGIBLE = 1e-18  # relative to k(0): what is left out of the plain kernel, be
 class Nodes:
     """A tensor product of axes, or a plain list of points.
 
-    axes: D float64 tensors that broadcast to (1, *shape): (1, .., M_d, .., 1) of a grid, whose
-    axes ascend, or (1, M) each of a list; direction: like `axes` of a list, the direction of the
-    derivative taken at every node, or None for values.
+    Parameters
+    ----------
+    axes
+        D float64 tensors that broadcast to (1, *shape): (1, .., M_d, .., 1) of a grid, whose axes
+        ascend, or (1, M) each of a list.
+    direction
+        Like `axes` of a list, the direction of the derivative taken at every node, or None for
+        values.
     """
 
     axes: tuple[Tensor, ...]
@@ -210,7 +215,12 @@ def _angles(count: int, device: torch.device) -> Tensor:
 class Wrapping:
     """Covariances of the kernel wrapped around a torus, Σ_j k(x + jL).
 
-    periods (D,): L per axis; tolerance: images below tolerance · k(0) are left out.
+    Parameters
+    ----------
+    periods : (D,)
+        L per axis.
+    tolerance
+        Images below tolerance · k(0) are left out.
     """
 
     periods: tuple[float, ...]

@@ -85,7 +85,24 @@ class _AbstractFullRankFamily(AbstractFamily):
 @final
 @dataclass(frozen=True)
 class FullRankFamily(_AbstractFullRankFamily):
-    """Unrestricted S: M_w² numbers, exact for Gaussian noise. Refused beyond `max_bytes`."""
+    """Unrestricted S: M_w² numbers, exact for Gaussian noise.
+
+    Parameters
+    ----------
+    n_features
+        M_w.
+    max_bytes
+        Memory of the matrices; a family that needs more is refused.
+
+    Examples
+    --------
+    >>> family = FullRankFamily(n_features=2)
+    >>> phi, noise_variance = torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.5])
+    >>> statistics = family.precision_statistics(phi, 1.0 / noise_variance)
+    >>> q = family.posterior(mean=torch.zeros(2), statistics=statistics)
+    >>> q.quadratic(torch.eye(2))  # the variance that the data leave open
+    tensor([0.5000, 0.3333])
+    """
 
     n_features: int
     max_bytes: int = 8 * 2**30
@@ -104,8 +121,16 @@ class FullRankFamily(_AbstractFullRankFamily):
 class SolveLog:
     """Counts of the solves with Λ so far, of all states of a family.
 
-    columns, unconverged: right-hand sides, and those that missed rtol. steps: the most that one
-    took. products: of Λ with a vector, the sum of all their steps. residual: the largest true one.
+    Parameters
+    ----------
+    columns, unconverged
+        Right-hand sides, and those that missed rtol.
+    steps
+        The most that one took.
+    products
+        Of Λ with a vector, the sum of all their steps.
+    residual
+        The largest true one.
     """
 
     columns: int = 0
@@ -138,7 +163,14 @@ class KrylovFullRankGaussian(AbstractGaussian):
     is taken at the solution's x: it falls short by (x − Sφ)ᵀ Λ (x − Sφ), the square of the error,
     and its derivative is 2 x, without another solve.
 
-    preconditioner (M_w, M_w): ≈ S, float64. rtol: of residuals. max_steps: J at most.
+    Parameters
+    ----------
+    preconditioner : (M_w, M_w)
+        ≈ S, float64.
+    rtol
+        Relative residual at which solves stop.
+    max_steps
+        Largest number of steps J.
     """
 
     preconditioner: AbstractOperator
@@ -217,8 +249,15 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
     crossover met yet (`python -m pipelines.reproduce ciq --only natural`). J grows with the spread
     of what data say of different directions, which is large where noise is small.
 
-    rank: of the Nyström preconditioner, made anew of Λ for each state by so many products; 0 is
-    the diagonal of Λ. seed: of it. log: what the solves took.
+    Parameters
+    ----------
+    rank
+        Rank of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
+        takes the diagonal of Λ.
+    seed
+        Seed of its random vectors.
+    log
+        Counts of the solves.
     """
 
     n_features: int

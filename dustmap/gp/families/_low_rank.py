@@ -100,11 +100,18 @@ class LowRankDiagonalFamily(AbstractFamily):
     Mishkin et al. (2018) take the leading eigenvectors and the diagonal alone. Negative weights, of
     likelihoods that are not log-concave, are met by 1 as well.
 
-    rank: r. seed: of Ω.
+    Parameters
+    ----------
+    rank
+        Number of columns of V.
+    seed
+        Seed of the signs Ω.
 
-    References: Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML
-    factor analysis"; Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite
-    matrix from streaming data".
+    References
+    ----------
+    Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor analysis";
+    Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from streaming
+    data".
     """
 
     n_features: int

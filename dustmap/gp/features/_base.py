@@ -38,9 +38,14 @@ GROUP_BYTES = 16 * 2**20
 class SolveSummary:
     """Counts of the linear solves behind some rows, all zeros where none was needed.
 
-    columns, unconverged: number of right-hand sides, and of those that missed the tolerance.
-    steps: largest number of steps taken.
-    residual: largest true relative residual.
+    Parameters
+    ----------
+    columns, unconverged
+        Number of right-hand sides, and of those that missed the tolerance.
+    steps
+        Largest number of steps taken.
+    residual
+        Largest true relative residual.
     """
 
     columns: int = 0

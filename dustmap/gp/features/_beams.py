@@ -69,8 +69,11 @@ class BeamTable:
     without any beam, or that starts elsewhere, has its own cells instead (`interpolation`). What
     is done with a ray depends on beams and box alone.
 
-    reach (P,) int64: knots of each beam, 0 for one that is not needed. Columns are the knots,
-    `knots` for each needed beam, then the M nodes of the grid, for rays with their own cells.
+    Parameters
+    ----------
+    reach : (P,) int64
+        Knots of each beam, 0 for one that is not needed. Columns are the knots, `knots` for each
+        needed beam, then the M nodes of the grid, for rays with their own cells.
     """
 
     grid: RegularGrid
@@ -91,7 +94,10 @@ class BeamTable:
     ) -> "BeamTable":
         """Knots one cell apart as far as these rays need them, or to the faces of the box.
 
-        device: that of the rays, or of those that the table is made for.
+        Parameters
+        ----------
+        device
+            That of the rays, or of those that the table is made for.
         """
         step = min(grid.spacing)
         within = _within(grid, beams, step).to(device if rays is None else rays.device)
@@ -268,8 +274,12 @@ def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
 class BeamExpansion(AbstractComposite):
     """Sums along beams, then the nodes themselves (columns, M).
 
-    pieces (K, M): integrals over the steps of beams; place (K,): their knots among all `sums`,
-    `knots` for each beam one after the other.
+    Parameters
+    ----------
+    pieces : (K, M)
+        Integrals over the steps of beams.
+    place : (K,)
+        Their knots among all `sums`, `knots` for each beam one after the other.
     """
 
     def __init__(self, pieces: AbstractOperator, place: Tensor, sums: int, knots: int) -> None:

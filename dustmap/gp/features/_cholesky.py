@@ -79,7 +79,12 @@ class CholeskyFeatures(AbstractInducingFeatures):
     rows_dtype: of the rows. K_uu is factorised in float64, and so are rows of point values under
         free points computed; of other rows the solves are in this type.
 
-    gram: K_uu + ν I (M, M) with its graph, None where nothing is differentiated; factor: L without.
+    Attributes
+    ----------
+    gram
+        K_uu + ν I (M, M) with its graph, None where nothing is differentiated.
+    factor
+        L without.
     """
 
     gram: Tensor | None = field(init=False)

@@ -205,7 +205,12 @@ class CIQFeatures(AbstractInducingFeatures):
         the symmetric one (`preconditioned`). It is kept while the kernel is learned, so that the
         whitened space does not turn.
 
-    gram: K_uu + ν I at the kernel's present parameters. method: the quadrature for its spectrum.
+    Attributes
+    ----------
+    gram
+        K_uu + ν I at the kernel's present parameters.
+    method
+        The quadrature for its spectrum.
     """
 
     nodes: int = 15

@@ -44,9 +44,13 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
             Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
 
-    memory: bytes a chunk of rows may use; `operator` stores K_fu when it fits.
-    dense_below: up to this many points K_uu is factorised once instead, in float64: the same
-        weights without iterations, and faster than one PCG per datum; 0 always takes PCG.
+    Parameters
+    ----------
+    memory
+        Bytes a chunk of rows may use; `operator` stores K_fu when it fits.
+    dense_below
+        Up to this many points K_uu is factorised once instead, in float64: the same weights without
+        iterations, and faster than one PCG per datum; 0 always takes PCG.
     """
 
     rtol: float = 1e-5

@@ -48,8 +48,11 @@ def interpolation(
     another cell (`cell_nodes`), so that up to rounding L ρ is ∫ w of the interpolant, the one
     that points and maps see. The data must lie in the box.
 
-    memory: bytes that L and its transpose may take; beyond, the same rows are computed anew in
-    every product.
+    Parameters
+    ----------
+    memory
+        Bytes that L and its transpose may take; beyond, the same rows are computed anew in every
+        product.
     """
     return operator_by_rows(functional, lambda f: _interpolation(f, grid, memory, dtype))
 
@@ -143,8 +146,11 @@ def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> Non
 def row_bytes(rays: LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype) -> int:
     """Plan the bytes of the rows of N rays, stored with their transpose, from a few of them.
 
-    order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
-    The rays must lie in the box.
+    Parameters
+    ----------
+    order
+        Nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights. The
+        rays must lie in the box.
     """
     sample = rays[spread_rows(len(rays), rays.device)]
     nodes = cell_nodes(sample, grid)

@@ -50,7 +50,10 @@ class ProductOperator(AbstractComposite):
 class ArrangedOperator(AbstractComposite):
     """Rows of several operators with n columns each, row i the order_i-th of their concatenation.
 
-    order (m,): a permutation of the m rows of all, as in `Stacked`.
+    Parameters
+    ----------
+    order : (m,)
+        A permutation of the m rows of all, as in `Stacked`.
     """
 
     def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
@@ -127,7 +130,12 @@ class InverseOperator(AbstractSymmetric):
 class CrossCovarianceOperator(AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
-    evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
+    Parameters
+    ----------
+    evaluate
+        Functional ↦ rows (n, M) without a graph.
+    like
+        A tensor of its dtype and device.
     """
 
     def __init__(

@@ -265,7 +265,7 @@ class ResidualVariance:
     def of(raw: Tensor, dtype: torch.dtype, prior: float = 0.0) -> "ResidualVariance":
         """Negative values set to 0, counted and logged: round-off, or the band's truncation.
 
-        prior: k(0); what is negative by less than 1e-9 of it is round-off, and no warning.
+        What is negative by less than 1e-9 of the prior k(0) is round-off, and no warning.
         """
         negative = raw.detach() < 0
         clamped = int(negative.sum())
@@ -301,7 +301,10 @@ class LocalResiduals:
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
     `tests/gp/residual_definition.py` measures it.
 
-    prior, estimator, per_cell: as in `LocalFeatures`.
+    Parameters
+    ----------
+    prior, estimator, per_cell
+        As in `LocalFeatures`.
     """
 
     prior: GridPrior

@@ -35,13 +35,20 @@ _PLACE_BITS = 6
 class Stencil:
     """w(δ) = K_SS⁻¹ k_S(δ) for a point at offset δ ∈ [0, 1)^D in a cell, S the p^D nodes around.
 
-    kernel, wrapping: the covariance, as the prior has it; spacing: of the grid; order: p, 2 or 4
-    nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell;
-    nugget: variance on the diagonal of K_SS, the prior's.
-
     By stationarity the weights depend on the offset alone. They are the conditional expectation
     given the stencil, so E(ρ − wᵀu_S)² = k(0) − wᵀk_S. All in float64, differentiable in the
     kernel's parameters.
+
+    Parameters
+    ----------
+    kernel, wrapping
+        The covariance, as the prior has it.
+    spacing
+        Of the grid.
+    order
+        p, 2 or 4 nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell.
+    nugget
+        Variance on the diagonal of K_SS, the prior's.
     """
 
     kernel: AbstractKernel

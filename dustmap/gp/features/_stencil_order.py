@@ -24,9 +24,16 @@ from dustmap.gp.functionals import (
 class StencilOrder:
     """The chosen order p with what it was chosen by, for the run's report.
 
-    ratio2, ratio4: median of Var r_n / σ_n² over the sampled data for p = 2 and 4;
-    gain: median fraction by which p = 4 lowers Var r_n + σ_n²;
-    bytes2, bytes4: planned bytes of W for all data; reason: why, in words.
+    Parameters
+    ----------
+    ratio2, ratio4
+        Median of Var r_n / σ_n² over the sampled data for p = 2 and 4.
+    gain
+        Median fraction by which p = 4 lowers Var r_n + σ_n².
+    bytes2, bytes4
+        Planned bytes of W for all data.
+    reason
+        Why, in words.
     """
 
     order: int

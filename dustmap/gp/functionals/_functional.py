@@ -70,8 +70,14 @@ class AbstractRule(ABC):
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Positions s and weights v, both (N, Q).
 
-        edges (N, J + 1): segment boundaries; weights (N, J): w on each; keys (N,): identities of
-        the tracks, for rules that draw random numbers.
+        Parameters
+        ----------
+        edges : (N, J + 1)
+            Segment boundaries.
+        weights : (N, J)
+            w on each.
+        keys : (N,)
+            Identities of the tracks, for rules that draw random numbers.
         """
 
 
@@ -239,7 +245,14 @@ class AbstractRows(AbstractFunctional):
 class PointMeasure(AbstractRows):
     """f_n = Σ_q w_q ρ(x_q), or Σ_q w_q ∂_v ρ(x_q) where a direction v is given.
 
-    points (N, Q, D); weights (N, Q); direction (N, D) or None.
+    Parameters
+    ----------
+    points : (N, Q, D)
+        x_q.
+    weights : (N, Q)
+        w_q.
+    direction : (N, D)
+        v, or None for values.
     """
 
     points: Tensor
@@ -273,7 +286,19 @@ class PointMeasure(AbstractRows):
 @final
 @dataclass(frozen=True, eq=False)
 class PointValues(AbstractRows):
-    """f_n = ρ(x_n).   x (N, D)."""
+    """Values of the field at points, f_n = ρ(x_n).
+
+    Parameters
+    ----------
+    x : (N, D)
+        Points, finite.
+
+    Examples
+    --------
+    >>> values = PointValues(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    >>> len(values), values.dim, len(values[:1])
+    (2, 2, 1)
+    """
 
     x: Tensor
 
@@ -290,7 +315,15 @@ class PointValues(AbstractRows):
 @final
 @dataclass(frozen=True, eq=False)
 class Derivatives(AbstractRows):
-    """f_n = v_n · ∇ρ(x_n).   x (N, D); direction v (N, D), unit vectors."""
+    """Directional derivatives of the field, f_n = v_n · ∇ρ(x_n).
+
+    Parameters
+    ----------
+    x : (N, D)
+        Points, finite.
+    direction : (N, D)
+        v, unit vectors.
+    """
 
     x: Tensor
     direction: Tensor

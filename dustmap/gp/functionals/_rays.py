@@ -76,9 +76,24 @@ def chord(
 class LineIntegrals(AbstractRows):
     """f_n = ∫ w_n(s) ρ(o_n + s ω_n) ds with w_n constant on each of J segments of the ray.
 
-    origin o (N, D); direction ω (N, D), unit vectors; edges (N, J + 1): segment boundaries, >= 0
-    and not decreasing; weights (N, J): w on each segment, >= 0; keys (N,) int64: identities of
-    the rays for seeded random rules (default 0..N-1; slices keep them).
+    Parameters
+    ----------
+    origin : (N, D)
+        o.
+    direction : (N, D)
+        ω, unit vectors.
+    edges : (N, J + 1)
+        Segment boundaries, ≥ 0 and not decreasing.
+    weights : (N, J)
+        w on each segment, ≥ 0.
+    keys : (N,) int64
+        Identities of the rays for seeded random rules, 0..N−1 by default; slices keep them.
+
+    Examples
+    --------
+    >>> rays = LineIntegrals.from_observer(torch.tensor([[3.0, 4.0]]))
+    >>> rays.edges, rays.moments()[:, 0]  # of length 5, the integral of 1
+    (tensor([[0., 5.]], dtype=torch.float64), tensor([5.], dtype=torch.float64))
     """
 
     origin: Tensor

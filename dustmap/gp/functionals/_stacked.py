@@ -24,8 +24,13 @@ F = TypeVar("F", bound=AbstractFunctional)
 class Stacked(AbstractFunctional):
     """The functionals of several parts, one after the other.
 
-    parts: functionals of one dimension; order (N,): row n is entry order[n] of the concatenation
-    (the identity unless rows were picked in another order).
+    Parameters
+    ----------
+    parts
+        Functionals of one dimension.
+    order : (N,)
+        Row n is entry order[n] of the concatenation (the identity unless rows were picked in
+        another order).
     """
 
     parts: tuple[AbstractFunctional, ...]
@@ -128,8 +133,17 @@ class Sharded(AbstractFunctional):
     Every rank has the same N, picks the same rows and gets the same numbers; what takes geometry is
     computed by the rank that has it and gathered, so that all ranks have to ask.
 
-    local: this rank's functionals; counts: how many each rank has; world: the ranks; order (N,):
-    row n is the order_n-th of the ranks' functionals, one after the other, None where that is n.
+    Parameters
+    ----------
+    local
+        This rank's functionals.
+    counts
+        How many each rank has.
+    world
+        The ranks.
+    order : (N,)
+        Row n is the order_n-th of the ranks' functionals, one after the other, None where that is
+        n.
     """
 
     local: AbstractRows

@@ -38,12 +38,15 @@ class GaussianLikelihood(AbstractLikelihood):
     GaussianLikelihood(scale=1.0, jitter=0.01)    both learned on top of the given σ_n
     GaussianLikelihood(relative=0.1)              noise that grows with the field
 
-    scale, jitter, relative > 0: starting values, jitter in the units of y; what is None is not in
-    the model. With `learn=False` they stay fixed.
-
     a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
     small would weigh more than those it has made large. Whoever fits the field sets it, and
     renews it as the field is found.
+
+    Parameters
+    ----------
+    scale, jitter, relative
+        Starting values > 0, jitter in the units of y; what is None is not in the model. With
+        `learn=False` they stay fixed.
     """
 
     def __init__(
@@ -198,10 +201,6 @@ def _nodes(residual: Tensor, width2: Tensor, dof: Tensor) -> Tensor:
 class StudentTLikelihood(AbstractLikelihood):
     """y_n = f_n + s_n t_ν: ln p = c − ½ (ν + 1) ln(1 + (y − f)²/a²), a² = ν s_n².
 
-    dof: ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2). scale > 0: where
-    the batch has no noise_variance it is s_n itself, in the units of y; where it has σ_n², the
-    factor of the given errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
-
     Noise variances in the sense of the methods are the squared widths s_n², not the variances of
     the noise. Expectations by the trapezoidal rule in t, f = y + a sinh t, which is as good for a
     wide q as for a narrow one; Gauss-Hermite rules miss the bend of width a where √v > a. The
@@ -209,6 +208,14 @@ class StudentTLikelihood(AbstractLikelihood):
 
     ln p is not concave beyond |y − f| = a: g2 may be positive, and the weight −2 g2 of an outlier
     in the precision of q negative.
+
+    Parameters
+    ----------
+    dof
+        ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2).
+    scale
+        Positive; s_n itself, in the units of y, where the batch has no noise_variance, else the
+        factor of its errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
     """
 
     def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
