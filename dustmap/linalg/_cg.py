@@ -261,6 +261,7 @@ def _columns_together(system: System) -> int:
 
 
 def _torus_size(A: AbstractOperator) -> int | None:
+    """Count the points of the torus of an FFT operator, None for others."""
     if isinstance(A, ToeplitzOperator):
         return math.prod(A.circulant.torus_shape)
     return math.prod(A.torus_shape) if isinstance(A, CirculantOperator) else None

@@ -197,12 +197,14 @@ def square_root(
 
 
 def _preconditioned(build: Build, P: RootPreconditioner) -> Build:
+    """Build L⁻¹ K(θ) L⁻ᵀ in place of K(θ)."""
     return lambda *parameters: PreconditionedOperator(build(*parameters), P)
 
 
 def _inverse_root(
     build: Build, parameters: Sequence[Tensor], b: Tensor, method: RootMethod
 ) -> tuple[Tensor, RootResult]:
+    """Apply A^{-1/2}, differentiable in the parameters and in b."""
     report: list[RootResult] = []
     y: Tensor = _InverseRoot.apply(  # type: ignore[no-untyped-call]
         b, build, method, report, *parameters
@@ -291,6 +293,7 @@ def _bilinear_gradient(
 
 
 def _refuse_indefinite(result: RootResult) -> None:
+    """Raise where a right-hand side met a negative eigenvalue."""
     broken = result.status == SolveStatus.NOT_POSITIVE_DEFINITE.value
     if bool(broken.any()):
         raise ValueError(

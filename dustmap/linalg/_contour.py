@@ -225,6 +225,7 @@ def _extremes(
 
 
 def _ritz_ends(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, float]:
+    """Return the extreme eigenvalues of a tridiagonal matrix, NaN where it is not finite."""
     if not all(math.isfinite(value) for value in diagonal + off_diagonal):
         return math.nan, math.nan
     main = torch.tensor(diagonal, dtype=torch.float64)

@@ -115,6 +115,7 @@ def worst_status(status: Tensor) -> SolveStatus:
 
 
 def _largest(counts: Tensor) -> int:
+    """Return the largest of some counts, 0 of none."""
     return int(counts.max()) if counts.numel() else 0
 
 
@@ -302,6 +303,7 @@ def check_system(
 
 
 def _check_finite(name: str, x: Tensor) -> None:
+    """Raise where entries are NaN or infinite."""
     if not bool(x.sum().isfinite()):
         bad = int((~x.isfinite()).sum())
         if bad:

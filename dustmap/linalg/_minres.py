@@ -217,6 +217,7 @@ def shifted_minres(
 
 
 def _check_shifts(shifts: Tensor) -> None:
+    """Raise unless shifts are (Q,), non-negative and ascending."""
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
         raise ValueError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
@@ -251,6 +252,7 @@ class _Outcome:
 
 
 def _joined(groups: Sequence[_Outcome], batch: torch.Size, rtol: float) -> ShiftedSolve:
+    """Join the results of groups of columns in the batch shape of b."""
     x = torch.cat([group.x for group in groups], dim=1)
     residuals = torch.cat([group.residuals for group in groups], dim=1)
     return ShiftedSolve(

@@ -302,6 +302,7 @@ class SparseOperator(AbstractComposite):
 
 
 def _check_indices(name: str, index: Tensor, length: int) -> None:
+    """Raise unless 0 ≤ index < length."""
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
         wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
         raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
@@ -331,6 +332,7 @@ def _starts(counts: Tensor) -> Tensor:
 
 
 def _index_dtype(shape: tuple[int, int], count: int) -> torch.dtype:
+    """Choose 32-bit indices where they suffice."""
     return torch.int32 if max(*shape, count) < 2**31 else torch.int64
 
 
@@ -342,6 +344,7 @@ def _csr_from_parts(
     *,
     check_invariants: bool = True,
 ) -> Tensor:
+    """Make a CSR tensor with the narrowest indices."""
     index = _index_dtype(shape, values.numel())
     with warnings.catch_warnings():
         # torch announces once per process that CSR is in beta; nothing for the user to act on.
@@ -352,6 +355,7 @@ def _csr_from_parts(
 
 
 def _with_narrow_indices(matrix: Tensor) -> Tensor:
+    """Convert the indices of a CSR tensor where narrower ones suffice."""
     m, n = matrix.shape
     starts, cols, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
     if cols.dtype == _index_dtype((m, n), len(values)):

@@ -227,6 +227,7 @@ def _whole(part: Tensor, n: int, world: AbstractWorld) -> Tensor:
 
 
 def _check(A: AbstractOperator, shift: float) -> None:
+    """Raise unless A is square and the shift positive."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: expected a square operator, got shape {A.shape}")
     if not shift > 0:

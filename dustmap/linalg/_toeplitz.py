@@ -129,6 +129,7 @@ def fewest_rows(torus_shape: tuple[int, ...]) -> int:
 
 
 def _is_7_smooth(n: int) -> bool:
+    """Tell whether n has no prime factor above 7."""
     for prime in (2, 3, 5, 7):
         while n % prime == 0:
             n //= prime
@@ -276,17 +277,20 @@ def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
 
 
 def _spectrum_gradient(grad: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+    """Differentiate Σ ȳ · A x in the half spectrum."""
     cross = cross_spectrum(grad, x, boxes.torus_shape).real
     weight = multiplicity(boxes.torus_shape).to(cross) / math.prod(boxes.torus_shape)
     return cross * weight
 
 
 def _fits(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:
+    """Tell whether a box lies inside the torus."""
     same_dim = len(box) == len(torus_shape)
     return same_dim and all(1 <= m <= length for m, length in zip(box, torus_shape, strict=True))
 
 
 def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
+    """Raise where x is wider than the spectrum."""
     if not x.is_floating_point() or x.dtype.itemsize > spectrum.dtype.itemsize:
         raise ValueError(
             f"{name}: expected a real floating-point tensor no wider than the spectrum's "

@@ -51,6 +51,7 @@ def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtyp
 
 
 def _direct_cross(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
+    """Evaluate K_fu without polynomials for distant images."""
     if isinstance(f, LineIntegrals):
         return ray_cross(kernel, f, nodes, dtype)
     return measure_cross(kernel, f, nodes, dtype)
@@ -219,6 +220,7 @@ def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes
 def _check(
     kernel: AbstractKernel, functional: AbstractFunctional, wrapping: Wrapping | None
 ) -> None:
+    """Raise where kernel, functional and wrapping do not fit."""
     if kernel.dim != functional.dim:
         raise ValueError(
             f"kernel has {kernel.dim} input dimensions but the functional "
@@ -235,11 +237,13 @@ def _check(
 
 
 def _check_devices(first: torch.device, second: torch.device) -> None:
+    """Raise unless both devices are one."""
     if first != second:
         raise ValueError(f"the functional is on {first} but its partner on {second}; move one.")
 
 
 def _count_derivatives(functional: AbstractFunctional) -> int:
+    """Count the derivatives that the functional takes of the field."""
     if isinstance(functional, PointMeasure):
         return int(functional.direction is not None)
     return int(isinstance(functional, Derivatives))

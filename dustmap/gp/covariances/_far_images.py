@@ -119,6 +119,7 @@ class _Plan:
 def _plan(
     kernel: WrappedKernel, boxes: tuple[tuple[Interval, ...], tuple[Interval, ...]], digits: float
 ) -> _Plan | None:
+    """Choose the images that polynomials serve, and their degrees; None where there are none."""
     data, nodes = boxes
     widths = [
         [box.half for box in data],
@@ -198,6 +199,7 @@ def _build(plan: _Plan, terms: Terms, device: torch.device) -> FarImages:
 def _values(
     plan: _Plan, terms: Terms, difference: tuple[Interval, ...], device: torch.device
 ) -> Tensor:
+    """Tabulate the sum of distant images at the nodes of the differences."""
     axes = [i.points(n, device) for i, n in zip(difference, plan.counts[2], strict=True)]
     at = Nodes.of_axes([-a for a in axes])
     origin = torch.zeros(1, len(axes), dtype=torch.float64, device=device)
@@ -211,6 +213,7 @@ def _values(
 
 
 def _sum_of_terms(displacement: Sequence[Tensor], terms: Terms) -> Tensor:
+    """Add the covariances of all terms."""
     return torch.stack([term.covariance(displacement) for term in terms]).sum(0)
 
 

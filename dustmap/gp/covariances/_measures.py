@@ -99,6 +99,7 @@ class _Accumulated(torch.autograd.Function):
 def _terms(
     profiles: tuple[AbstractProfile, ...], parameters: Sequence[Tensor]
 ) -> tuple[KernelTerm, ...]:
+    """Put parameters and profiles together again."""
     return tuple(
         KernelTerm(parameters[2 * i], parameters[2 * i + 1], profile)
         for i, profile in enumerate(profiles)
@@ -285,6 +286,7 @@ def _lag_table(
     shape: Sequence[int],
     wrapping: Wrapping | None,
 ) -> Tensor:
+    """Tabulate the kernel at multiples of the spacing."""
     if not len(spacing) == len(shape) == kernel.dim:
         raise ValueError(
             f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "

@@ -18,6 +18,7 @@ from dustmap.gp.covariances._measures import Block, Terms, accumulate, nodes_of,
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, pieces
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointMeasure
 from dustmap.gp.kernels import KernelTerm
+from dustmap.linalg import chunks
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
 PANEL = 1.0  # length scales per Gauss-Legendre panel
@@ -283,10 +284,10 @@ class _Tile:
 
 
 def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
+    """Cut the rays into tiles, each with its quadrature and mean length."""
     tiles = []
     lengths = scaled_lengths(kernel.terms, rays)
-    for start in range(0, len(rays), TILE):
-        rows = slice(start, min(start + TILE, len(rays)))
+    for rows in chunks(len(rays), TILE):
         picked = rays[rows]
         measure = picked.measure(rule_for(kernel.terms, picked))
         tiles.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
@@ -317,6 +318,7 @@ def _pair_sum(
     transpose: bool,
     terms: Terms,
 ) -> Tensor:
+    """Integrate over both rays, with the sides in the order that is asked for."""
     value = weighted_track_sum(rays, shift, nodes, weights, terms)
     return value.T if transpose else value
 

@@ -114,14 +114,17 @@ def pieces(box: Box, limit: int) -> Iterator[Box]:
 
 
 def _length(s: slice) -> int:
+    """Count the entries of a slice."""
     return int(s.stop) - int(s.start)
 
 
 def _shape_of_axis(axis: int, dim: int, length: int) -> tuple[int, ...]:
+    """Return the shape (1, .., length, .., 1) of an axis."""
     return tuple(length if d == axis else 1 for d in range(dim))
 
 
 def _slab(axis: Tensor, low: float, high: float) -> slice:
+    """Find the entries of an ascending axis within [low, high]."""
     flat = axis.flatten()
     ends = torch.tensor([low, high], dtype=flat.dtype, device=flat.device)
     start = int(torch.searchsorted(flat, ends[0], right=False))
@@ -206,6 +209,7 @@ def _products(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
 
 
 def _angles(count: int, device: torch.device) -> Tensor:
+    """Return the angles of Chebyshev's nodes."""
     node = torch.arange(count, dtype=torch.float64, device=device)
     return math.pi * (node + 0.5) / count
 

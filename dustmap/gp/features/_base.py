@@ -311,11 +311,13 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
 
 
 def _following(first: Features, groups: Iterator[Features]) -> Iterator[Features]:
+    """Yield the first group, then the others."""
     yield first
     yield from groups
 
 
 def _concatenated(groups: list[Features]) -> Features:
+    """Concatenate groups of rows, with their graph."""
     solves = SolveSummary()
     for group in groups:
         solves = solves.merged(group.solves)

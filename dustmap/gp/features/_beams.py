@@ -253,6 +253,7 @@ def _through_beams(
     memory: int,
     dtype: torch.dtype,
 ) -> AbstractOperator:
+    """Build the rows of rays through a table of beams, directly where no beam is needed."""
     table = BeamTable.of(grid, beams, functional, dtype, memory)
     if table.knots == 0:
         return interpolation(functional, grid, memory, dtype)

@@ -66,6 +66,7 @@ class _Whitened(torch.autograd.Function):
 
 
 def _solved(factor: Tensor, K_fu: Tensor) -> Tensor:
+    """Solve Φᵀ = L⁻¹ Kᵀ in the precision of K_fu."""
     solved: Tensor = torch.linalg.solve_triangular(factor.to(K_fu.dtype), K_fu.mT, upper=False)
     return solved.mT
 
@@ -184,6 +185,7 @@ class _InverseTriangle(AbstractComposite):
 
 
 def _solve(triangle: Tensor, x: Tensor, *, upper: bool) -> Tensor:
+    """Solve with a triangle for vectors (..., M)."""
     flat = x.reshape(-1, x.shape[-1]).mT
     solved: Tensor = torch.linalg.solve_triangular(triangle, flat, upper=upper)
     return solved.mT.reshape(x.shape)

@@ -143,6 +143,7 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
 
 def _dense_solve(factor: Tensor, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+    """Solve W = K_fu K_uu⁻¹ by the Cholesky factor, in float64."""
     solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
     return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
 

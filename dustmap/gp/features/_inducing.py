@@ -197,10 +197,12 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Yield blocks of rows whose temporaries stay in the cache."""
     return chunks(rows, max(_FEWEST_ROWS, _BLOCK // max(1, columns)))
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
+    """Add tensors in order."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -277,6 +279,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
 
 
 def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
+    """Raise unless points are finite and (M, D)."""
     if points.ndim != 2 or points.shape[1] != kernel.dim:
         raise ValueError(
             f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"

@@ -60,6 +60,7 @@ def interpolation(
 def _interpolation(
     functional: AbstractFunctional, grid: RegularGrid, memory: int, dtype: torch.dtype
 ) -> AbstractOperator:
+    """Build the multilinear rows of one kind of functionals."""
     _refuse_derivatives(functional)
     _refuse_beyond_box(functional, grid)
     like = torch.empty(0, dtype=dtype, device=functional.device)
@@ -121,6 +122,7 @@ def _corner_weights(offset: Tensor) -> Tensor:
 
 
 def _refuse_derivatives(functional: AbstractFunctional) -> None:
+    """Raise for derivatives, which multilinear interpolation does not have."""
     for part in functional.parts if isinstance(functional, Stacked) else (functional,):
         measured = isinstance(part, PointMeasure) and part.direction is not None
         if measured or isinstance(part, Derivatives):
@@ -131,6 +133,7 @@ def _refuse_derivatives(functional: AbstractFunctional) -> None:
 
 
 def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> None:
+    """Raise for data outside the box."""
     points = support(functional)
     inside = grid.contains(points)
     if not bool(inside.all()):

@@ -202,6 +202,7 @@ class LocalFeatures(AbstractGridFeatures):
 
 
 def _ray_sites(layout: Layout, rays: LineIntegrals) -> Callable[[slice], Sites]:
+    """Return the sites of slices of the rays."""
     return lambda part: layout.ray_sites(rays[part])
 
 
@@ -211,5 +212,6 @@ def _fixed(sites: Sites) -> Callable[[slice], Sites]:
 
 
 def _measure_taps(layout: Layout, measure: PointMeasure, dtype: torch.dtype) -> Taps:
+    """Return the taps of sums over points, each with weights of its own."""
     sites, table = layout.measure_sites(measure)
     return sites.taps(table.to(dtype))

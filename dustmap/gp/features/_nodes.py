@@ -199,6 +199,7 @@ def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
 
 
 def _snapped(position: Tensor) -> Tensor:
+    """Round positions that are at a node but for round-off."""
     nearest = position.round()
     return torch.where((position - nearest).abs() < _SNAP, nearest, position)
 
@@ -291,4 +292,5 @@ def _keys(row: Tensor, share: Tensor, count: int, edge: bool) -> Tensor:
 
 
 def _bits(count: int) -> int:
+    """Count the bits of a fraction that fit beside the row in an int64 key."""
     return min(_MOST_BITS, 61 - count.bit_length())

@@ -415,4 +415,5 @@ def _is_exact(measure: PointMeasure) -> bool:
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate parts, of which there may be none."""
     return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)

@@ -86,6 +86,7 @@ def stencil_order(
 def _decision(
     rays: bool, ratio2: float, lowered: float, bytes4: int, memory: int, gain: float
 ) -> tuple[int, str]:
+    """Choose p by residual variances and bytes, and say why."""
     if not rays:
         return 4, "points and derivatives take 4 nodes per axis"
     if lowered < gain:
@@ -99,6 +100,7 @@ def _decision(
 
 
 def _has_rays(functional: AbstractFunctional) -> bool:
+    """Tell whether there are rays among the functionals."""
     if isinstance(functional, Stacked):
         return any(_has_rays(part) for part in functional.parts)
     if isinstance(functional, Sharded):

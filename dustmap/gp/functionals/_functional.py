@@ -46,6 +46,7 @@ def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
 
 
 def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -> Tensor:
+    """Return x in float64, refused unless of this rank, shape and device, and finite."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}, got {type(x).__name__}.")
     if x.ndim != rank or x.shape[-1] == 0:
@@ -178,6 +179,7 @@ def _rule_like(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_count(name: str, value: int) -> None:
+    """Raise unless the value is at least 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
 

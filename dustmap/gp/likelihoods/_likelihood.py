@@ -162,6 +162,7 @@ class SinhTrapezoid(AbstractQuadrature):
 
 
 def _like(value: Tensor | float, like: Tensor) -> Tensor:
+    """Expand a number to the shape of a tensor."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like)
 
 

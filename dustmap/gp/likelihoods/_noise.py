@@ -113,10 +113,12 @@ class GaussianLikelihood(AbstractLikelihood):
 
 
 def _log_normal_density(residual: Tensor, variance: Tensor) -> Tensor:
+    """Return ln N(y; m, v) of every datum."""
     return -0.5 * ((2.0 * math.pi * variance).log() + residual.square() / variance)
 
 
 def _log_parameter(name: str, value: float | None, learn: bool) -> nn.Parameter | None:
+    """Make the logarithm of a positive value a parameter, None where it is None."""
     if value is None:
         return None
     if not (math.isfinite(value) and value > 0):
@@ -300,4 +302,5 @@ class StudentTLikelihood(AbstractLikelihood):
 
 
 def _log(value: float) -> Tensor:
+    """Return ln value in float64."""
     return torch.tensor(math.log(value), dtype=torch.float64)
