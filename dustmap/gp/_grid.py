@@ -56,7 +56,7 @@ class RegularGrid:
     def from_bounds(
         cls, lower: Sequence[float], upper: Sequence[float], shape: Sequence[int]
     ) -> "RegularGrid":
-        """Grid whose first and last nodes lie on the faces of the box [lower, upper]."""
+        """Return the grid whose first and last nodes lie on the faces of the box [lower, upper]."""
         if not len(lower) == len(upper) == len(shape):
             raise ValueError(
                 "lower, upper and shape must have one entry per axis: got "
@@ -84,7 +84,7 @@ class RegularGrid:
         )
 
     def axes(self, device: "torch.device | None" = None) -> "tuple[Tensor, ...]":
-        """Node coordinates of each axis, (M_d,) in float64."""
+        """Return the node coordinates of each axis, (M_d,) in float64."""
         import torch
 
         return tuple(
@@ -95,7 +95,7 @@ class RegularGrid:
     def points(
         self, dtype: "torch.dtype | None" = None, device: "torch.device | None" = None
     ) -> "Tensor":
-        """All nodes, (M, D) in C order; float64 by default."""
+        """Return all nodes, (M, D) in C order; float64 by default."""
         import torch
 
         mesh = torch.meshgrid(*self.axes(device), indexing="ij")

@@ -133,7 +133,7 @@ class GridPrior:
         memory: int = 2**33,
         world: AbstractWorld | None = None,
     ) -> "GridPrior":
-        """The wrapped kernel on box + `padding` length scales per axis.
+        """Return the wrapped kernel on box + `padding` length scales per axis.
 
         Parameters
         ----------
@@ -223,7 +223,7 @@ class GridPrior:
         return self.report.smallest_eigenvalue > 0 or self.report.clamped > 0
 
     def covariance(self) -> AbstractOperator:
-        """K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
+        """Return K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
         minimal = math.prod(fast_length(2 * m - 1) for m in self.grid.shape)
         if minimal < self.n_white:
             return divided(ToeplitzOperator(self.lags.detach(), self.dtype), self.world)
@@ -234,17 +234,17 @@ class GridPrior:
         return self._block(self._root_spectrum(), None)
 
     def torus_root(self, power: float) -> AbstractOperator:
-        """C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
+        """Return C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
         self._root_spectrum()
         spectrum = self.spectrum.pow(power).to(self.dtype)
         return self._divided(CirculantOperator(spectrum, self.torus_shape))
 
     def preconditioner(self) -> AbstractOperator:
-        """P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
+        """Return P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
         return self.inverse.to(self.dtype)
 
     def factor(self) -> Tensor:
-        """Lower Cholesky factor of K_uu (M, M), float64.
+        """Return the lower Cholesky factor of K_uu (M, M), float64.
 
         Differentiable in the kernel where gradients are on, and then computed anew.
         """
@@ -268,7 +268,7 @@ class GridPrior:
         return lower
 
     def dense_covariance(self) -> Tensor:
-        """K_uu (M, M) as a matrix, float64; differentiable in the kernel."""
+        """Return K_uu (M, M) as a matrix, float64; differentiable in the kernel."""
         index = []
         for axis, m in enumerate(self.grid.shape):
             lag = (torch.arange(m)[:, None] - torch.arange(m)[None, :]).abs()
@@ -313,7 +313,7 @@ def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tupl
 
 
 def wrap_inflation(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) -> float:
-    """Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
+    """Return Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
     with torch.no_grad():
         periods = [length * h for length, h in zip(torus, grid.spacing, strict=True)]
         wrapped = wrapped_variance(kernel, periods, _IMAGE_TOLERANCE)
@@ -353,7 +353,7 @@ def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> No
 
 
 def _eigenvalues(table: Tensor) -> Tensor:
-    """λ = FFT(c): real, because c is symmetric in every axis."""
+    """Return λ = FFT(c): real, because c is symmetric in every axis."""
     spectrum: Tensor = torch.fft.rfftn(table.to(torch.float64)).real
     return spectrum
 
@@ -389,7 +389,7 @@ def _cheapest_inverse(
     spectrum: Tensor,
     shape: tuple[int, ...],
 ) -> CirculantOperator:
-    """The preconditioner on a narrower torus where that is markedly smaller."""
+    """Return the preconditioner on a narrower torus where that is markedly smaller."""
     narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if math.prod(narrow) > 0.8 * math.prod(shape):
         return _inverse(spectrum, shape, grid)
@@ -399,7 +399,7 @@ def _cheapest_inverse(
 
 
 def _inverse(spectrum: Tensor, shape: tuple[int, ...], grid: RegularGrid) -> CirculantOperator:
-    """crop C⁻¹ pad.
+    """Return crop C⁻¹ pad.
 
     Negative eigenvalues (an indefinite minimal embedding, or what the left-out images of a narrow
     torus amount to) are floored at 2 |λ_min|, which changes the speed of PCG, not its solution.

@@ -212,7 +212,7 @@ class _Block:
         self.weights = self.weights @ self.expand
 
     def _claimed(self) -> Tensor:
-        """Norms (a,) of the residuals K q that the recursion believes in."""
+        """Return the norms (a,) of the residuals K q that the recursion believes in."""
         if self.preconditioner is None:
             return norms(self.weights)
         return ((self.weights @ gram(self.q, self.q)) * self.weights).sum(1).clamp_min(0).sqrt()
@@ -240,7 +240,7 @@ class _Block:
                 self.p = None
 
     def _count_stalls(self, which: Tensor, residual: Tensor, lied: Tensor) -> Tensor:
-        """Lies without progress in columns `which`; which of these have had too many."""
+        """Count lies without progress in columns `which`; tell which have had too many."""
         stalled = lied & is_stuck(residual, self.lie[which])
         fresh = lied & ~stalled
         self.stalls[which] = torch.where(stalled, self.stalls[which] + 1, self.stalls[which])

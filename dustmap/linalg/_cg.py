@@ -276,7 +276,7 @@ def toeplitz_solve(
     rtol: float = 1e-6,
     max_steps: int = 1000,
 ) -> tuple[Tensor, SolveResult]:
-    """x = K⁻¹ b by PCG, differentiable in lags and b without differentiating the iterations.
+    """Solve K x = b by PCG, differentiable in lags and b without differentiating the iterations.
 
         a = K⁻¹ x̄,    b̄ = a,    lags-bar[ℓ] = −∂(aᵀ K x)/∂lags[ℓ]
 

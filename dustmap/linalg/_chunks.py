@@ -82,7 +82,7 @@ class Chunks:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is memory that ran out, on a CPU or a GPU, and no other failure."""
+    """Tell whether this is memory that ran out, on a CPU or a GPU, and no other failure."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_SAYS in str(error)
@@ -134,7 +134,7 @@ class TilePartition:
         return self.to_blocks(torch.ones(math.prod(self.shape), dtype=torch.bool))
 
     def to_blocks(self, x: Tensor) -> Tensor:
-        """Grid vectors x (..., L) as blocks (..., B, M_b)."""
+        """Return the grid vectors x (..., L) as blocks (..., B, M_b)."""
         if x.ndim == 0 or x.shape[-1] != math.prod(self.shape):
             raise ValueError(
                 f"x: expected vectors of length {math.prod(self.shape)} on the last axis for grid "
@@ -148,7 +148,7 @@ class TilePartition:
         return split.reshape(*batch, self.n_blocks, self.block_size)
 
     def from_blocks(self, blocks: Tensor) -> Tensor:
-        """Blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
+        """Return the blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
         if tuple(blocks.shape[-2:]) != (self.n_blocks, self.block_size):
             raise ValueError(
                 f"blocks: expected (..., {self.n_blocks}, {self.block_size}), "

@@ -57,7 +57,7 @@ class RootResult:
 
     @staticmethod
     def of(solve: ShiftedSolve, quadrature: RootQuadrature) -> "RootResult":
-        """The report of one batched solve with the shifts of a quadrature."""
+        """Return the report of one batched solve with the shifts of a quadrature."""
         lowest = min(solve.lowest_ritz, quadrature.bounds.lowest)
         floor = torch.finfo(solve.x.dtype).eps * quadrature.bounds.highest
         return RootResult(
@@ -128,7 +128,7 @@ class RootMethod:
 def inverse_root(
     build: Build, parameters: Sequence[Tensor], b: Tensor, method: RootMethod
 ) -> tuple[Tensor, RootResult]:
-    """K^{-1/2} b, or R⁻¹ b for another root R Rᵀ = K where the method has a preconditioner.
+    """Return K^{-1/2} b, or R⁻¹ b for another root R Rᵀ = K where the method has a preconditioner.
 
         K^{-1/2} b ≈ Σ_q w_q x_q,   (K + t_q I) x_q = b:  msMINRES, one Krylov space for all q
 
@@ -249,7 +249,7 @@ class _InverseRoot(torch.autograd.Function):
 def _solve(
     K: AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
 ) -> tuple[Tensor, Tensor | None, RootResult]:
-    """Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
+    """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
     rule = method.quadrature
     mix = None if keeps else rule.weights[None]
     solve = shifted_minres(
@@ -275,7 +275,7 @@ def _bilinear_gradient(
     x: Tensor,
     method: RootMethod,
 ) -> list[Tensor | None]:
-    """−∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
+    """Return −∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
     weights = method.quadrature.weights.to(a).reshape(-1, *([1] * (a.ndim - 1)))
     if build is DenseOperator:  # without the product itself, which costs as much again
         n = a.shape[-1]
@@ -338,7 +338,7 @@ class InverseRootOperator(_AbstractRootOperator):
         return self._checked(*inverse_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        """R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
+        """Return R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
@@ -358,7 +358,7 @@ class RootOperator(_AbstractRootOperator):
         return self._checked(*square_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        """Rᵀ y = A^{1/2} Lᵀ y."""
+        """Return Rᵀ y = A^{1/2} Lᵀ y."""
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:

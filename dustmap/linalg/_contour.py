@@ -86,7 +86,7 @@ class RootQuadrature:
 
     @staticmethod
     def of(bounds: SpectrumBounds, nodes: int = 15) -> "RootQuadrature":
-        """The rule of Q = `nodes` points on the interval `bounds`."""
+        """Return the rule of Q = `nodes` points on the interval `bounds`."""
         if nodes < 1:
             raise ValueError(f"nodes: expected at least one point of quadrature, got {nodes}")
         k = math.sqrt(bounds.lowest / bounds.highest)
@@ -102,7 +102,7 @@ class RootQuadrature:
         return len(self.shifts)
 
     def relative_error(self, lowest: float | None = None) -> float:
-        """max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
+        """Return max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
 
         Parameters
         ----------
@@ -164,7 +164,7 @@ def complete_elliptic(k: float) -> float:
 
 
 def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
-    """sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
+    """Return sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
 
     Reference: Abramowitz & Stegun (1964), 16.4; accurate where u is at most half of K(k'), however
     small k.
@@ -181,7 +181,7 @@ def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
 
 
 def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
-    """sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
+    """Return sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
     if v <= 0.5 * period:
         sn, cn, dn = jacobi_elliptic(v, k)
         return sn / cn, dn / cn**2
@@ -192,7 +192,7 @@ def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
 def _extremes(
     A: AbstractOperator, floor: float, max_steps: int, seed: int
 ) -> tuple[float, float, int]:
-    """Smallest and largest Ritz value, and the steps taken.
+    """Return the smallest and largest Ritz value, and the steps taken.
 
     A smallest one near the floor is no matter any more: it can only fall.
     """

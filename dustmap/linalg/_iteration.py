@@ -129,11 +129,11 @@ class StepRule:
     refresh: int
 
     def is_due(self, step: int) -> bool:
-        """Whether all residuals are recomputed at this step."""
+        """Tell whether all residuals are recomputed at this step."""
         return step % self.refresh == 0 or step >= self.max_steps
 
     def verdict(self, residual: Tensor, trouble: Tensor, step: int) -> Tensor:
-        """Statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
+        """Return the statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
         status = trouble
         if step >= self.max_steps:
             status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
@@ -196,12 +196,12 @@ class Outcome:
 
 
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
-    """Rows `which`, ascending, of x (R, n): x itself if they are all."""
+    """Return the rows `which`, ascending, of x (R, n): x itself if they are all."""
     return x if len(which) == len(x) else x.index_select(0, which)
 
 
 def with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
-    """x (R, n) with x[which] = rows."""
+    """Return x (R, n) with x[which] = rows."""
     return rows if len(which) == len(x) else x.index_copy(0, which, rows)
 
 
@@ -214,13 +214,13 @@ def write_rows(x: Tensor, which: Tensor, rows: Tensor) -> None:
 
 
 def norms(x: Tensor) -> Tensor:
-    """‖x‖ per column."""
+    """Return ‖x‖ per column."""
     result: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return result
 
 
 def safe_norms(x: Tensor) -> Tensor:
-    """‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
+    """Return ‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
     plain = norms(x)
     if bool(((plain > 1e-15) & (plain < 1e15)).all()):
         return plain

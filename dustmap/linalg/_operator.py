@@ -41,19 +41,19 @@ class AbstractOperator(ABC):
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """A x for x (..., n), giving (..., m)."""
+        """Return A x for x (..., n), giving (..., m)."""
 
     @abstractmethod
     def rmatmul(self, y: Tensor) -> Tensor:
-        """Aᵀ y for y (..., m), giving (..., n)."""
+        """Return Aᵀ y for y (..., m), giving (..., n)."""
 
     def to_dense(self) -> Tensor:
-        """The matrix (m, n), column by column; for tests and small problems."""
+        """Return the matrix (m, n), column by column; for tests and small problems."""
         identity = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
         return self.matmul(identity).mT
 
     def transpose(self) -> "TransposedOperator":
-        """Aᵀ (n, m) as an operator."""
+        """Return Aᵀ (n, m) as an operator."""
         return TransposedOperator(self)
 
 
@@ -386,7 +386,7 @@ def _transposed_csr(matrix: Tensor) -> Tensor:
 
 
 def _row_groups(starts: Tensor, entries: int) -> list[range]:
-    """Rows in groups of about so many entries."""
+    """Return the rows in groups of about so many entries."""
     total, m = int(starts[-1]), len(starts) - 1
     goals = torch.arange(entries, max(total, entries), entries, device=starts.device)
     cuts = torch.searchsorted(starts, goals).tolist()

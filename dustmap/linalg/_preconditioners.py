@@ -204,7 +204,7 @@ def _approximation(
 def _shifted_product(
     A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld, progress: Progress
 ) -> Tensor:
-    """This rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
+    """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
     mine = world.share(x.shape[1])
     parts = [x[:0, mine]]
     for first in range(0, len(x), _ROWS_TOGETHER):
@@ -216,7 +216,7 @@ def _shifted_product(
 
 
 def _orthonormal(x: Tensor, world: AbstractWorld) -> Tensor:
-    """The orthonormal rows nearest to x (l, n), whole."""
+    """Return the orthonormal rows nearest to x (l, n), whole."""
     n = x.shape[1]
     return _whole(orthonormal_rows(x[:, world.share(n)], world), n, world)
 

@@ -60,7 +60,7 @@ class KeyedNormal:
         device: torch.device | str = "cpu",
         start: int = 0,
     ) -> Tensor:
-        """Positions start … start + size − 1 of a sample: (size,)."""
+        """Return the positions start … start + size − 1 of a sample: (size,)."""
         if size < 0 or start < 0 or sample < 0:
             raise ValueError(
                 "KeyedNormal.draw: expected sample, size and start >= 0, got "
@@ -88,7 +88,7 @@ def standard_normal(shape: Sequence[int], generator: torch.Generator, like: Tens
 
 
 def counter_uniform(seed: int, key: Tensor, counter: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1) as a pure function of (seed, key, counter), float64."""
+    """Return the uniform numbers in [0, 1) as a pure function of (seed, key, counter), float64."""
     golden = _signed(_GOLDEN)
     state = _mixed(torch.full_like(key, _signed(seed)) + golden)
     state = _mixed((_mixed((state ^ key) + golden) ^ counter) + golden)
@@ -112,20 +112,20 @@ def _normal(state: Tensor) -> Tensor:
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """SplitMix64's mixer on words int64, whose products wrap around."""
+    """Apply SplitMix64's mixer to words int64, whose products wrap around."""
     for shift, factor in _MIXER:
         state = (state ^ _shifted(state, shift)) * _signed(factor)
     return state ^ _shifted(state, _LAST_SHIFT)
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    """word >> bits with zeros coming in: torch has signed integers only."""
+    """Return word >> bits with zeros coming in: torch has signed integers only."""
     shifted: Tensor = (word >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 
 
 def _mix(word: int) -> int:
-    """SplitMix64's mixer on one word, after one step of its counter."""
+    """Apply SplitMix64's mixer to one word, after one step of its counter."""
     word = (word + _GOLDEN) % _WORD
     for shift, factor in _MIXER:
         word = (word ^ (word >> shift)) * factor % _WORD
@@ -133,6 +133,6 @@ def _mix(word: int) -> int:
 
 
 def _signed(word: int) -> int:
-    """The 64 bits of `word` as torch's int64."""
+    """Return the 64 bits of `word` as torch's int64."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

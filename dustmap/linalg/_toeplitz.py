@@ -23,7 +23,7 @@ _LONGEST = 2**34
 
 
 def fast_length(n: int) -> int:
-    """Smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
+    """Return the smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
 
     Besides being 7-smooth the length is even (a multiple of 4 above 32): odd real transforms
     take two to four times as long per element. Above 2¹⁸ it is a multiple of 64, which saves
@@ -64,7 +64,7 @@ def padded_rfftn(x: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
 def cropped_irfftn(
     spectrum: Tensor, torus_shape: tuple[int, ...], shape: tuple[int, ...]
 ) -> Tensor:
-    """Leading block (..., m1, …, mD) of the inverse of `padded_rfftn`.
+    """Return the leading block (..., m1, …, mD) of the inverse of `padded_rfftn`.
 
     What is cropped is not transformed any further.
     """
@@ -76,7 +76,7 @@ def cropped_irfftn(
 
 
 def cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
-    """Σ_k conj(F a_k) · F b_k of padded a, b (R, m1, …, mD), summed in float64.
+    """Return Σ_k conj(F a_k) · F b_k of padded a, b (R, m1, …, mD), summed in float64.
 
     In the layout of `padded_rfftn`; a and b may be padded by different amounts.
     """
@@ -101,12 +101,12 @@ def multiplicity(torus_shape: tuple[int, ...]) -> Tensor:
 
 
 def first_axis_last(spectrum: Tensor) -> Tensor:
-    """A half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
+    """Return a half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
     return spectrum.movedim(0, -1).contiguous()
 
 
 def half_spectrum_shape(torus_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape (L1, …, LD//2+1) of the half spectrum of a real array on the torus."""
+    """Return the shape (L1, …, LD//2+1) of the half spectrum of a real array on the torus."""
     return (*torus_shape[:-1], torus_shape[-1] // 2 + 1)
 
 
@@ -124,7 +124,7 @@ def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torc
 
 
 def fewest_rows(torus_shape: tuple[int, ...]) -> int:
-    """2 for long transforms of one axis, where MKL takes longer for one row than for two."""
+    """Return 2 for long transforms of one axis, where MKL takes longer for one row than for two."""
     return 2 if len(torus_shape) == 1 and torus_shape[0] >= 8192 else 1
 
 
@@ -350,12 +350,12 @@ class ToeplitzOperator(AbstractComposite):
         return self.circulant.rmatmul(y)
 
     def bilinear_derivative(self, a: Tensor, b: Tensor) -> Tensor:
-        """∂(Σ_k a_kᵀ K b_k)/∂lags, shape (M1, …, MD); see `toeplitz_bilinear_derivative`."""
+        """Return ∂(Σ_k a_kᵀ K b_k)/∂lags, shape (M1, …, MD); see `toeplitz_bilinear_derivative`."""
         return toeplitz_bilinear_derivative(a, b, tuple(self.lags.shape)).to(self.lags.dtype)
 
 
 def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """∂(Σ_k a_kᵀ K b_k)/∂lags for K Toeplitz in `lags` of the given shape (M1, …, MD).
+    """Return ∂(Σ_k a_kᵀ K b_k)/∂lags for K Toeplitz in `lags` of the given shape (M1, …, MD).
 
         ∂/∂lags[ℓ] = Σ_k Σ_{|i−j| = ℓ} a_k,i b_k,j
 

@@ -33,11 +33,11 @@ class AbstractWorld(ABC):
 
     @abstractmethod
     def total(self, part: Tensor) -> Tensor:
-        """Σ over ranks of tensors of one shape."""
+        """Return Σ over ranks of tensors of one shape."""
 
     @abstractmethod
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """The parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
+        """Return the parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Alone(AbstractWorld):
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
-    """x yᵀ (k, j) in float64 for rows x (k, n) and y (j, n) of any precision."""
+    """Return x yᵀ (k, j) in float64 for rows x (k, n) and y (j, n) of any precision."""
     if x.dtype == torch.float64:
         return x @ y.mT
     width = max(1024, _WIDENED // max(1, x.shape[0] + y.shape[0]))
@@ -97,7 +97,7 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part; what is lost is rounding."""
+    """Return the symmetric part; what is lost is rounding."""
     return 0.5 * (matrix + matrix.mT)
 
 
@@ -231,5 +231,5 @@ class DividedColumns(AbstractComposite):
 
 
 def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperator:
-    """The operator with its columns divided, where there are ranks to divide them among."""
+    """Return the operator with its columns divided, where there are ranks to divide them among."""
     return operator if world.size == 1 else DividedColumns(operator, world)

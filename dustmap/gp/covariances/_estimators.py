@@ -39,7 +39,7 @@ _NODES, _ROUGH_NODES = 8, 16
 
 
 def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
-    """Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
+    """Return Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
     if kernel.periods is None or len(f) == 0:
         return _direct_cross(kernel, f, nodes, dtype)
     measure = f.measure(rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
@@ -58,14 +58,14 @@ def _direct_cross(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch
 
 
 def variance_of(kernel: WrappedKernel, f: Observed, dtype: torch.dtype) -> Tensor:
-    """Var f_n, (N,)."""
+    """Return Var f_n, (N,)."""
     if isinstance(f, LineIntegrals):
         return ray_variance(kernel, f, dtype)
     return measure_variance(kernel, f, dtype)
 
 
 def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
-    """Cov(f_n, g_n'), (N, N')."""
+    """Return Cov(f_n, g_n'), (N, N')."""
     if isinstance(f, PointMeasure):
         if isinstance(g, PointMeasure):
             return measure_between(kernel, f, g, dtype)
@@ -89,7 +89,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """K_fu = Cov(f_n, ρ(z_m)) for the M nodes of a grid or points z (M, D): (N, M)."""
+        """Return K_fu = Cov(f_n, ρ(z_m)) for the M nodes of a grid or points z (M, D): (N, M)."""
         _check(kernel, functional, wrapping)
         if isinstance(functional, Stacked):
             rows = [self.cross(kernel, f, nodes, wrapping, dtype) for f in functional.parts]
@@ -105,7 +105,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """k_ff = Var f_n: (N,)."""
+        """Return k_ff = Var f_n: (N,)."""
         _check(kernel, functional, wrapping)
         if isinstance(functional, Stacked):
             parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
@@ -121,7 +121,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """Cov(f_n, g_n'): (N, N')."""
+        """Return Cov(f_n, g_n'): (N, N')."""
         if isinstance(f, Stacked):
             rows = [self.between(kernel, part, g, wrapping, dtype) for part in f.parts]
             return f.arrange(rows)
@@ -199,7 +199,7 @@ class MonteCarlo(AbstractEstimator):
 
 
 def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes:
-    """The nodes on the functional's device, checked against its dimension."""
+    """Return the nodes on the functional's device, checked against its dimension."""
     if isinstance(nodes, RegularGrid):
         if nodes.dim != functional.dim:
             raise ValueError(

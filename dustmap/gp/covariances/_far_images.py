@@ -55,7 +55,7 @@ class FarImages:
     shifts: frozenset[Shift]
 
     def cross(self, measure: PointMeasure, nodes: Nodes) -> Tensor:
-        """Covariances with the nodes through the images, (n, *shape)."""
+        """Return the covariances with the nodes through the images, (n, *shape)."""
         A = moments(measure, self.data, self.counts[0])
         T = A @ self.coefficients
         if not nodes.is_product:
@@ -161,7 +161,7 @@ def _degrees(
 
 
 def _worthwhile(plan: _Plan, measure: PointMeasure, reached: Mapping[Shift, int]) -> bool:
-    """Whether polynomials are possible, and cheaper than the nodes reached by every image."""
+    """Tell whether polynomials are possible, and cheaper than the nodes reached by every image."""
     n, q, _ = measure.points.shape
     coefficients = math.prod(plan.counts[0]) * math.prod(plan.counts[1])
     pairs = n * sum(reached.get(shift, 0) for shift in plan.shifts)

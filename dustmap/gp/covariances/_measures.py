@@ -40,7 +40,7 @@ def accumulate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Σ of the blocks, (shape).
+    """Return Σ of the blocks, (shape).
 
     Nothing is kept for the backward pass, which evaluates every block again and differentiates it
     alone: the memory is that of the result and one block.
@@ -109,7 +109,7 @@ def _terms(
 def measure_cross(
     kernel: WrappedKernel, measure: PointMeasure, nodes: Nodes, dtype: torch.dtype
 ) -> Tensor:
-    """K_fu = Σ_q w_q k(x_q - z_u), or its directional derivative: (N, M)."""
+    """Return K_fu = Σ_q w_q k(x_q - z_u), or its directional derivative: (N, M)."""
 
     def blocks() -> Iterator[Block]:
         for rows in row_blocks(kernel, measure.points, nodes, BLOCK_ELEMENTS):
@@ -127,7 +127,7 @@ def measure_cross(
 
 
 def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.dtype) -> Tensor:
-    """k_ff = Σ_qq' w_q w_q' k(x_q - x_q') of every row: (N,)."""
+    """Return k_ff = Σ_qq' w_q w_q' k(x_q - x_q') of every row: (N,)."""
     q = measure.points.shape[1]
 
     def blocks() -> Iterator[Block]:
@@ -144,7 +144,7 @@ def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.
 def measure_between(
     kernel: WrappedKernel, f: PointMeasure, g: PointMeasure, dtype: torch.dtype
 ) -> Tensor:
-    """Cov(f_n, g_n') = Σ_qq' w_q w'_q' k(x_q - x'_q'): (N, N')."""
+    """Return Cov(f_n, g_n') = Σ_qq' w_q w'_q' k(x_q - x'_q'): (N, N')."""
     q = g.points.shape[1]
 
     def blocks() -> Iterator[Block]:
@@ -164,7 +164,7 @@ def measure_between(
 
 
 def nodes_of(measure: PointMeasure) -> Nodes:
-    """All points of a measure as a list of N · Q nodes."""
+    """Return all points of a measure as a list of N · Q nodes."""
     q = measure.points.shape[1]
     direction = measure.direction
     if direction is not None:
@@ -175,7 +175,7 @@ def nodes_of(measure: PointMeasure) -> Nodes:
 def row_blocks(
     kernel: WrappedKernel, points: Tensor, nodes: Nodes, elements: int
 ) -> Iterator[slice | Tensor]:
-    """Rows in blocks of about `elements` covariances.
+    """Return the rows in blocks of about `elements` covariances.
 
     Where the nodes extend far beyond the kernel's reach, rows close to each other share a block,
     so that it meets few nodes.
@@ -200,7 +200,7 @@ def _weighted_sum(
     dtype: torch.dtype,
     terms: Terms,
 ) -> Tensor:
-    """Σ over the points of `group`, (n, *shape)."""
+    """Return Σ over the points of `group`, (n, *shape)."""
     left = measure.direction
     directed = None if left is None else [nodes.column(v).to(dtype) for v in left.unbind(-1)]
     right = nodes.direction and [v.to(dtype) for v in nodes.direction]
@@ -231,7 +231,7 @@ def _double_sum(
 
 
 def _own_variance(measure: PointMeasure, shift: Tensor, dtype: torch.dtype, terms: Terms) -> Tensor:
-    """Σ_qq' w_q w_q' k(x_q - x_q' + shift), (n,)."""
+    """Return Σ_qq' w_q w_q' k(x_q - x_q' + shift), (n,)."""
     x, w = measure.points, measure.weights
     difference = x[:, :, None] - x[:, None] + shift
     displacement = [v.to(dtype) for v in difference.unbind(-1)]
@@ -253,7 +253,7 @@ def wrapped_lags(
     torus_shape: Sequence[int],
     tolerance: float = 1e-12,
 ) -> Tensor:
-    """c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
+    """Return c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
 
     Its FFT is the spectrum of the prior. Evaluated on 0 <= i_d <= L_d / 2 and mirrored; images
     below `tolerance` · k(0) are left out.
@@ -275,7 +275,7 @@ def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
 def wrapped_variance(
     kernel: AbstractKernel, periods: Sequence[float], tolerance: float = 1e-12
 ) -> Tensor:
-    """Σ_j k(jL), the variance of the wrapped kernel (), float64."""
+    """Return Σ_j k(jL), the variance of the wrapped kernel (), float64."""
     wrapping = Wrapping(tuple(periods), tolerance)
     return _lag_table(kernel, periods, [1] * len(periods), wrapping).reshape(())
 

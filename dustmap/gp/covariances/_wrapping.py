@@ -44,7 +44,7 @@ class Nodes:
 
     @staticmethod
     def of_axes(axes: Sequence[Tensor]) -> "Nodes":
-        """The tensor product of ascending 1-D axes."""
+        """Return the tensor product of ascending 1-D axes."""
         dim = len(axes)
         shaped = (a.reshape(1, *_shape_of_axis(d, dim, len(a))) for d, a in enumerate(axes))
         return Nodes(tuple(shaped), tuple(len(a) for a in axes), is_product=True)
@@ -56,7 +56,7 @@ class Nodes:
 
     @staticmethod
     def of_points(points: Tensor, direction: Tensor | None = None) -> "Nodes":
-        """Points (M, D), with a derivative direction (M, D) or none."""
+        """Return the points (M, D), with a derivative direction (M, D) or none."""
         turned = None if direction is None else tuple(direction.T[:, None])
         return Nodes(tuple(points.T[:, None]), (len(points),), False, turned)
 
@@ -71,15 +71,15 @@ class Nodes:
         return math.prod(self.shape)
 
     def bounds(self) -> list[tuple[float, float]]:
-        """Lowest and highest coordinate per axis."""
+        """Return the lowest and highest coordinate per axis."""
         return [(float(a.min()), float(a.max())) for a in self.axes]
 
     def column(self, values: Tensor) -> Tensor:
-        """values (n,) shaped to broadcast against (n, *shape)."""
+        """Return values (n,) shaped to broadcast against (n, *shape)."""
         return values.reshape(-1, *([1] * len(self.shape)))
 
     def displacement(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """x_d - z_d per axis for points x (n, D), subtracted in float64 and cast afterwards.
+        """Return x_d - z_d per axis for points x (n, D), subtracted in float64 and cast afterwards.
 
         The cast keeps the relative accuracy of every displacement whatever the number of nodes;
         coordinates cast before the subtraction lose it on fine grids.
@@ -97,7 +97,7 @@ class Nodes:
         return tuple(slice(0, m) for m in self.shape)
 
     def part(self, box: Box) -> "Nodes":
-        """The nodes of a sub-box."""
+        """Return the nodes of a sub-box."""
         if self.is_product:
             return Nodes.of_axes([a.flatten()[s] for a, s in zip(self.axes, box, strict=True)])
         rows = box[0]
@@ -150,7 +150,7 @@ class Interval:
         return 1.0 / self.half if self.half > 0 else 1.0
 
     def local(self, x: Tensor) -> Tensor:
-        """x in [-1, 1]."""
+        """Return x in [-1, 1]."""
         return (x - 0.5 * (self.low + self.high)) * self.stretch
 
     def at(self, fraction: Tensor) -> Tensor:
@@ -158,12 +158,12 @@ class Interval:
         return self.low + (self.high - self.low) * fraction
 
     def points(self, count: int, device: torch.device) -> Tensor:
-        """Chebyshev nodes of the first kind, (count,)."""
+        """Return Chebyshev nodes of the first kind, (count,)."""
         return self.at(0.5 * (1 + torch.cos(_angles(count, device))))
 
 
 def chebyshev(t: Tensor, count: int) -> Tensor:
-    """T_0..T_{count-1} at t (...): (..., count)."""
+    """Return T_0..T_{count-1} at t (...): (..., count)."""
     values = [torch.ones_like(t), t]
     while len(values) < count:
         values.append(2 * t * values[-1] - values[-2])
@@ -171,7 +171,7 @@ def chebyshev(t: Tensor, count: int) -> Tensor:
 
 
 def chebyshev_slope(t: Tensor, count: int) -> Tensor:
-    """T'_a = a U_{a-1} at t (...): (..., count)."""
+    """Return T'_a = a U_{a-1} at t (...): (..., count)."""
     second = [torch.zeros_like(t), torch.ones_like(t)]  # U_{-1}, U_0
     while len(second) < count:
         second.append(2 * t * second[-1] - second[-2])
@@ -179,7 +179,7 @@ def chebyshev_slope(t: Tensor, count: int) -> Tensor:
 
 
 def analysis(count: int, device: torch.device) -> Tensor:
-    """Coefficients of T_a from values at the nodes, (count, count)."""
+    """Return the coefficients of T_a from values at the nodes, (count, count)."""
     order = torch.arange(count, dtype=torch.float64, device=device)[:, None]
     matrix = 2.0 / count * torch.cos(order * _angles(count, device))
     matrix[0] *= 0.5
@@ -187,7 +187,7 @@ def analysis(count: int, device: torch.device) -> Tensor:
 
 
 def moments(measure: PointMeasure, box: Sequence[Interval], counts: Sequence[int]) -> Tensor:
-    """L_n T_a for all products T_a = Π_d T_{a_d} on the box: (N, Π counts) in C order."""
+    """Return L_n T_a for all products T_a = Π_d T_{a_d} on the box: (N, Π counts) in C order."""
     local = [i.local(x) for i, x in zip(box, measure.points.unbind(-1), strict=True)]
     values = [chebyshev(t, n) for t, n in zip(local, counts, strict=True)]  # (N, Q, n_d)
     if measure.direction is None:
@@ -201,7 +201,7 @@ def moments(measure: PointMeasure, box: Sequence[Interval], counts: Sequence[int
 
 
 def _products(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """Σ_q w_q Π_d v_d[q], (N, Π n_d)."""
+    """Return Σ_q w_q Π_d v_d[q], (N, Π n_d)."""
     outer = weights[..., None]
     for v in values[:-1]:
         outer = (outer[..., None] * v[:, :, None]).flatten(2)
@@ -305,7 +305,7 @@ class WrappedKernel:
                 yield shift, gaps
 
     def _shifts(self, data: Sequence[Interval], nodes: Sequence[Interval]) -> Iterator[Shift]:
-        """jL for all j that could matter on every axis by itself, and for j = 0."""
+        """Return jL for all j that could matter on every axis by itself, and for j = 0."""
         if self.periods is None:
             return iter([(0.0,) * len(data)])
         per_axis = []

@@ -148,27 +148,27 @@ class AbstractGaussian(ABC):
 
     @abstractmethod
     def apply_covariance(self, v: Tensor) -> Tensor:
-        """S v for v (..., M_w)."""
+        """Return S v for v (..., M_w)."""
 
     @abstractmethod
     def apply_precision(self, v: Tensor) -> Tensor:
-        """S⁻¹ v for v (..., M_w)."""
+        """Return S⁻¹ v for v (..., M_w)."""
 
     @abstractmethod
     def precision(self) -> Tensor:
-        """S⁻¹ in the structure of the family, float64."""
+        """Return S⁻¹ in the structure of the family, float64."""
 
     @abstractmethod
     def quadratic(self, phi: Tensor) -> Tensor:
-        """φᵀ S φ (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
+        """Return φᵀ S φ (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
 
     @abstractmethod
     def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
-        """φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
+        """Return φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
 
     @abstractmethod
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
-        """tr S and ln |S|, float64 scalars."""
+        """Return tr S and ln |S|, float64 scalars."""
 
     @abstractmethod
     def divergence(self) -> AbstractDivergence:
@@ -176,16 +176,16 @@ class AbstractGaussian(ABC):
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` draws of ε ~ q, (count, M_w)."""
+        """Return `count` draws of ε ~ q, (count, M_w)."""
 
     def kl(self) -> Tensor:
-        """KL[q ‖ N(0, I)] = ½ (tr S + mᵀm − ln|S| − M_w), a float64 scalar (eq. 14)."""
+        """Return KL[q ‖ N(0, I)] = ½ (tr S + mᵀm − ln|S| − M_w), a float64 scalar (eq. 14)."""
         trace, log_det = self.trace_and_log_det()
         m = self.mean.double()
         return 0.5 * (trace + m @ m - log_det - m.numel())
 
     def natural(self) -> tuple[Tensor, Tensor]:
-        """θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
+        """Return θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
         return self.apply_precision(self.mean), -0.5 * self.precision()
 
 
@@ -194,17 +194,17 @@ class AbstractRootedGaussian(AbstractGaussian):
 
     @abstractmethod
     def apply_root(self, v: Tensor) -> Tensor:
-        """Q v for v (..., M_w)."""
+        """Return Q v for v (..., M_w)."""
 
     @abstractmethod
     def apply_root_transpose(self, v: Tensor) -> Tensor:
-        """Qᵀ v for v (..., M_w)."""
+        """Return Qᵀ v for v (..., M_w)."""
 
     def apply_covariance(self, v: Tensor) -> Tensor:
         return self.apply_root(self.apply_root_transpose(v))
 
     def quadratic(self, phi: Tensor) -> Tensor:
-        """φᵀ S φ = ‖Qᵀ φ‖²."""
+        """Return φᵀ S φ = ‖Qᵀ φ‖²."""
         return self.apply_root_transpose(phi).square().sum(-1)
 
     def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
@@ -230,11 +230,11 @@ class AbstractFamily(ABC):
 
     @abstractmethod
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
-        """The statistics of no data, float64."""
+        """Return the statistics of no data, float64."""
 
     @abstractmethod
     def posterior(self, mean: Tensor, statistics: Tensor) -> AbstractGaussian:
-        """N(mean, S) with S = (I + statistics)⁻¹ (S4); the state takes the mean's dtype."""
+        """Return N(mean, S) with S = (I + statistics)⁻¹ (S4); the state takes the mean's dtype."""
 
     @abstractmethod
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
@@ -243,7 +243,7 @@ class AbstractFamily(ABC):
     def prior(
         self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> AbstractGaussian:
-        """N(0, I)."""
+        """Return N(0, I)."""
         mean = torch.zeros(self.n_features, dtype=dtype, device=device)
         return self.posterior(mean, self.zero_statistics(device))
 
@@ -251,7 +251,7 @@ class AbstractFamily(ABC):
     def precision_statistics(
         self, phi: Tensor, weights: Tensor, into: Tensor | None = None
     ) -> Tensor:
-        """Σ_n w_n φ_n φ_nᵀ in the structure, for phi (n, M_w) and weights (n,).
+        """Return Σ_n w_n φ_n φ_nᵀ in the structure, for phi (n, M_w) and weights (n,).
 
         With `into`, adds to that tensor in place and returns it. Sums are in float64: beside the
         identity, float32 sums of large weights would hide the directions that data leave open.

@@ -213,7 +213,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
         return FullRankGaussian(self.mean, self.statistics, root)
 
     def _solved(self, v: Tensor) -> Tensor:
-        """Λ⁻¹ v for v (..., M_w), float64."""
+        """Return Λ⁻¹ v for v (..., M_w), float64."""
         A, parts = _Precision(self.statistics), []
         for b in torch.split(v.double().reshape(-1, v.shape[-1]), _TOGETHER):
             solve = block_pcg(

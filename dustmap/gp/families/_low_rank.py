@@ -156,13 +156,13 @@ class LowRankDiagonalFamily(AbstractFamily):
 
 
 def _width(n: int, rank: int) -> int:
-    """Columns of the sketch: all n where half of them would be wanted."""
+    """Return the columns of the sketch: all n where half of them would be wanted."""
     width = 2 * rank + _OVERSAMPLING
     return width if 2 * width < n else n
 
 
 def _signs(n: int, width: int, seed: int) -> Tensor:
-    """Ω (n, width) of ±1, int8; the identity where nothing is to be compressed."""
+    """Return Ω (n, width) of ±1, int8; the identity where nothing is to be compressed."""
     if width == n:
         return torch.eye(n, dtype=torch.int8)
     generator = torch.Generator().manual_seed(seed)
@@ -170,13 +170,13 @@ def _signs(n: int, width: int, seed: int) -> Tensor:
 
 
 def _sketch_of_identity(signs: Tensor) -> Tensor:
-    """Diagonal and sketch of I (M_w, 1 + l)."""
+    """Return the diagonal and sketch of I (M_w, 1 + l)."""
     omega = signs.double()
     return torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
 
 def _nystrom_factor(sketch: Tensor, signs: Tensor) -> tuple[Tensor, float]:
-    """B (M_w, k) with B Bᵀ ≈ G + κ I, and κ; orthogonal columns, the largest first.
+    """Return B (M_w, k) with B Bᵀ ≈ G + κ I, and κ; orthogonal columns, the largest first.
 
     B Bᵀ = Y (ΩᵀY)⁺ Yᵀ for Y = (G + κ I) Ω. κ = 0 unless G is seen to fall below zero, by δ < 1:
     weights of likelihoods that are not log-concave may be negative. Then κ = min(2 δ, ½ (1 + δ)),

@@ -55,7 +55,7 @@ class SolveSummary:
 
     @staticmethod
     def of(result: SolveResult) -> "SolveSummary":
-        """The summary of one batched solve."""
+        """Return the summary of one batched solve."""
         missed = result.residuals > result.rtol
         return SolveSummary(
             result.residuals.numel(),
@@ -65,7 +65,7 @@ class SolveSummary:
         )
 
     def merged(self, other: "SolveSummary") -> "SolveSummary":
-        """The summary of both sets of solves."""
+        """Return the summary of both sets of solves."""
         return SolveSummary(
             self.columns + other.columns,
             self.unconverged + other.unconverged,
@@ -144,11 +144,11 @@ class AbstractFeatureMap(ABC):
 
     @abstractmethod
     def rows(self, functional: AbstractFunctional) -> Features:
-        """Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
+        """Return Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
 
     @abstractmethod
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
-        """Φ (N, M_w) as an operator that never holds a row; carries no graph."""
+        """Return Φ (N, M_w) as an operator that never holds a row; carries no graph."""
 
     @abstractmethod
     def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
@@ -159,11 +159,11 @@ class AbstractFeatureMap(ABC):
 
     @abstractmethod
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        """Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
+        """Return Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
 
     @abstractmethod
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Hyperparameters of the kernel."""
+        """Return the hyperparameters of the kernel."""
 
     @abstractmethod
     def rebuilt(self) -> Self:
@@ -223,7 +223,7 @@ class AbstractRowFeatures(AbstractFeatureMap):
 def products_by_rows(
     features: AbstractFeatureMap, functional: AbstractFunctional, eps: Tensor
 ) -> Tensor:
-    """Φ ε (k, N) through stored rows, a chunk at a time."""
+    """Return Φ ε (k, N) through stored rows, a chunk at a time."""
     parts = chunks(len(functional), features.chunk)
     return torch.cat([eps @ features.rows(functional[part]).phi.mT for part in parts], dim=-1)
 
@@ -231,7 +231,7 @@ def products_by_rows(
 def residual_variance_by_rows(
     features: AbstractFeatureMap, functional: AbstractFunctional
 ) -> Tensor:
-    """Var r (N,) of stored rows, a chunk at a time."""
+    """Return Var r (N,) of stored rows, a chunk at a time."""
 
     def of(f: AbstractFunctional) -> Tensor:
         parts = chunks(len(f), features.chunk)
@@ -261,7 +261,7 @@ def refuse_outside(
 
 
 def support(functional: AbstractFunctional) -> Tensor:
-    """Points (K, D) whose hull holds all that the functionals see."""
+    """Return the points (K, D) whose hull holds all that the functionals see."""
     if isinstance(functional, Stacked):
         return torch.cat([support(part) for part in functional.parts])
     if isinstance(functional, LineIntegrals):
@@ -289,7 +289,7 @@ def rows_together(width: int, dtype: torch.dtype, device: torch.device) -> int:
 
 
 def gathered(groups: Iterator[Features], count: int) -> Features:
-    """Consecutive groups as one, of `count` rows.
+    """Return the consecutive groups as one, of `count` rows.
 
     Without a graph every group is written to its place as it comes, so that no row is held twice.
     """

@@ -136,7 +136,7 @@ class BeamTable:
         return around, torch.where(total > _LEAST, weight / total.clamp_min(_LEAST), 0.0)
 
     def _last(self, rays: LineIntegrals) -> Tensor:
-        """The last knot (N,) that a ray needs, counted from 1."""
+        """Return the last knot (N,) that a ray needs, counted from 1."""
         return (rays.edges[:, -1] / self.step).floor().to(torch.int64) + 1
 
     @torch.no_grad()
@@ -164,7 +164,7 @@ class BeamTable:
     def _on_beams(
         self, rays: LineIntegrals, around: Tensor, weight: Tensor, number: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows (C,), columns and values (C, 8) of an edge on two knots of four beams."""
+        """Return the rows (C,), columns and values (C, 8) of an edge on two knots of four beams."""
         drop = rays.jumps()
         row, edge = ((drop != 0) & (rays.edges > 0)).nonzero().unbind(-1)
         place = rays.edges[row, edge] / self.step
@@ -262,7 +262,7 @@ def _through_beams(
 
 
 def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
-    """Knots (P,) of every beam within the box."""
+    """Return the knots (P,) of every beam within the box."""
     direction = beams.directions
     lower, upper = (direction.new_tensor(face) for face in (grid.lower, grid.upper))
     face = torch.where(direction > 0, upper, lower)

@@ -22,7 +22,7 @@ from dustmap.linalg import AbstractComposite, AbstractOperator
 
 
 def whitened_rows(gram: Tensor | None, factor: Tensor, K_fu: Tensor) -> Tensor:
-    """Φ = K_fu L⁻ᵀ (N, M) for gram = L Lᵀ (M, M) with its graph, or None where it has none.
+    """Return Φ = K_fu L⁻ᵀ (N, M) for gram = L Lᵀ (M, M) with its graph, or None where it has none.
 
     factor: L, without a graph; it is taken to the dtype of K_fu (N, M) for the solve.
     Differentiable once in gram and K_fu.
@@ -134,7 +134,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
         return Features.of(phi, k_ff, (phi * phi).sum(-1))
 
     def _gram(self) -> Tensor:
-        """K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
+        """Return K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
         points = self.points
         cells = 3 * len(points) ** 2 * 8
         if cells > 16 * 2**30:
@@ -151,7 +151,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
         return K_uu + ridge * torch.eye(len(points)).to(K_uu)
 
     def _factorised(self, gram: Tensor) -> Tensor:
-        """L (M, M), float64."""
+        """Return L (M, M), float64."""
         lower, info = torch.linalg.cholesky_ex(gram)
         if int(info) != 0:
             raise ValueError(

@@ -53,7 +53,7 @@ class InducingGram:
     parameters: tuple[Tensor, ...]
 
     def detached(self) -> AbstractOperator:
-        """The operator without a graph."""
+        """Return the operator without a graph."""
         return self.build(*(p.detach() for p in self.parameters))
 
     @staticmethod
@@ -100,7 +100,7 @@ class InducingGram:
         dtype: torch.dtype,
         memory: int,
     ) -> "InducingGram":
-        """A stored matrix of the wrapped kernel."""
+        """Return a stored matrix of the wrapped kernel."""
         needed = len(points) ** 2 * 8
         if needed > memory:
             raise MemoryError(
@@ -179,7 +179,7 @@ class _KernelOperator(AbstractOperator):
         return self.matmul(y)
 
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
-        """Entries `rows` of the product of K with vectors x (..., M)."""
+        """Return the entries `rows` of the product of K with vectors x (..., M)."""
         pairs = zip(values[::2], values[1::2], self._profiles, strict=True)
         terms = tuple(KernelTerm(variance, scale, profile) for variance, scale, profile in pairs)
         K = point_covariances(_TermKernel(terms, z.shape[1]), z[rows], z)

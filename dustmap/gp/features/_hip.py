@@ -87,7 +87,7 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
         return self.prior.grid.size <= self.dense_below
 
     def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveSummary]:
-        """W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
+        """Return W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
         return self._solver()(self._cross(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
@@ -117,7 +117,7 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
         return self.weights(functional)[0]
 
     def _solver(self) -> Solver:
-        """K_fu ↦ W and how the solve ended; what all data share is set up once."""
+        """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
             factor = self.prior.factor()
             return lambda K_fu: _dense_solve(factor, K_fu)

@@ -33,8 +33,8 @@ _BLOCK, _FEWEST_ROWS = 2**14, 16
 def clustered_points(
     x: Tensor, count: int, generator: torch.Generator, *, steps: int = 10
 ) -> Tensor:
-    """`count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where fewer
-    rows differ.
+    """Return `count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where
+    fewer rows differ.
 
     Among a random part of the rows, of bounded size: starts drawn with probability ∝ squared
     distance to those before (Arthur & Vassilvitskii 2007), then `steps` of Lloyd's iteration.
@@ -84,7 +84,7 @@ def _moved(rows: Tensor, centres: Tensor) -> Tensor:
 
 
 def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
-    """K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
+    """Return K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
 
     Differentiable once in the kernel's parameters and in both sets of points, in any dimension:
     the backward pass costs two matrix products, not D passes over N × M numbers.
@@ -99,7 +99,7 @@ def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
 
 
 def point_gram(kernel: AbstractKernel, z: Tensor, nugget: float) -> Tensor:
-    """K_uu + ν I (M, M), float64, for points z (M, D) and ν = nugget · k(0).
+    """Return K_uu + ν I (M, M), float64, for points z (M, D) and ν = nugget · k(0).
 
     Half of the symmetric matrix is evaluated. Differentiable once in kernel and points.
     """
@@ -186,12 +186,12 @@ def _distances(x: Tensor, z: Tensor) -> Tensor:
 
 
 def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:
-    """Ḡ k'(r)/r, 0 where two points are one."""
+    """Return Ḡ k'(r)/r, 0 where two points are one."""
     return profile.slope(r).mul_(grad).masked_fill_(r <= _SAME_POINT, 0.0)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a ∘ b."""
+    """Return Σ a ∘ b."""
     inner: Tensor = torch.dot(a.reshape(-1), b.reshape(-1))
     return inner
 
@@ -259,7 +259,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
             yield self.inducing
 
     def _points_seen(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor] | None:
-        """The places x of the data and the points, where K_fu is differentiable in both."""
+        """Return the places x of the data and the points, where K_fu is differentiable in both."""
         z = self.inducing
         if isinstance(z, Tensor) and self.wrapping is None and isinstance(functional, PointValues):
             return functional.x, z
@@ -272,7 +272,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
         return None
 
     def _estimated_cross(self, functional: AbstractFunctional) -> Tensor:
-        """K_fu (N, M) as the estimator has it."""
+        """Return K_fu (N, M) as the estimator has it."""
         return self.estimator.cross(
             self.kernel, functional, self.inducing, self.wrapping, self.dtype
         )

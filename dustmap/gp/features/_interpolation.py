@@ -41,7 +41,7 @@ def interpolation(
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
 ) -> AbstractOperator:
-    """L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
+    """Return L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
 
     All entries are ≥ 0 where the functionals' weights are, and row n sums to L_n applied to the
     constant 1 (∫w for rays), so a positive ρ gives positive data. Rays are cut where they enter
@@ -92,7 +92,7 @@ def interpolation_taps(
 
 
 def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
-    """Nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
+    """Return the nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
     if isinstance(functional, Stacked):
         return stacked_nodes(functional, [_nodes(part, grid) for part in functional.parts])
     if isinstance(functional, LineIntegrals):
@@ -104,7 +104,7 @@ def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
 
 
 def _within_box(nodes: Nodes, grid: RegularGrid) -> tuple[Tensor, Tensor]:
-    """Cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
+    """Return the cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
     shape = torch.tensor(grid.shape, dtype=torch.int64, device=nodes.cell.device)
     corner = torch.where(nodes.cell == shape, -1, nodes.cell)
     position = torch.minimum((corner + nodes.offset).clamp_min(0.0), shape - 1.0)

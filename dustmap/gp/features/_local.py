@@ -106,7 +106,7 @@ class LocalFeatures(AbstractGridFeatures):
 
     @torch.no_grad()
     def weights(self, functional: AbstractFunctional) -> AbstractOperator:
-        """W (N, M_w), stored where it fits the memory; carries no graph."""
+        """Return W (N, M_w), stored where it fits the memory; carries no graph."""
         return operator_by_rows(functional, self._all_weights)
 
     def _all_weights(self, functional: AbstractFunctional) -> AbstractOperator:
@@ -122,7 +122,7 @@ class LocalFeatures(AbstractGridFeatures):
 
     @torch.no_grad()
     def taps(self, rays: LineIntegrals) -> Taps:
-        """Rows of W of few rays, as they are made."""
+        """Return the rows of W of few rays, as they are made."""
         observed = self.estimator.observed(rays, self.prior.kernel)
         return self._source(observed)(slice(0, len(rays)))
 
@@ -158,7 +158,7 @@ class LocalFeatures(AbstractGridFeatures):
     def _arranged(
         self, functional: AbstractFunctional, evaluate: Callable[[Piece], Tensor]
     ) -> Tensor:
-        """Results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
+        """Return the results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
         if isinstance(functional, Stacked):
             return functional.arrange([self._arranged(f, evaluate) for f in functional.parts])
         return torch.cat([evaluate(piece) for piece in self._pieces(functional)])
@@ -177,7 +177,7 @@ class LocalFeatures(AbstractGridFeatures):
             yield Piece(table, _fixed(sites), sites.count, size)
 
     def _source(self, observed: Observed) -> TapSource:
-        """Taps of slices of the data, without a graph."""
+        """Return the taps of slices of the data, without a graph."""
         layout = self.layout
         if isinstance(observed, LineIntegrals):
             table, sites = self._detached_table, _ray_sites(layout, observed)
@@ -207,7 +207,7 @@ def _ray_sites(layout: Layout, rays: LineIntegrals) -> Callable[[slice], Sites]:
 
 
 def _fixed(sites: Sites) -> Callable[[slice], Sites]:
-    """The sites of all rows of a piece, which is never cut."""
+    """Return the sites of all rows of a piece, which is never cut."""
     return lambda part: sites
 
 

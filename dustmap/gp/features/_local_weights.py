@@ -53,7 +53,7 @@ class Taps:
         return Taps(self.row, self.column, self.value.to(dtype), self.count)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """W x for x (M, k): (count, k)."""
+        """Return W x for x (M, k): (count, k)."""
         out = x.new_zeros(self.count, x.shape[1])
         for part in self._parts(x.shape[1]):
             met = _gathered(x, self.column[part])
@@ -68,7 +68,7 @@ class Taps:
             out.index_add_(0, self.column[part].flatten(), spread.flatten(0, 1))
 
     def correlations(self, y: Tensor, x: Tensor) -> Tensor:
-        """Σ_k y[row_c, k] x[column_cs, k], the derivative of yᵀ W x to value: (C, P)."""
+        """Return Σ_k y[row_c, k] x[column_cs, k], the derivative of yᵀ W x to value: (C, P)."""
         out = torch.empty_like(self.value)
         for part in self._parts(x.shape[1]):
             met = _gathered(x, self.column[part])
@@ -76,7 +76,7 @@ class Taps:
         return out
 
     def compressed(self, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """W in compressed rows, entries at one place added: starts, columns and values."""
+        """Return W in compressed rows, entries at one place added: starts, columns and values."""
         narrow = self.count * columns < 2**31
         index = torch.int32 if narrow else torch.int64
         place = self.column.to(index) + (self.row * columns).to(index).unsqueeze(-1)
@@ -158,7 +158,7 @@ def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tenso
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
-    """x (M, k) at columns (C, P): (C, P, k)."""
+    """Return x (M, k) at columns (C, P): (C, P, k)."""
     return x.index_select(0, column.flatten()).reshape(*column.shape, x.shape[1])
 
 
@@ -209,7 +209,7 @@ class RecomputedOperator(AbstractComposite):
 
 
 def spread_rows(count: int, device: torch.device) -> Tensor:
-    """Evenly spread rows that stand for all `count` when the bytes of W are planned."""
+    """Return the evenly spread rows that stand for all `count` when the bytes of W are planned."""
     picked = min(count, _SAMPLED_ROWS)
     return torch.arange(picked, device=device) * count // max(1, picked)
 
@@ -224,7 +224,7 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
 def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> AbstractOperator:
-    """W (N, M) stored, or computed anew in every product where memory runs out."""
+    """Return W (N, M) stored, or computed anew in every product where memory runs out."""
     chunks_of_rows = Chunks("storing sparse rows", rows_at_once, "they are not stored")
     try:
         return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
@@ -237,7 +237,7 @@ def stored_or_recomputed(
 def stored(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> SparseOperator:
-    """W (N, M) in compressed rows."""
+    """Return W (N, M) in compressed rows."""
     starts = [torch.zeros(1, dtype=torch.int64, device=like.device)]
     columns, values = [like.new_empty(0, dtype=torch.int32)], [like]
     total = 0
@@ -271,12 +271,12 @@ class Piece:
     rows_at_once: int
 
     def product(self, u: Tensor) -> Tensor:
-        """W u for fields u (k, M_w): (k, count), differentiable in the table and in u."""
+        """Return W u for fields u (k, M_w): (k, count), differentiable in the table and in u."""
         result: Tensor = _TableProduct.apply(self.table, u, self)  # type: ignore[no-untyped-call]
         return result
 
     def dense(self, columns: int, dtype: torch.dtype) -> Tensor:
-        """W as a matrix (count, columns), with the graph of the table."""
+        """Return W as a matrix (count, columns), with the graph of the table."""
         taps = self.sites(slice(0, self.count)).taps(self.table.to(dtype))
         place = taps.row.unsqueeze(-1) * columns + taps.column
         flat = taps.value.new_zeros(self.count * columns)

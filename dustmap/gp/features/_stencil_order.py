@@ -57,7 +57,7 @@ def stencil_order(
     sample: int = 1000,
     seed: int = 0,
 ) -> StencilOrder:
-    """p = 4, unless p = 2 does as well for rays.
+    """Choose p = 4, unless p = 2 does as well for rays.
 
     Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
     the median datum by less than the fraction `gain`, or where W does not fit the memory with 4

@@ -20,12 +20,12 @@ UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in flo
 
 
 def coordinates(name: str, x: Tensor, like: Tensor | None = None) -> Tensor:
-    """x as float64 (N, D), refused unless finite and of the shape of `like`."""
+    """Return x as float64 (N, D), refused unless finite and of the shape of `like`."""
     return _checked(name, x, "(N, D)", 2, like)
 
 
 def table(name: str, x: Tensor, rows: int) -> Tensor:
-    """x as float64 (rows, J), refused unless finite."""
+    """Return x as float64 (rows, J), refused unless finite."""
     checked = _checked(name, x, f"({rows}, J)", 2, None)
     if len(checked) != rows:
         raise ValueError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
@@ -33,7 +33,7 @@ def table(name: str, x: Tensor, rows: int) -> Tensor:
 
 
 def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
-    """x as float64 directions (N, D) of length one."""
+    """Return x as float64 directions (N, D) of length one."""
     direction = coordinates(name, x, like)
     off = (direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE
     if bool(off.any()):
@@ -69,7 +69,7 @@ class AbstractRule(ABC):
 
     @abstractmethod
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions s and weights v, both (N, Q).
+        """Return the positions s and weights v, both (N, Q).
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Stratified(AbstractRule):
 
 @functools.cache
 def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
+    """Return the nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = leggauss(order)
     return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
 
@@ -207,11 +207,11 @@ class AbstractFunctional(ABC):
 
     @abstractmethod
     def measure(self, rule: AbstractRule) -> "PointMeasure":
-        """The functionals as weighted sums over points, integrals by `rule`."""
+        """Return the functionals as weighted sums over points, integrals by `rule`."""
 
     @abstractmethod
     def moments(self) -> Tensor:
-        """L_n applied to the functions (1, x_1, .., x_D), exactly: (N, 1 + D)."""
+        """Return L_n applied to the functions (1, x_1, .., x_D), exactly: (N, 1 + D)."""
 
 
 class AbstractRows(AbstractFunctional):
@@ -336,7 +336,7 @@ class Derivatives(AbstractRows):
 
     @classmethod
     def partial(cls, x: Tensor, axis: int) -> "Derivatives":
-        """∂ρ/∂x_axis at the points x (N, D)."""
+        """Return ∂ρ/∂x_axis at the points x (N, D)."""
         direction = torch.zeros_like(x)
         direction[:, axis] = 1
         return cls(x, direction)

@@ -135,7 +135,7 @@ class LineIntegrals(AbstractRows):
 
     @classmethod
     def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
-        """∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
+        """Return ∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
         start, end = coordinates("start", start), coordinates("end", end, start)
         length = (end - start).norm(dim=-1, keepdim=True)
         first_axis = torch.zeros_like(start)
@@ -147,7 +147,7 @@ class LineIntegrals(AbstractRows):
 
     @classmethod
     def from_observer(cls, positions: Tensor, observer: Tensor | float = 0.0) -> "LineIntegrals":
-        """∫ρ ds from the observer (D,) to each position (N, D)."""
+        """Return ∫ρ ds from the observer (D,) to each position (N, D)."""
         positions = coordinates("positions", positions)
         start = torch.as_tensor(observer, dtype=torch.float64, device=positions.device)
         return cls.segment(start.expand_as(positions), positions)
@@ -170,11 +170,11 @@ class LineIntegrals(AbstractRows):
         return PointMeasure(self.at(s), v)
 
     def at(self, s: Tensor) -> Tensor:
-        """Points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
+        """Return the points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
         return self.origin[:, None] + s[..., None] * self.direction[:, None]
 
     def jumps(self) -> Tensor:
-        """Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
+        """Return Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
 
         ∫ w h' ds = Σ_e Δ_e h(s_e), so closed forms need one antiderivative per edge.
         """
@@ -195,7 +195,7 @@ class LineIntegrals(AbstractRows):
         policy: OutsidePolicy,
         negligible: float = 0.0,
     ) -> "tuple[LineIntegrals, Tensor, Counts]":
-        """The rays within the box [lower, upper], which rows they were (K,), and the counts.
+        """Return the rays within the box [lower, upper], which rows they were (K,), and the counts.
 
         TRUNCATE and PRIOR shorten a ray to its part inside and drop one without; DROP leaves out
         every ray with weight outside; ERROR raises. A ray that loses at most the fraction

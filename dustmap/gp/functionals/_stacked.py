@@ -83,7 +83,7 @@ class Stacked(AbstractFunctional):
         return Stacked(tuple(parts), order)
 
     def pieces(self) -> Sequence[tuple[AbstractFunctional, int, int]]:
-        """Each part with its first and last + 1 position in the concatenation."""
+        """Return each part with its first and last + 1 position in the concatenation."""
         ends = self.offsets
         return [(part, ends[i], ends[i + 1]) for i, part in enumerate(self.parts)]
 
@@ -165,7 +165,7 @@ class Sharded(AbstractFunctional):
 
     @staticmethod
     def of(local: AbstractRows, world: AbstractWorld) -> "Sharded":
-        """The functionals of all ranks, one rank's after the other's."""
+        """Return the functionals of all ranks, one rank's after the other's."""
         counts = world.gathered(torch.tensor([len(local)]))
         return Sharded(local, tuple(counts.tolist()), world)
 
@@ -215,7 +215,7 @@ class Sharded(AbstractFunctional):
         return rows if self.order is None else rows.index_select(0, self.order)
 
     def rows(self, local: AbstractOperator) -> ShardedRows:
-        """The operator (N, n) of which every rank has the rows of its functionals."""
+        """Return the operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
     def mapped(self, local: AbstractRows) -> "Sharded":
@@ -223,22 +223,22 @@ class Sharded(AbstractFunctional):
         return replace(self, local=local)
 
     def whole(self) -> AbstractFunctional:
-        """The functionals of all ranks, on every rank."""
+        """Return the functionals of all ranks, on every rank."""
         return self.local.mapped(self.gathered)
 
 
 def whole(functional: AbstractFunctional) -> AbstractFunctional:
-    """All functionals, gathered where ranks share them."""
+    """Return all functionals, gathered where ranks share them."""
     return functional.whole() if isinstance(functional, Sharded) else functional
 
 
 def world_of(functional: AbstractFunctional) -> AbstractWorld:
-    """The ranks that share the functionals, or one alone."""
+    """Return the ranks that share the functionals, or one alone."""
     return functional.world if isinstance(functional, Sharded) else Alone()
 
 
 def by_rows(functional: AbstractFunctional, compute: Callable[[Any], Tensor]) -> Tensor:
-    """compute(functional) (N, ...), row by row where ranks share them."""
+    """Return compute(functional) (N, ...), row by row where ranks share them."""
     if isinstance(functional, Sharded):
         return functional.gathered(compute(functional.local))
     return compute(functional)

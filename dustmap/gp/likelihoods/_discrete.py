@@ -43,7 +43,7 @@ class BernoulliLikelihood(AbstractLikelihood):
         self._curve: _AbstractCurve = _Logit() if link is BernoulliLink.LOGIT else _Probit()
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """Zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
+        """Return zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
         other = (batch.y != 0) & (batch.y != 1)
         _refuse(
             other, batch.y, "BernoulliLikelihood", "0 or 1", "encode the two classes as 0 and 1"
@@ -53,14 +53,14 @@ class BernoulliLikelihood(AbstractLikelihood):
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """E ln p(1 | s f), which is E ln p(y | f) by the symmetry of both links."""
+        """Return E ln p(1 | s f), which is E ln p(y | f) by the symmetry of both links."""
         rule = SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         return rule.expectation(self._curve.log_prob, _sign(y) * mean, variance)
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
+        """Return g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
         sign, rule = _sign(y), SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         with torch.no_grad():
             slope, bend = rule.expectations(
@@ -71,13 +71,13 @@ class BernoulliLikelihood(AbstractLikelihood):
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """ln P(y)."""
+        """Return ln P(y)."""
         return self._curve.log_expected_prob(_sign(y) * mean, variance)
 
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """p = P(y = 1) and p (1 − p)."""
+        """Return p = P(y = 1) and p (1 − p)."""
         p = self._curve.log_expected_prob(mean, variance).exp()
         return p, p * self._curve.log_expected_prob(-mean, variance).exp()
 
@@ -87,19 +87,19 @@ class _AbstractCurve(ABC):
 
     @abstractmethod
     def log_prob(self, f: Tensor) -> Tensor:
-        """ln p(1 | f)."""
+        """Return ln p(1 | f)."""
 
     @abstractmethod
     def slope(self, f: Tensor) -> Tensor:
-        """∂ ln p(1 | f)/∂f."""
+        """Return ∂ ln p(1 | f)/∂f."""
 
     @abstractmethod
     def curvature(self, f: Tensor) -> Tensor:
-        """∂² ln p(1 | f)/∂f²."""
+        """Return ∂² ln p(1 | f)/∂f²."""
 
     @abstractmethod
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """ln E p(1 | f) (N,) under f ~ N(mean, variance)."""
+        """Return ln E p(1 | f) (N,) under f ~ N(mean, variance)."""
 
 
 @final
@@ -134,12 +134,12 @@ class _Probit(_AbstractCurve):
         return slope
 
     def curvature(self, f: Tensor) -> Tensor:
-        """−r (f + r), in (−1, 0); round-off far in the left tail is kept there."""
+        """Return −r (f + r), in (−1, 0); round-off far in the left tail is kept there."""
         slope = self.slope(f)
         return -(slope * (f + slope)).clamp(0.0, 1.0)
 
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """ln Φ(μ/√(1 + v))."""
+        """Return ln Φ(μ/√(1 + v))."""
         return self.log_prob(mean / (1.0 + variance).sqrt())
 
 
@@ -167,7 +167,7 @@ class PoissonLikelihood(AbstractLikelihood):
     """
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """Zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
+        """Return zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
         other = (batch.y < 0) | (batch.y != batch.y.round())
         expected = "whole numbers >= 0"
         _refuse(other, batch.y, "PoissonLikelihood", expected, "give it counts, not rates")
@@ -176,13 +176,13 @@ class PoissonLikelihood(AbstractLikelihood):
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """y μ − e^{μ + v/2} − ln y!."""
+        """Return y μ − e^{μ + v/2} − ln y!."""
         return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = y − e^{μ + v/2}, g2 = −½ e^{μ + v/2}."""
+        """Return g1 = y − e^{μ + v/2}, g2 = −½ e^{μ + v/2}."""
         rate = (mean + 0.5 * variance).detach().exp()
         return y - rate, -0.5 * rate
 
@@ -202,13 +202,13 @@ class PoissonLikelihood(AbstractLikelihood):
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The mean rate e^{μ + v/2} = r, and r + r² (e^v − 1)."""
+        """Return the mean rate e^{μ + v/2} = r, and r + r² (e^v − 1)."""
         rate = (mean + 0.5 * variance).exp()
         return rate, rate + rate.square() * variance.expm1()
 
 
 def _mode_offset(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """f* − μ (N,) for the maximum f* of y f − e^f − (f − μ)²/2v.
+    """Return f* − μ (N,) for the maximum f* of y f − e^f − (f − μ)²/2v.
 
     There f* = μ + v y − W with W = v e^{f*}, so that u = ln W solves u + e^u = μ + v y + ln v.
     """

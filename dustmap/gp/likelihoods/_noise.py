@@ -89,26 +89,26 @@ class GaussianLikelihood(AbstractLikelihood):
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """−½ ln 2πσ² − [(y − μ)² + v] / 2σ²  (eq. 14)."""
+        """Return −½ ln 2πσ² − [(y − μ)² + v] / 2σ²  (eq. 14)."""
         return _log_normal_density(y - mean, noise_variance) - 0.5 * variance / noise_variance
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = (y − μ)/σ², g2 = −1/(2σ²)."""
+        """Return g1 = (y − μ)/σ², g2 = −1/(2σ²)."""
         weight = noise_variance.detach().reciprocal()
         return (y - mean).detach() * weight, -0.5 * weight
 
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """ln N(y; μ, v + σ²)."""
+        """Return ln N(y; μ, v + σ²)."""
         return _log_normal_density(y - mean, variance + noise_variance)
 
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """μ and v + σ²."""
+        """Return μ and v + σ²."""
         return mean, variance + noise_variance
 
 
@@ -156,13 +156,13 @@ class NormalMixture:
         return NormalMixture(mean, log_weights, variances)
 
     def log_density(self, y: Tensor) -> Tensor:
-        """ln p(y_n) (N,)."""
+        """Return ln p(y_n) (N,)."""
         square = (y.double() - self.mean).square()[:, None]
         terms = -0.5 * ((2.0 * math.pi * self.variances).log() + square / self.variances)
         return torch.logsumexp(self.log_weights + terms, dim=-1)
 
     def log_tail(self, y: Tensor) -> Tensor:
-        """ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
+        """Return ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
         z = (y.double() - self.mean).abs()[:, None] / self.variances.sqrt()
         return torch.logsumexp(self.log_weights + torch.special.log_ndtr(-z), dim=-1)
 
@@ -242,7 +242,7 @@ class StudentTLikelihood(AbstractLikelihood):
         return float(self.log_scale.detach().exp())
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
+        """Return s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
         stated = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
         return stated * (2.0 * self.log_scale).exp().to(stated)
 
@@ -286,16 +286,16 @@ class StudentTLikelihood(AbstractLikelihood):
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """μ and v + s² ν/(ν − 2)."""
+        """Return μ and v + s² ν/(ν − 2)."""
         dof = self._dof().to(noise_variance)
         return mean, variance + noise_variance * dof / (dof - _LEAST)
 
     def _dof(self) -> Tensor:
-        """ν, a float64 scalar."""
+        """Return ν, a float64 scalar."""
         return _LEAST + self.log_excess.exp()
 
     def _log_peak(self, width2: Tensor) -> Tensor:
-        """ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
+        """Return ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
         dof = self._dof()
         gammas = torch.lgamma(0.5 * (dof + 1.0)) - torch.lgamma(0.5 * dof)
         return gammas - 0.5 * (math.pi * dof * width2).log()
