@@ -62,6 +62,7 @@ myst_heading_anchors = 3
 # In docstrings, single backticks are code.
 default_role = "code"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
