@@ -39,7 +39,8 @@ def _paragraph(lines: list[str]) -> list[str]:
     # An indented run is a formula, and stays as it is typed.
     translated: list[str] = []
     for is_formula, run in groupby(lines, key=lambda line: line.startswith(" ")):
-        translated += ["", "::", "", *run, ""] if is_formula else map(_escaped, run)
+        block = list(run)
+        translated += ["", "::", "", *block, ""] if is_formula else map(_escaped, block)
     return translated
 
 

@@ -46,15 +46,28 @@ class NystromPreconditioner(AbstractSymmetric):
     the rest of G is no larger than about s_r, so the condition number falls from
     1 + s_1/shift to about 1 + s_r/shift.
 
-    vectors: U (r, n), orthonormal rows. values: s (r,) float64, descending, ≥ 0.
-    shift: > 0. tail: s_r, or 0 if G has no more eigenvalues.
-    world: ranks that divide its columns among them, U_k (r, n_k) with n_k = `world.shares(n)`:
+    Ranks of a world divide its columns among them, U_k (r, n_k) with n_k = `world.shares(n)`:
 
         P⁻¹ x = the ranks' x_k − (t · Σ_k x_k U_kᵀ) U_k, gathered,   t = (s − s_r) / (s + shift)
 
     All of them hold U, hand over the same x, get the same result, and have to ask for it.
 
-    Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
+    Parameters
+    ----------
+    vectors : (r, n)
+        U, orthonormal rows.
+    values : (r,) float64
+        s, descending, ≥ 0.
+    shift
+        Positive.
+    tail
+        s_r, or 0 if G has no more eigenvalues.
+    world
+        The ranks.
+
+    References
+    ----------
+    Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
     """
 
     vectors: Tensor

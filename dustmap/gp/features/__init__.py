@@ -13,6 +13,8 @@ are what local weights are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
+from dustmap.gp.features._base import AbstractGridFeatures as AbstractGridFeatures
+from dustmap.gp.features._base import AbstractRowFeatures as AbstractRowFeatures
 from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import chunks as chunks

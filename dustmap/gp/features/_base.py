@@ -79,8 +79,16 @@ class SolveSummary:
 class Features:
     """Rows φ_n of Φ with what they leave unexplained.
 
-    phi (N, M_w); residual_variance (N,) = Var r_n ≥ 0; solves: how the rows were obtained;
-    clamped: how many Var r round-off had made negative and were set to 0.
+    Parameters
+    ----------
+    phi : (N, M_w)
+        φ_n.
+    residual_variance : (N,)
+        Var r_n ≥ 0.
+    solves
+        Counts of the linear solves behind the rows.
+    clamped
+        Number of Var r that round-off had made negative and that were set to 0.
     """
 
     phi: Tensor
@@ -174,7 +182,7 @@ class AbstractFeatureMap(ABC):
 class AbstractGridFeatures(AbstractFeatureMap):
     """A map from the prior on a grid, with M_w the points of its torus.
 
-    prior: of the grid (K_uu, R, preconditioner). estimator: of K_fu and k_ff.
+    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
     """
 
     prior: GridPrior

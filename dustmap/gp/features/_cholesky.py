@@ -76,9 +76,9 @@ def _solved(factor: Tensor, K_fu: Tensor) -> Tensor:
 class CholeskyFeatures(AbstractInducingFeatures):
     """φ_n = L⁻¹ k_{u,n} with K_uu + ν I = L Lᵀ (Hensman et al. 2015).
 
-    nugget: a failing factorisation is an error that asks for a larger one.
-    rows_dtype: of the rows. K_uu is factorised in float64, and so are rows of point values under
-        free points computed; of other rows the solves are in this type.
+    A factorisation that fails is an error that asks for a larger nugget. K_uu is factorised in
+    float64, and so are rows of point values under free points computed; of other rows the solves
+    are in `rows_dtype`.
 
     Attributes
     ----------

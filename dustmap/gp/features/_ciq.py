@@ -192,18 +192,25 @@ class CIQFeatures(AbstractInducingFeatures):
     """φ_n = (K_uu + ν I)^{-1/2} k_{u,n} (Pleiss et al. 2020), M_w = M: O(J M²) where Cholesky is
     O(M³), O(J M log M) on a grid, and no matrix of M × M where that does not fit.
 
-    nugget: K_uu that is not positive definite in the precision of the rows is an error that asks
-        for one.
-    rows_dtype: of the rows and of all products: float32 wants a nugget of some 1e-6 and more.
-    memory: bytes of K_uu of free points, which is evaluated anew for every product where it needs
-        more; of the vectors that solves work on; and of a chunk of rows.
-    nodes: Q; fifteen have relative errors below 1e-5 up to a condition of some 10⁹.
-    rtol, max_steps: the stop of msMINRES, J. Var r = k_ff − ‖φ‖² comes out too large by a few rtol
-        of k_ff. Rows that miss rtol, all of them where the quadrature does, are counted in
-        `Features.solves`.
-    preconditioner: of K_uu, with a root; rows are then those of another root of K_uu, turned from
-        the symmetric one (`preconditioned`). It is kept while the kernel is learned, so that the
-        whitened space does not turn.
+    K_uu that is not positive definite in the precision of the rows is an error that asks for a
+    nugget. Var r = k_ff − ‖φ‖² comes out too large by a few rtol of k_ff. Rows that miss rtol, all
+    of them where the quadrature does, are counted in `Features.solves`.
+
+    Parameters
+    ----------
+    rows_dtype
+        Precision of the rows and of all products; float32 wants a nugget of some 1e-6 and more.
+    memory
+        Bytes of K_uu of free points, which is evaluated anew for every product where it needs more;
+        of the vectors that solves work on; and of a chunk of rows.
+    nodes
+        Q; fifteen have relative errors below 1e-5 up to a condition of some 10⁹.
+    rtol, max_steps
+        Residual and number of steps J at which msMINRES stops.
+    preconditioner
+        Of K_uu, with a root; rows are then those of another root of K_uu, turned from the symmetric
+        one (`preconditioned`). It is kept while the kernel is learned, so that the whitened space
+        does not turn.
 
     Attributes
     ----------

@@ -37,15 +37,18 @@ Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
 class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     """φ_n = Rᵀ K_uu⁻¹ k_{u,n}: Toeplitz PCG, then the non-square circulant root (002, eq. 20).
 
-    prior: the grid's prior (K_uu, R, preconditioner).
-    estimator: how K_fu and k_ff are computed.
-    rtol, max_steps: the stop of PCG. Rows of a truncated PCG are still valid features: the
-        residual variance below holds for any weights w,
+    Rows of a truncated PCG are still valid features: the residual variance holds for any weights,
 
-            Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
+        Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
 
     Parameters
     ----------
+    prior
+        Of the grid: K_uu, R and the preconditioner.
+    estimator
+        Of K_fu and k_ff.
+    rtol, max_steps
+        Residual and number of steps at which PCG stops.
     memory
         Bytes a chunk of rows may use; `operator` stores K_fu when it fits.
     dense_below

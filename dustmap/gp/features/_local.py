@@ -50,15 +50,22 @@ log = logging.getLogger(__name__)
 class LocalFeatures(AbstractGridFeatures):
     """Φ = W C^{1/2}: u = C^{1/2} ε on the torus, and kriging weights W on p^D nodes around data.
 
-    prior: the wrapped kernel on box + padding, `GridPrior.padded`.
-    estimator: how k_ff is computed, and K_fu where the residual variance needs it.
-    order: p, nodes per axis of the stencil; 4 is within a few percent of conditioning on the
-        whole grid, 2 is cheaper and rougher.
-    memory: bytes that W and its transpose may take; beyond, rows are recomputed in every product.
-    per_cell: steps of a ray per cell (`nodes_of`).
-
     The weights of a point or derivative are exact; a ray sums rows of one table over its steps.
     An operator whose rows are recomputed follows the kernel: use it before the kernel changes.
+
+    Parameters
+    ----------
+    prior
+        The wrapped kernel on box + padding, `GridPrior.padded`.
+    estimator
+        Of k_ff, and of K_fu where the residual variance needs it.
+    order
+        p, nodes per axis of the stencil; 4 is within a few percent of conditioning on the whole
+        grid, 2 is cheaper and rougher.
+    memory
+        Bytes that W and its transpose may take; beyond, rows are recomputed in every product.
+    per_cell
+        Steps of a ray per cell (`nodes_of`).
     """
 
     order: int = 4

@@ -9,6 +9,7 @@ Coordinates are float64 throughout; the covariance estimators choose the dtype o
 """
 
 from dustmap.gp.functionals._functional import AbstractFunctional as AbstractFunctional
+from dustmap.gp.functionals._functional import AbstractRows as AbstractRows
 from dustmap.gp.functionals._functional import AbstractRule as AbstractRule
 from dustmap.gp.functionals._functional import Derivatives as Derivatives
 from dustmap.gp.functionals._functional import GaussLegendre as GaussLegendre

@@ -229,9 +229,9 @@ class AbstractRows(AbstractFunctional):
         return self._coordinates.device
 
     def __getitem__(self, index: slice | Tensor) -> Self:
-        return self.mapped(lambda rows: rows[index])
+        return self.rowwise(lambda rows: rows[index])
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
+    def rowwise(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return the functionals whose tensors are function(rows)."""
         tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         return type(self)(*(None if rows is None else function(rows) for rows in tensors))

@@ -224,7 +224,7 @@ class Sharded(AbstractFunctional):
 
     def whole(self) -> AbstractFunctional:
         """Return the functionals of all ranks, on every rank."""
-        return self.local.mapped(self.gathered)
+        return self.local.rowwise(self.gathered)
 
 
 def whole(functional: AbstractFunctional) -> AbstractFunctional:
