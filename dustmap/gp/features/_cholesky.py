@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.gp.features._base import (
-    Features,
-    chunks,
-    rows_within,
-)
+from dustmap.gp.features._base import Features, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.linalg import AbstractComposite, AbstractOperator
+from dustmap.linalg import AbstractComposite, AbstractOperator, chunks
 
 
 def whitened_rows(gram: Tensor | None, factor: Tensor, K_fu: Tensor) -> Tensor:

@@ -13,13 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
-from dustmap.gp.features._base import (
-    Features,
-    SolveSummary,
-    chunks,
-    gathered,
-    rows_within,
-)
+from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -34,6 +28,7 @@ from dustmap.linalg import (
     SolveStatus,
     ToeplitzOperator,
     check_vectors,
+    chunks,
     inverse_root,
 )
 

@@ -15,7 +15,6 @@ from dustmap.gp.features._base import (
     AbstractRowFeatures,
     Features,
     SolveSummary,
-    chunks,
     gathered,
     refuse_outside,
     rows_together,
@@ -27,7 +26,7 @@ from dustmap.gp.features._operators import (
     cross_operator,
 )
 from dustmap.gp.functionals import AbstractFunctional
-from dustmap.linalg import AbstractOperator, toeplitz_solve
+from dustmap.linalg import AbstractOperator, chunks, toeplitz_solve
 
 Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
 

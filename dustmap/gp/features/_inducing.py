@@ -16,9 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.features._base import AbstractRowFeatures, chunks
+from dustmap.gp.features._base import AbstractRowFeatures
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile
+from dustmap.linalg import chunks
 
 #: Rows the clusters are sought among, per centre, and at least and at most in all.
 _ROWS_PER_CENTRE, _FEWEST_SOUGHT, _MOST_SOUGHT = 20, 5_000, 100_000

@@ -9,13 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.features._base import (
-    AbstractGridFeatures,
-    Features,
-    chunks,
-    refuse_outside,
-    rows_within,
-)
+from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
 from dustmap.gp.features._local_weights import (
     Piece,
     RecomputedOperator,
@@ -40,7 +34,7 @@ from dustmap.gp.functionals import (
     by_rows,
     operator_by_rows,
 )
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
 

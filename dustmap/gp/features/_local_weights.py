@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.gp.features._base import chunks
 from dustmap.linalg import (
     AbstractComposite,
     AbstractOperator,
@@ -22,6 +21,7 @@ from dustmap.linalg import (
     SparseOperator,
     apply_linear,
     check_vectors,
+    chunks,
 )
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.features._base import chunks, rows_within
+from dustmap.gp.features._base import rows_within
 from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import (
     AbstractComposite,
@@ -16,6 +16,7 @@ from dustmap.linalg import (
     SolveResult,
     UnconvergedWarning,
     check_vectors,
+    chunks,
     pcg,
 )
 

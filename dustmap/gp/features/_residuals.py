@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._base import chunks
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
 from dustmap.gp.features._residual_table import (
     BAND,
@@ -34,6 +33,7 @@ from dustmap.gp.functionals import (
     PointValues,
     Stacked,
 )
+from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)
 
