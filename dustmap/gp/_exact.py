@@ -26,7 +26,7 @@ _PAIRS = 2**21
 
 
 def log_evidence(residual: Tensor, noise_variance: Tensor, upper: Sequence[Tensor]) -> Tensor:
-    """ln N(r; 0, K_ff + diag(σ²)), differentiable once in all arguments.
+    """Return ln N(r; 0, K_ff + diag(σ²)), differentiable once in all arguments.
 
     residual (N,) = y − m; noise_variance (N,); upper: the rows of K_ff in consecutive slices, each
     from its diagonal block to the right, as `symmetric` takes them.
@@ -56,7 +56,7 @@ class _LogEvidence(torch.autograd.Function):
 
 
 def symmetric(upper: Sequence[Tensor]) -> Tensor:
-    """The symmetric matrix (N, N) of which `upper` holds the rows from the diagonal on."""
+    """Return the symmetric matrix (N, N) of which `upper` holds the rows from the diagonal on."""
     n = upper[0].shape[1]
     K = torch.empty((n, n), dtype=upper[0].dtype, device=upper[0].device)
     start = 0
@@ -69,7 +69,7 @@ def symmetric(upper: Sequence[Tensor]) -> Tensor:
 
 
 def _upper_gradients(dA: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
-    """∂/∂upper from ∂/∂A: what is right of a diagonal block stands for two entries."""
+    """Return ∂/∂upper from ∂/∂A: what is right of a diagonal block stands for two entries."""
     start = 0
     for count in rows:
         gradient = dA[start : start + count, start:].clone()
@@ -98,7 +98,7 @@ def covariance_factor(covariance: Tensor, noise_variance: Tensor) -> Tensor:
 
 
 def log_density(L: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """ln N(r; 0, A) and α = A⁻¹ r (N,), from the lower factor L (N, N) of A and r (N,).
+    """Return ln N(r; 0, A) and α = A⁻¹ r (N,), from the lower factor L (N, N) of A and r (N,).
 
     −½ rᵀ A⁻¹ r − Σ ln L_ii − (N/2) ln 2π
     """
@@ -115,7 +115,7 @@ def density_gradient(L: Tensor, alpha: Tensor) -> Tensor:
 
 
 def symmetric_root(covariance: Tensor, scale: float) -> Tensor:
-    """Root Q (N, N) with Q Qᵀ = covariance, which may be singular.
+    """Return the root Q (N, N) with Q Qᵀ = covariance, which may be singular.
 
     A posterior covariance is a difference: eigenvalues within round-off below zero are zeros; one
     below −1e-6 × scale (the prior variance) is an error.
@@ -174,12 +174,14 @@ class ExactGP:
         *,
         mean_is_fitted: bool = False,
     ) -> "ExactPosterior":
-        """The posterior given y (N,) with noise_variance (N,), at the present parameters.
+        """Return the posterior given y (N,) with noise_variance (N,), at the present parameters.
 
-        mean_is_fitted: whether the mean's coefficients were fitted to these data, see
-        `fitted_coefficients`.
-        Their uncertainty is then part of the posterior (universal kriging); coefficients that are
-        given add none.
+        Parameters
+        ----------
+        mean_is_fitted
+            Whether the mean's coefficients were fitted to these data, see `fitted_coefficients`.
+            Their uncertainty is then part of the posterior (universal kriging); coefficients that
+            are given add none.
         """
         _check_data(functional, y, noise_variance)
         residual = y.double() - self.mean.values(functional)
@@ -202,16 +204,16 @@ class ExactGP:
         return generalised_least_squares(self.mean.basis(functional), y.double(), L)
 
     def between(self, f: AbstractFunctional, g: AbstractFunctional) -> Tensor:
-        """Prior covariances of the functionals, (N, N'), float64."""
+        """Return the prior covariances of the functionals, (N, N'), float64."""
         return self._estimator.between(self.kernel, f, g, self.wrapping, dtype=torch.float64)
 
     def variance(self, functional: AbstractFunctional) -> Tensor:
-        """Prior variances k_ff (N,), float64."""
+        """Return the prior variances k_ff (N,), float64."""
         return self._estimator.variance(self.kernel, functional, self.wrapping, dtype=torch.float64)
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Prior covariance K_ff (N, N), float64; refused beyond N = 10,000."""
+        """Return the prior covariance K_ff (N, N), float64; refused beyond N = 10,000."""
         _refuse_dense(len(functional))
         return symmetric(list(self._upper_rows(functional)))
 
@@ -223,7 +225,7 @@ class ExactGP:
         return covariance_factor(self.covariance(functional), noise_variance.double())
 
     def _upper_rows(self, functional: AbstractFunctional) -> Iterator[Tensor]:
-        """Rows of K_ff from the diagonal on: half of the pairs."""
+        """Return the rows of K_ff from the diagonal on: half of the pairs."""
         for rows in chunks(len(functional), len(functional)):
             yield self.between(functional[rows], functional[rows.start :])
 
@@ -239,9 +241,22 @@ class ExactPosterior(AbstractPosterior):
     u is what fitted coefficients of the mean add: T Tᵀ = (Hᵀ A⁻¹ H)⁻¹ is their covariance under a
     flat prior, and L⁻¹ H T = U.
 
-    gp: the prior, as it was; functional: the N data; cholesky (N, N): factor L of
-    A = K_ff + diag(σ²); alpha (N,) = A⁻¹ (y − m); dtype: of the answers, that of y;
-    trend (N, K): U; directions (P, K): T; K = 0 where the coefficients are given.
+    Parameters
+    ----------
+    gp
+        The prior, as it was.
+    functional
+        The N data.
+    cholesky : (N, N)
+        Factor L of A = K_ff + diag(σ²).
+    alpha : (N,)
+        A⁻¹ (y − m).
+    dtype
+        Precision of the answers, that of y.
+    trend : (N, K)
+        U.
+    directions : (P, K)
+        T; K = 0 where the coefficients are known.
     """
 
     gp: ExactGP
@@ -270,14 +285,14 @@ class ExactPosterior(AbstractPosterior):
 
     @torch.no_grad()
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """K_** − V_*ᵀV_* + u_* u_*ᵀ."""
+        """Return K_** − V_*ᵀV_* + u_* u_*ᵀ."""
         return self._covariance(functional).to(self.dtype)
 
     @torch.no_grad()
     def sample(
         self, functional: AbstractFunctional, count: int, generator: torch.Generator
     ) -> Tensor:
-        """Joint draws through the symmetric root of the joint covariance."""
+        """Return the joint draws through the symmetric root of the joint covariance."""
         scale = float(self.gp.variance(functional).max())
         root = symmetric_root(self._covariance(functional), scale)
         shape = (count, len(functional))
@@ -300,7 +315,7 @@ class ExactPosterior(AbstractPosterior):
         return self.gp.mean.values(functional) + K_sf @ self.alpha, variance + fitted
 
     def _trend_error(self, functional: AbstractFunctional, V: Tensor) -> Tensor:
-        """u_* (N_*, K) for V (N, N_*) = L⁻¹ K_f*."""
+        """Return u_* (N_*, K) for V (N, N_*) = L⁻¹ K_f*."""
         return self.gp.mean.basis(functional) @ self.directions - V.mT @ self.trend
 
     def _whitened(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,25 @@ EDGE_SLACK = 1e-6  # in units of the spacing: a rounded point on the upper face 
 class RegularGrid:
     """Regular grid z_i = lower + i · spacing in D dimensions, flattened in C order.
 
-    lower (D,): coordinates of the first node; spacing (D,): distance between nodes, > 0;
-    shape (M_1..M_D): nodes per axis, at least two each.
+    Parameters
+    ----------
+    lower : (D,)
+        Coordinates of the first node.
+    spacing : (D,)
+        Distance between nodes, > 0.
+    shape : (M_1..M_D)
+        Nodes per axis, at least two each.
+
+    Raises
+    ------
+    ValueError
+        Where the entries are not one per axis, not finite, or an axis has fewer than two nodes.
+
+    Examples
+    --------
+    >>> grid = RegularGrid.from_bounds(lower=(0.0, 0.0), upper=(1.0, 2.0), shape=(3, 5))
+    >>> grid.spacing, grid.size
+    ((0.5, 0.5), 15)
     """
 
     lower: tuple[float, ...]
@@ -39,7 +56,7 @@ class RegularGrid:
     def from_bounds(
         cls, lower: Sequence[float], upper: Sequence[float], shape: Sequence[int]
     ) -> "RegularGrid":
-        """Grid whose first and last nodes lie on the faces of the box [lower, upper]."""
+        """Return the grid whose first and last nodes lie on the faces of the box [lower, upper]."""
         if not len(lower) == len(upper) == len(shape):
             raise ValueError(
                 "lower, upper and shape must have one entry per axis: got "
@@ -67,7 +84,7 @@ class RegularGrid:
         )
 
     def axes(self, device: "torch.device | None" = None) -> "tuple[Tensor, ...]":
-        """Node coordinates of each axis, (M_d,) in float64."""
+        """Return the node coordinates of each axis, (M_d,) in float64."""
         import torch
 
         return tuple(
@@ -78,7 +95,7 @@ class RegularGrid:
     def points(
         self, dtype: "torch.dtype | None" = None, device: "torch.device | None" = None
     ) -> "Tensor":
-        """All nodes, (M, D) in C order; float64 by default."""
+        """Return all nodes, (M, D) in C order; float64 by default."""
         import torch
 
         mesh = torch.meshgrid(*self.axes(device), indexing="ij")

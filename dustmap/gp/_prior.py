@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
-from dustmap.gp.covariances import Wrapping, plain_lags, wrapped_lags, wrapped_variance
+from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import (
     AbstractOperator,
@@ -45,15 +45,23 @@ _FLOAT32_SPREAD = 1e-6
 @final
 @dataclass(frozen=True)
 class PriorReport:
-    """What the construction of a `GridPrior` did, for the run's report.
+    """Report on the construction of a `GridPrior`.
 
-    torus_shape: points per axis of the torus (L_1, ..., L_D).
-    wrap_error: largest prior correlation between opposite faces of the box through the padding,
-        the one approximation of the wrapped kernel (0 for the minimal embedding).
-    wrap_inflation: Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
-    smallest_eigenvalue: smallest eigenvalue of C over the largest, before clamping, with nugget.
-    clamped: number of eigenvalues raised to round-off.
-    nugget: variance added to the diagonal of K, C and R Rᵀ.
+    Parameters
+    ----------
+    torus_shape
+        Points per axis of the torus (L_1, ..., L_D).
+    wrap_error
+        Largest prior correlation between opposite faces of the box through the padding, the one
+        approximation of the wrapped kernel (0 for the minimal embedding).
+    wrap_inflation
+        Σ_{j≠0} k(jL) / k(0), by which the images raise the variance at a node.
+    smallest_eigenvalue
+        Smallest eigenvalue of C over the largest, before clamping, with nugget.
+    clamped
+        Number of eigenvalues raised to round-off.
+    nugget
+        Variance added to the diagonal of K, C and R Rᵀ.
     """
 
     torus_shape: tuple[int, ...]
@@ -86,8 +94,20 @@ class GridPrior(AbstractParametric):
     embedding of Wu et al. 2021, kept for reproductions: products are exact even when it is
     indefinite, but then it has no root).
 
-    world: ranks that divide the columns of products with K, R and powers of C among them; all of
-    them have to ask for the same.
+    Parameters
+    ----------
+    world
+        Ranks that divide the columns of products with K, R and powers of C among them; all of them
+        have to ask for the same.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> grid = RegularGrid((0.0,), (0.5,), (8,))
+    >>> prior = GridPrior.padded(Matern32(1.0, dim=1), grid)
+    >>> R = prior.root().to_dense()
+    >>> torch.allclose(R @ R.mT, prior.dense_covariance())
+    True
     """
 
     kernel: AbstractKernel
@@ -114,11 +134,16 @@ class GridPrior(AbstractParametric):
         memory: int = 2**33,
         world: AbstractWorld | None = None,
     ) -> "GridPrior":
-        """The wrapped kernel on box + `padding` length scales per axis.
+        """Return the wrapped kernel on box + `padding` length scales per axis.
 
-        nugget: white variance relative to λ_max, applied alike to K, C and R.
-        torus_shape: overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
-        memory: bytes that building may take; refused beforehand beyond.
+        Parameters
+        ----------
+        nugget
+            White variance relative to λ_max, applied alike to K, C and R.
+        torus_shape
+            Overrides the padding (e.g. to keep M_w fixed while the kernel is learned).
+        memory
+            Bytes that building may take; refused beforehand beyond.
         """
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
@@ -205,7 +230,7 @@ class GridPrior(AbstractParametric):
         return self.report.smallest_eigenvalue > 0 or self.report.clamped > 0
 
     def covariance(self) -> AbstractOperator:
-        """K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
+        """Return K_uu (M, M), by whichever exact embedding has fewer points; carries no graph."""
         minimal = math.prod(fast_length(2 * m - 1) for m in self.grid.shape)
         if minimal < self.n_white:
             return divided(ToeplitzOperator(self.lags.detach(), self.dtype), self.world)
@@ -216,17 +241,17 @@ class GridPrior(AbstractParametric):
         return self._block(self._root_spectrum(), None)
 
     def torus_root(self, power: float) -> AbstractOperator:
-        """C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
+        """Return C^power (M_w, M_w) on the whole torus, e.g. −½; differentiable in the kernel."""
         self._root_spectrum()
         spectrum = self.spectrum.pow(power).to(self.dtype)
         return self._divided(CirculantOperator(spectrum, self.torus_shape))
 
     def preconditioner(self) -> AbstractOperator:
-        """P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
+        """Return P (M, M) = upper-left block of C'⁻¹ (002, eq. 21); carries no graph."""
         return self.inverse.to(self.dtype)
 
     def factor(self) -> Tensor:
-        """Lower Cholesky factor of K_uu (M, M), float64.
+        """Return the lower Cholesky factor of K_uu (M, M), float64.
 
         Differentiable in the kernel where gradients are on, and then computed anew.
         """
@@ -250,7 +275,7 @@ class GridPrior(AbstractParametric):
         return lower
 
     def dense_covariance(self) -> Tensor:
-        """K_uu (M, M) as a matrix, float64; differentiable in the kernel."""
+        """Return K_uu (M, M) as a matrix, float64; differentiable in the kernel."""
         index = []
         for axis, m in enumerate(self.grid.shape):
             lag = (torch.arange(m)[:, None] - torch.arange(m)[None, :]).abs()
@@ -295,7 +320,7 @@ def torus_for(kernel: AbstractKernel, grid: RegularGrid, padding: float) -> tupl
 
 
 def wrap_inflation(kernel: AbstractKernel, grid: RegularGrid, torus: Sequence[int]) -> float:
-    """Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
+    """Return Σ_{j≠0} k(jL) / k(0) on a torus of this shape: what its images add to the variance."""
     with torch.no_grad():
         periods = [length * h for length, h in zip(torus, grid.spacing, strict=True)]
         wrapped = wrapped_variance(kernel, periods, _IMAGE_TOLERANCE)
@@ -335,7 +360,7 @@ def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> No
 
 
 def _eigenvalues(table: Tensor) -> Tensor:
-    """λ = FFT(c): real, because c is symmetric in every axis."""
+    """Return λ = FFT(c): real, because c is symmetric in every axis."""
     spectrum: Tensor = torch.fft.rfftn(table.to(torch.float64)).real
     return spectrum
 
@@ -371,7 +396,7 @@ def _cheapest_inverse(
     spectrum: Tensor,
     shape: tuple[int, ...],
 ) -> CirculantOperator:
-    """The preconditioner on a narrower torus where that is markedly smaller."""
+    """Return the preconditioner on a narrower torus where that is markedly smaller."""
     narrow = _padded_shape(kernel, grid, _PRECONDITIONER_PADDING)
     if math.prod(narrow) > 0.8 * math.prod(shape):
         return _inverse(spectrum, shape, grid)
@@ -381,7 +406,7 @@ def _cheapest_inverse(
 
 
 def _inverse(spectrum: Tensor, shape: tuple[int, ...], grid: RegularGrid) -> CirculantOperator:
-    """crop C⁻¹ pad.
+    """Return crop C⁻¹ pad.
 
     Negative eigenvalues (an indefinite minimal embedding, or what the left-out images of a narrow
     torus amount to) are floored at 2 |λ_min|, which changes the speed of PCG, not its solution.
@@ -416,9 +441,5 @@ def _wrap_error(kernel: AbstractKernel, grid: RegularGrid, periods: tuple[float,
 
 
 def _minimal_table(kernel: AbstractKernel, grid: RegularGrid, shape: tuple[int, ...]) -> Tensor:
-    """The plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
-    table = plain_lags(kernel, grid.spacing, grid.shape)
-    for axis, length in enumerate(shape):
-        lag = torch.arange(length, device=table.device)
-        table = table.index_select(axis, torch.minimum(lag, length - lag))
-    return table
+    """Tabulate the plain kernel at lags min(i, L − i) h of the torus: (L_1, ..., L_D)."""
+    return mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)

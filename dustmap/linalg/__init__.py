@@ -29,6 +29,7 @@ from dustmap.linalg._chunks import HALVED as HALVED
 from dustmap.linalg._chunks import AdaptiveBatch as AdaptiveBatch
 from dustmap.linalg._chunks import OutOfMemory as OutOfMemory
 from dustmap.linalg._chunks import TilePartition as TilePartition
+from dustmap.linalg._chunks import chunks as chunks
 from dustmap.linalg._chunks import out_of_memory as out_of_memory
 from dustmap.linalg._ciq import InverseRootOperator as InverseRootOperator
 from dustmap.linalg._ciq import RootMethod as RootMethod
@@ -44,7 +45,9 @@ from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve as ShiftedSolve
 from dustmap.linalg._minres import shifted_minres as shifted_minres
+from dustmap.linalg._operator import AbstractComposite as AbstractComposite
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
+from dustmap.linalg._operator import AbstractSymmetric as AbstractSymmetric
 from dustmap.linalg._operator import DenseOperator as DenseOperator
 from dustmap.linalg._operator import DiagonalOperator as DiagonalOperator
 from dustmap.linalg._operator import SparseOperator as SparseOperator

@@ -12,8 +12,7 @@ from dustmap.linalg._iteration import (
     SolveResult,
     SolveStatus,
     StepRule,
-    check_system,
-    in_precision,
+    System,
     is_stuck,
     norms,
     safe_norms,
@@ -67,25 +66,45 @@ def block_pcg(
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
 
-    b: (..., n), right-hand sides.
-    preconditioner: approximation T of A⁻¹, symmetric positive definite.
-    x0: (..., n), where to start; 0 by default.
-    progress: called before every step with the most there may be.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    preconditioner
+        Approximation T of A⁻¹, symmetric positive definite.
+    x0 : (..., n)
+        Where to start; 0 by default.
+    progress
+        Called before every step with the most there may be.
 
-    Reference: O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate
-    gradients"; van der Vorst & Ye (2000) on residual replacement.
+    Returns
+    -------
+    SolveResult
+        x (..., n) with a status, the number of steps and the true residual of every column.
+
+    Raises
+    ------
+    ValueError
+        As `pcg` does.
+
+    Examples
+    --------
+    >>> A = DiagonalOperator(torch.tensor([1.0, 2.0, 4.0]))
+    >>> result = block_pcg(A, torch.tensor([[1.0, 2.0, 4.0], [2.0, 4.0, 4.0]]))
+    >>> result.x.round(decimals=4)
+    tensor([[1., 1., 1.],
+            [2., 2., 1.]])
+
+    References
+    ----------
+    O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate gradients"; van der
+    Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
-    check_system(A, b, preconditioner, x0, rule)
-    A = in_precision(A, b.dtype)
-    if preconditioner is not None:
-        preconditioner = in_precision(preconditioner, b.dtype)
     with torch.no_grad():
-        flat = b.reshape(-1, b.shape[-1])
-        outcome = Outcome.empty_like(flat)
-        start = None if x0 is None else x0.reshape(flat.shape)
-        block = _Block(A, preconditioner, flat, start, rule)
-        block.solve_into(outcome, progress)
+        system = System.of(A, b, preconditioner, x0, rule)
+        outcome = Outcome.empty_like(system.b)
+        _Block(system, rule).solve_into(outcome, progress)
     return outcome.result(b.shape, rtol)
 
 
@@ -101,15 +120,9 @@ class _Block:
     and `inverse` (p A pᵀ)⁺ (v, v), or None after a restart. Small matrices are float64.
     """
 
-    def __init__(
-        self,
-        A: AbstractOperator,
-        preconditioner: AbstractOperator | None,
-        b: Tensor,
-        x0: Tensor | None,
-        rule: StepRule,
-    ) -> None:
-        self.A, self.preconditioner, self.rule = A, preconditioner, rule
+    def __init__(self, system: System, rule: StepRule) -> None:
+        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+        b = system.b
         self.rounding = _ROUNDING * torch.finfo(b.dtype).eps
         self.floor = max((_NOISE * torch.finfo(b.dtype).eps) ** 2, _LEAST_FLOOR)
         scale = safe_norms(b)
@@ -120,10 +133,10 @@ class _Block:
         self.stalls = torch.zeros_like(self.index)
         self.is_open = torch.ones_like(self.index, dtype=torch.bool)
         self.trouble = GO_ON
-        self.is_warm = x0 is not None
+        self.is_warm = system.start is not None
         self.x = torch.zeros_like(self.b)
-        if x0 is not None:
-            self.x = take_rows(x0, self.index) / self.scale[:, None]
+        if system.start is not None:
+            self.x = take_rows(system.start, self.index) / self.scale[:, None]
         self.p: Tensor | None = None
         self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
 
@@ -132,7 +145,7 @@ class _Block:
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=r.device)
-            self._settle(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
+            self._finish(outcome, everyone, norms(r), torch.zeros_like(self.is_open), 0)
         step = 0
         if bool(self.is_open.any()):
             self._restart(r)
@@ -199,7 +212,7 @@ class _Block:
         self.weights = self.weights @ self.expand
 
     def _claimed(self) -> Tensor:
-        """Norms (a,) of the residuals K q that the recursion believes in."""
+        """Return the norms (a,) of the residuals K q that the recursion believes in."""
         if self.preconditioner is None:
             return norms(self.weights)
         return ((self.weights @ gram(self.q, self.q)) * self.weights).sum(1).clamp_min(0).sqrt()
@@ -219,7 +232,7 @@ class _Block:
         drift = norms(true_r - take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
         stuck = self._count_stalls(which, residual, lied)
-        self._settle(outcome, which, residual, stuck, step)
+        self._finish(outcome, which, residual, stuck, step)
         remain = self.is_open[which]
         if bool(remain.any()):
             self._restart(with_rows(r, which, true_r))
@@ -227,7 +240,7 @@ class _Block:
                 self.p = None
 
     def _count_stalls(self, which: Tensor, residual: Tensor, lied: Tensor) -> Tensor:
-        """Lies without progress in columns `which`; which of these have had too many."""
+        """Count lies without progress in columns `which`; tell which have had too many."""
         stalled = lied & is_stuck(residual, self.lie[which])
         fresh = lied & ~stalled
         self.stalls[which] = torch.where(stalled, self.stalls[which] + 1, self.stalls[which])
@@ -235,7 +248,7 @@ class _Block:
         self.lie[which] = torch.where(fresh, residual, self.lie[which])
         return self.stalls[which] >= _PATIENCE
 
-    def _settle(
+    def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int
     ) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""

@@ -15,9 +15,8 @@ from dustmap.linalg._iteration import (
     SolveResult,
     SolveStatus,
     StepRule,
+    System,
     UnconvergedWarning,
-    check_system,
-    in_precision,
     is_frozen,
     is_stuck,
     norms,
@@ -65,33 +64,52 @@ def pcg(
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
        true residual.
 
-    b: (..., n), right-hand sides.
-    preconditioner: approximation of A⁻¹, symmetric positive definite.
-    x0: (..., n), where to start; 0 by default.
-    progress: called before every step with the most there may be.
-
     Nothing is differentiated here: see `toeplitz_solve`.
 
-    Reference: Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    preconditioner
+        Approximation of A⁻¹, symmetric positive definite.
+    x0 : (..., n)
+        Where to start; 0 by default.
+    progress
+        Called before every step with the most there may be.
+
+    Returns
+    -------
+    SolveResult
+        x (..., n) with a status, the number of steps and the true residual of every column.
+
+    Raises
+    ------
+    ValueError
+        Where shapes, precisions or devices do not fit, or b is not finite. A column that does not
+        converge is no error: ask `SolveResult.converged` and `SolveResult.message`.
+
+    Examples
+    --------
+    >>> A = DenseOperator(torch.tensor([[2.0, 1.0], [1.0, 3.0]]))
+    >>> result = pcg(A, torch.tensor([3.0, 4.0]))
+    >>> result.x.round(decimals=4), result.converged
+    (tensor([1., 1.]), True)
+
+    References
+    ----------
+    Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
     rule = StepRule(rtol, max_steps, refresh)
-    check_system(A, b, preconditioner, x0, rule)
-    A = in_precision(A, b.dtype)
-    if preconditioner is not None:
-        preconditioner = in_precision(preconditioner, b.dtype)
     with torch.no_grad():
-        flat = b.reshape(-1, b.shape[-1])
-        start = None if x0 is None else x0.reshape(flat.shape)
-        outcome = Outcome.empty_like(flat)
-        size = _columns_together(A, preconditioner, flat)
-        for first in range(0, flat.shape[0], size):
-            columns = slice(first, first + size)
-            group_start = None if start is None else start[columns]
-            group = _Columns(A, preconditioner, flat[columns], group_start, first, rule)
-            if size < len(flat):
-                progress(SOLVES, first, len(flat))
+        system = System.of(A, b, preconditioner, x0, rule)
+        outcome, count = Outcome.empty_like(system.b), len(system.b)
+        size = _columns_together(system)
+        for first in range(0, count, size):
+            group = _Columns(system.rows(slice(first, first + size)), first, rule)
+            if size < count:
+                progress(SOLVES, first, count)
             group.solve_into(outcome, progress)
-        progress(SOLVES, len(flat), len(flat))
+        progress(SOLVES, count, count)
     return outcome.result(b.shape, rtol)
 
 
@@ -104,25 +122,17 @@ class _Columns:
     recursion was last caught lying.
     """
 
-    def __init__(
-        self,
-        A: AbstractOperator,
-        preconditioner: AbstractOperator | None,
-        b: Tensor,
-        x0: Tensor | None,
-        first: int,
-        rule: StepRule,
-    ) -> None:
-        self.A, self.preconditioner, self.rule = A, preconditioner, rule
-        scale = safe_norms(b)
+    def __init__(self, system: System, first: int, rule: StepRule) -> None:
+        self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
+        scale = safe_norms(system.b)
         nonzero = scale.nonzero().squeeze(1)
         self.index, self.scale = first + nonzero, scale[nonzero]
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.b = self.r = self.p = take_rows(b, nonzero) / self.scale[:, None]
+        self.b = self.r = self.p = take_rows(system.b, nonzero) / self.scale[:, None]
         self.x = torch.zeros_like(self.b)
-        self.is_warm = x0 is not None
-        if x0 is not None:
-            self.x = take_rows(x0, nonzero) / self.scale[:, None]
+        self.is_warm = system.start is not None
+        if system.start is not None:
+            self.x = take_rows(system.start, nonzero) / self.scale[:, None]
             self.r = self.b - self.A.matmul(self.x)
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
@@ -134,7 +144,7 @@ class _Columns:
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
             trouble = torch.full_like(everyone, GO_ON)
-            self._settle(outcome, everyone, norms(self.r), trouble, 0)
+            self._finish(outcome, everyone, norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -190,7 +200,7 @@ class _Columns:
         trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
-        self._settle(outcome, which, residual, trouble[which], step)
+        self._finish(outcome, which, residual, trouble[which], step)
 
     def _replace_residual(self, which: Tensor) -> Tensor:
         """r ← b − A x in columns `which`; its norms."""
@@ -198,7 +208,7 @@ class _Columns:
         self.r = with_rows(self.r, which, true_r)
         return norms(true_r)
 
-    def _settle(
+    def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
@@ -236,15 +246,13 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
 
-def _columns_together(
-    A: AbstractOperator, preconditioner: AbstractOperator | None, b: Tensor
-) -> int:
-    """How many right-hand sides to iterate at once.
+def _columns_together(system: System) -> int:
+    """Count the right-hand sides to iterate at once.
 
     FFT products cost the same per column however many there are, so on a CPU a group whose
     vectors stay in cache is faster than all of them; other operators share work over columns.
     """
-    operators = [A] if preconditioner is None else [A, preconditioner]
+    b, operators = system.b, [op for op in (system.A, system.preconditioner) if op is not None]
     tori = [size for op in operators if (size := _torus_size(op)) is not None]
     if b.device.type != "cpu" or len(tori) < len(operators):
         return max(1, b.shape[0])
@@ -253,6 +261,7 @@ def _columns_together(
 
 
 def _torus_size(A: AbstractOperator) -> int | None:
+    """Count the points of the torus of an FFT operator, None for others."""
     if isinstance(A, ToeplitzOperator):
         return math.prod(A.circulant.torus_shape)
     return math.prod(A.torus_shape) if isinstance(A, CirculantOperator) else None
@@ -267,20 +276,28 @@ def toeplitz_solve(
     rtol: float = 1e-6,
     max_steps: int = 1000,
 ) -> tuple[Tensor, SolveResult]:
-    """x = K⁻¹ b by PCG, differentiable in lags and b without differentiating the iterations.
+    """Solve K x = b by PCG, differentiable in lags and b without differentiating the iterations.
 
         a = K⁻¹ x̄,    b̄ = a,    lags-bar[ℓ] = −∂(aᵀ K x)/∂lags[ℓ]
 
     so the backward pass is one more solve with the same settings. It is exact for K in any
     number of dimensions, up to the tolerance of the two solves.
 
-    lags: (M1, …, MD), K as in `ToeplitzOperator`.
-    b: (..., M), right-hand sides; their precision is the working precision.
-    operator: any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then
-        only carries the gradient.
+    Parameters
+    ----------
+    lags : (M1, …, MD)
+        K as in `ToeplitzOperator`.
+    b : (..., M)
+        Right-hand sides; their precision is the working precision.
+    operator
+        Any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then only
+        carries the gradient.
 
-    Returns x (..., M) and the report of the forward solve, for the caller to judge. A backward
-    solve has no caller to report to: it warns with `UnconvergedWarning`.
+    Returns
+    -------
+    tuple[Tensor, SolveResult]
+        x (..., M) and the report of the forward solve, for the caller to judge. A backward solve
+        has no caller to report to: it warns with `UnconvergedWarning`.
     """
     if operator is None:
         operator = ToeplitzOperator(lags.detach(), b.dtype)

@@ -1,9 +1,9 @@
-"""How work is divided: chunks that get smaller where memory runs out, tiles of a grid."""
+"""Division of work: chunks that get smaller where memory runs out, tiles of a grid."""
 
 import gc
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -27,13 +27,23 @@ class OutOfMemory(Exception):
     """Memory ran out in the smallest chunks too; the message says in what, and what to set."""
 
 
+def chunks(n: int, size: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` rows covering range(n)."""
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
+
+
 @final
 class AdaptiveBatch:
     """The size of the chunks of one step: halved when one runs out of memory, HALVINGS times.
 
-    what: the step, for people. advice: what to set where that does not help. The size stays small
-    for the chunks that follow. Every halving is one warning of the logger of this module, which a
-    run counts for its report.
+    Parameters
+    ----------
+    what
+        The step, for people.
+    advice
+        What to set where that does not help. The size stays small for the chunks that follow. Every
+        halving is one warning of the logger of this module, which a run counts for its report.
     """
 
     def __init__(self, what: str, size: int, advice: str) -> None:
@@ -72,7 +82,7 @@ class AdaptiveBatch:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is memory that ran out, on a CPU or a GPU, and no other failure."""
+    """Tell whether this is memory that ran out, on a CPU or a GPU, and no other failure."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _CPU_SAYS in str(error)
@@ -86,6 +96,13 @@ class TilePartition:
     Blocks and the points in a block are in C order. A tile that is longer than the grid is as
     long as the grid; where tiles do not divide the grid the last ones are filled with zeros,
     and `mask` tells the points from the filling.
+
+    Examples
+    --------
+    >>> tiles = TilePartition(shape=(2, 4), tile=(2, 2))
+    >>> tiles.to_blocks(torch.arange(8))
+    tensor([[0, 1, 4, 5],
+            [2, 3, 6, 7]])
     """
 
     shape: tuple[int, ...]
@@ -117,7 +134,7 @@ class TilePartition:
         return self.to_blocks(torch.ones(math.prod(self.shape), dtype=torch.bool))
 
     def to_blocks(self, x: Tensor) -> Tensor:
-        """Grid vectors x (..., L) as blocks (..., B, M_b)."""
+        """Return the grid vectors x (..., L) as blocks (..., B, M_b)."""
         if x.ndim == 0 or x.shape[-1] != math.prod(self.shape):
             raise ValueError(
                 f"x: expected vectors of length {math.prod(self.shape)} on the last axis for grid "
@@ -131,7 +148,7 @@ class TilePartition:
         return split.reshape(*batch, self.n_blocks, self.block_size)
 
     def from_blocks(self, blocks: Tensor) -> Tensor:
-        """Blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
+        """Return the blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
         if tuple(blocks.shape[-2:]) != (self.n_blocks, self.block_size):
             raise ValueError(
                 f"blocks: expected (..., {self.n_blocks}, {self.block_size}), "

@@ -12,7 +12,12 @@ from torch.autograd.function import once_differentiable
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
 from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
-from dustmap.linalg._operator import AbstractOperator, DenseOperator, check_vectors
+from dustmap.linalg._operator import (
+    AbstractComposite,
+    AbstractOperator,
+    DenseOperator,
+    check_vectors,
+)
 from dustmap.linalg._preconditioners import PreconditionedOperator, RootPreconditioner
 
 #: K(θ) of its parameters θ; its products are differentiable in them.
@@ -22,13 +27,24 @@ Build = Callable[..., AbstractOperator]
 @final
 @dataclass(frozen=True, eq=False)
 class RootResult:
-    """How a product with a root ended, one verdict per right-hand side.
+    """Report on a product with a root, one verdict per right-hand side.
 
-    status: (...) int8 values of `SolveStatus`. steps: (...) int64. residuals: (...) float64, the
-    true relative residual of the smallest shift. rtol: the one asked for.
-    bounds: the interval of the quadrature. quadrature_error: its largest relative error there, and
-    where right-hand sides have met smaller eigenvalues than its own, down to these.
-    message: one sentence on the worst columns.
+    Parameters
+    ----------
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (...) float64
+        The true relative residual of the smallest shift.
+    rtol
+        The one asked for.
+    bounds
+        The interval of the quadrature.
+    quadrature_error
+        Its largest relative error there, and where right-hand sides have met smaller eigenvalues
+        than its own, down to these.
+    message
+        One sentence on the worst columns.
     """
 
     status: Tensor
@@ -41,7 +57,7 @@ class RootResult:
 
     @staticmethod
     def of(solve: ShiftedSolve, quadrature: RootQuadrature) -> "RootResult":
-        """The report of one batched solve with the shifts of a quadrature."""
+        """Return the report of one batched solve with the shifts of a quadrature."""
         lowest = min(solve.lowest_ritz, quadrature.bounds.lowest)
         floor = torch.finfo(solve.x.dtype).eps * quadrature.bounds.highest
         return RootResult(
@@ -63,11 +79,19 @@ class RootResult:
 @final
 @dataclass(frozen=True, eq=False)
 class RootMethod:
-    """How a root is taken: the rule, the stop of msMINRES, and a preconditioner or none.
+    """Method to take a root: the rule, the stop of msMINRES, and a preconditioner or none.
 
-    quadrature: nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a
-        preconditioner L Lᵀ; `RootMethod.of` finds them.
-    rtol: of the residuals of all shifts. max_steps: J. memory: bytes for vectors worked on at once.
+    Parameters
+    ----------
+    quadrature
+        Nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a preconditioner L
+        Lᵀ; `RootMethod.of` finds them.
+    rtol
+        Relative residual at which the solves of all shifts stop.
+    max_steps
+        Largest number of steps J.
+    memory
+        Bytes for the vectors worked on at once.
     """
 
     quadrature: RootQuadrature
@@ -89,7 +113,12 @@ class RootMethod:
     ) -> "RootMethod":
         """For roots of K, with bounds of its spectrum by `spectrum_bounds`.
 
-        nodes: Q. floor: what no eigenvalue (of the preconditioned operator) is known to be below.
+        Parameters
+        ----------
+        nodes
+            Number of points Q of the quadrature.
+        floor
+            What no eigenvalue (of the preconditioned operator) is known to be below.
         """
         system = K if preconditioner is None else PreconditionedOperator(K, preconditioner)
         quadrature = RootQuadrature.of(spectrum_bounds(system, floor=floor), nodes)
@@ -99,16 +128,13 @@ class RootMethod:
 def inverse_root(
     build: Build, parameters: Sequence[Tensor], b: Tensor, method: RootMethod
 ) -> tuple[Tensor, RootResult]:
-    """K^{-1/2} b, or R⁻¹ b for another root R Rᵀ = K where the method has a preconditioner.
+    """Return K^{-1/2} b, or R⁻¹ b for another root R Rᵀ = K where the method has a preconditioner.
 
         K^{-1/2} b ≈ Σ_q w_q x_q,   (K + t_q I) x_q = b:  msMINRES, one Krylov space for all q
 
     With P = L Lᵀ the same is done to A = L⁻¹ K L⁻ᵀ, whose condition is better:
 
         R = L A^{1/2} = K^{1/2} up to a rotation,   R⁻¹ b = A^{-1/2} L⁻¹ b,   R⁻ᵀ R⁻¹ = K⁻¹
-
-    build, parameters: K(θ) = build(*parameters), symmetric positive definite, (n, n).
-    b: (..., n); its precision is the working precision.
 
     Differentiable in the parameters and in b, not through the iterations:
 
@@ -120,8 +146,35 @@ def inverse_root(
     The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖. K found not to be
     positive definite is an error.
 
-    Reference: Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian
-    processes and Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
+    Parameters
+    ----------
+    build, parameters
+        K(θ) = build(*parameters), symmetric positive definite, (n, n).
+    b : (..., n)
+        Its precision is the working precision.
+
+    Returns
+    -------
+    tuple[Tensor, RootResult]
+        K^{-1/2} b (..., n), and the report of its solves.
+
+    Raises
+    ------
+    ValueError
+        Where K turns out not to be positive definite.
+
+    Examples
+    --------
+    >>> K = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
+    >>> method = RootMethod.of(DenseOperator(K), rtol=1e-10)
+    >>> y, report = inverse_root(DenseOperator, (K,), torch.ones(2, dtype=torch.float64), method)
+    >>> y.round(decimals=6), report.converged
+    (tensor([1.0000, 0.5000], dtype=torch.float64), True)
+
+    References
+    ----------
+    Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian processes and
+    Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
     """
     P = method.preconditioner
     if P is None:
@@ -144,12 +197,14 @@ def square_root(
 
 
 def _preconditioned(build: Build, P: RootPreconditioner) -> Build:
+    """Build L⁻¹ K(θ) L⁻ᵀ in place of K(θ)."""
     return lambda *parameters: PreconditionedOperator(build(*parameters), P)
 
 
 def _inverse_root(
     build: Build, parameters: Sequence[Tensor], b: Tensor, method: RootMethod
 ) -> tuple[Tensor, RootResult]:
+    """Apply A^{-1/2}, differentiable in the parameters and in b."""
     report: list[RootResult] = []
     y: Tensor = _InverseRoot.apply(  # type: ignore[no-untyped-call]
         b, build, method, report, *parameters
@@ -194,7 +249,7 @@ class _InverseRoot(torch.autograd.Function):
 def _solve(
     K: AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
 ) -> tuple[Tensor, Tensor | None, RootResult]:
-    """Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
+    """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
     rule = method.quadrature
     mix = None if keeps else rule.weights[None]
     solve = shifted_minres(
@@ -220,7 +275,7 @@ def _bilinear_gradient(
     x: Tensor,
     method: RootMethod,
 ) -> list[Tensor | None]:
-    """−∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
+    """Return −∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
     weights = method.quadrature.weights.to(a).reshape(-1, *([1] * (a.ndim - 1)))
     if build is DenseOperator:  # without the product itself, which costs as much again
         n = a.shape[-1]
@@ -231,11 +286,14 @@ def _bilinear_gradient(
         ]
         product = build(*leaves).matmul(x)
         differentiated = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(product, differentiated, -weights * a, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
+        gradients = iter(
+            torch.autograd.grad(product, differentiated, -weights * a, allow_unused=True)
+        )
+    return [next(gradients) if want else None for want in wanted]
 
 
 def _refuse_indefinite(result: RootResult) -> None:
+    """Raise where a right-hand side met a negative eigenvalue."""
     broken = result.status == SolveStatus.NOT_POSITIVE_DEFINITE.value
     if bool(broken.any()):
         raise ValueError(
@@ -246,35 +304,41 @@ def _refuse_indefinite(result: RootResult) -> None:
         )
 
 
-class _AbstractRootOperator(AbstractOperator):
-    """What both operators of a root of K (n, n) have."""
+class _AbstractRootOperator(AbstractComposite):
+    """A root of K (n, n) or its inverse; warns the first time that a solve falls short."""
+
+    _name: str
 
     def __init__(self, K: AbstractOperator, method: RootMethod) -> None:
         self._K, self._method, self._warned = K, method, False
+
+    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
+        if not (result.converged or self._warned):
+            text = f"product with {self._name}: {result.message}"
+            warnings.warn(text, UnconvergedWarning, stacklevel=3)
+        self._warned |= not result.converged
+        return y
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._K.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._K.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._K.device
+    def _made_of(self) -> AbstractOperator:
+        return self._K
 
 
 @final
 class InverseRootOperator(_AbstractRootOperator):
     """R⁻¹ (n, n) with R Rᵀ = K: `inverse_root` as an operator; warns once if a solve fails."""
 
+    _name = "an inverse root"
+
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*inverse_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        """R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
+        """Return R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
@@ -282,21 +346,19 @@ class InverseRootOperator(_AbstractRootOperator):
         A = PreconditionedOperator(self._K, P)
         return P.inverse.rmatmul(self._checked(*_inverse_root(lambda: A, (), y, self._method)))
 
-    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
-        self._warned |= _warn(result, "product with an inverse root", self._warned)
-        return y
-
 
 @final
 class RootOperator(_AbstractRootOperator):
     """R (n, n) with R Rᵀ = K: `square_root` as an operator; warns once if a solve fails."""
+
+    _name = "a root"
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*square_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        """Rᵀ y = A^{1/2} Lᵀ y."""
+        """Return Rᵀ y = A^{1/2} Lᵀ y."""
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
@@ -304,14 +366,3 @@ class RootOperator(_AbstractRootOperator):
         A = PreconditionedOperator(self._K, P)
         plain = replace(self._method, preconditioner=None)
         return self._checked(*square_root(lambda: A, (), P.root.rmatmul(y), plain))
-
-    def _checked(self, y: Tensor, result: RootResult) -> Tensor:
-        self._warned |= _warn(result, "product with a root", self._warned)
-        return y
-
-
-def _warn(result: RootResult, what: str, warned: bool) -> bool:
-    """Whether a solve fell short; a warning says so the first time."""
-    if not (result.converged or warned):
-        warnings.warn(f"{what}: {result.message}", UnconvergedWarning, stacklevel=4)
-    return not result.converged

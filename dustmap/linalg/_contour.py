@@ -32,7 +32,10 @@ _NEGATIVE = 10.0
 class SpectrumBounds:
     """0 < lowest ≤ λ ≤ highest for the eigenvalues λ of a positive definite operator.
 
-    steps: products with the operator that the estimate took, 0 for bounds that were given.
+    Parameters
+    ----------
+    steps
+        Products with the operator that the estimate took, 0 for bounds that were given.
     """
 
     lowest: float
@@ -64,10 +67,17 @@ class RootQuadrature:
 
     converges exponentially: its relative error is O(exp(−2π² Q / (log(highest/lowest) + 3))).
 
-    shifts, weights: t_q ascending and w_q, (Q,) float64 on the CPU. bounds: the interval.
+    Parameters
+    ----------
+    shifts, weights
+        t_q ascending and w_q, (Q,) float64 on the CPU.
+    bounds
+        The interval.
 
-    Reference: Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions
-    by contour integrals", method 3; Pleiss et al. (2020), eq. 4.
+    References
+    ----------
+    Hale, Higham & Trefethen (2008), "Computing A^α, log(A), and related matrix functions by contour
+    integrals", method 3; Pleiss et al. (2020), eq. 4.
     """
 
     shifts: Tensor
@@ -76,7 +86,7 @@ class RootQuadrature:
 
     @staticmethod
     def of(bounds: SpectrumBounds, nodes: int = 15) -> "RootQuadrature":
-        """The rule of Q = `nodes` points on the interval `bounds`."""
+        """Return the rule of Q = `nodes` points on the interval `bounds`."""
         if nodes < 1:
             raise ValueError(f"nodes: expected at least one point of quadrature, got {nodes}")
         k = math.sqrt(bounds.lowest / bounds.highest)
@@ -92,15 +102,18 @@ class RootQuadrature:
         return len(self.shifts)
 
     def relative_error(self, lowest: float | None = None) -> float:
-        """max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
+        """Return max |1 − √λ Σ_q w_q / (t_q + λ)| over [lowest, highest], sampled.
 
-        lowest: end of the interval, that of the bounds by default.
+        Parameters
+        ----------
+        lowest
+            End of the interval, that of the bounds by default.
         """
         first = self.bounds.lowest if lowest is None else lowest
         ends = math.log(first), math.log(self.bounds.highest)
         points = torch.linspace(*ends, _SAMPLES * self.nodes, dtype=torch.float64).exp()
-        found = (self.weights / (self.shifts + points[:, None])).sum(-1)
-        return float((1.0 - points.sqrt() * found).abs().max())
+        values = (self.weights / (self.shifts + points[:, None])).sum(-1)
+        return float((1.0 - points.sqrt() * values).abs().max())
 
 
 def spectrum_bounds(
@@ -116,9 +129,12 @@ def spectrum_bounds(
     because θ_min ≥ λ_min comes down slowly, and an eigenvalue below the rounding errors of the
     products is not one.
 
-    floor: what λ_min is known not to be below, such as a nugget.
-
     A θ_min that is negative beyond rounding is an error: A is not positive definite.
+
+    Parameters
+    ----------
+    floor
+        What λ_min is known not to be below, such as a nugget.
     """
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: expected a square operator, got shape {A.shape}")
@@ -148,7 +164,7 @@ def complete_elliptic(k: float) -> float:
 
 
 def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
-    """sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
+    """Return sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
 
     Reference: Abramowitz & Stegun (1964), 16.4; accurate where u is at most half of K(k'), however
     small k.
@@ -165,7 +181,7 @@ def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
 
 
 def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
-    """sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
+    """Return sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
     if v <= 0.5 * period:
         sn, cn, dn = jacobi_elliptic(v, k)
         return sn / cn, dn / cn**2
@@ -176,7 +192,7 @@ def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
 def _extremes(
     A: AbstractOperator, floor: float, max_steps: int, seed: int
 ) -> tuple[float, float, int]:
-    """Smallest and largest Ritz value, and the steps taken.
+    """Return the smallest and largest Ritz value, and the steps taken.
 
     A smallest one near the floor is no matter any more: it can only fall.
     """
@@ -186,7 +202,7 @@ def _extremes(
     basis = v.new_empty(min(max_steps, n), n)
     basis[0] = v / torch.linalg.vector_norm(v)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     smallest, largest = math.nan, math.nan
     for step in range(1, len(basis) + 1):
         w = A.matmul(basis[step - 1])
@@ -198,21 +214,22 @@ def _extremes(
         ends = step == len(basis) or not length > 10 * torch.finfo(A.dtype).eps * max(diagonal)
         if ends or step % _LOOK == 0:
             before = smallest, largest
-            smallest, largest = _ritz_ends(diagonal, beside)
+            smallest, largest = _ritz_ends(diagonal, off_diagonal)
             still = abs(before[0] - smallest) <= _STILL * abs(smallest)
             still |= 0 < smallest <= _LOWEST_SAFETY * floor
             if ends or (still and abs(before[1] - largest) <= _STILL * abs(largest)):
                 return smallest, largest, step
-        beside.append(length)
+        off_diagonal.append(length)
         basis[step] = w / length
     raise AssertionError("the last step ends the loop")
 
 
-def _ritz_ends(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
-    if not all(math.isfinite(value) for value in diagonal + beside):
+def _ritz_ends(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, float]:
+    """Return the extreme eigenvalues of a tridiagonal matrix, NaN where it is not finite."""
+    if not all(math.isfinite(value) for value in diagonal + off_diagonal):
         return math.nan, math.nan
     main = torch.tensor(diagonal, dtype=torch.float64)
-    off = torch.tensor(beside, dtype=torch.float64)
+    off = torch.tensor(off_diagonal, dtype=torch.float64)
     T = torch.diag(main) + torch.diag(off, 1) + torch.diag(off, -1)
     ritz = torch.linalg.eigvalsh(T)
     return float(ritz[0]), float(ritz[-1])
@@ -223,7 +240,7 @@ def lowest_ritz(
 ) -> tuple[float, Tensor]:
     """The smallest eigenvalue of any T_r, up to a factor below 1.8, and which T_r are indefinite.
 
-    alpha, beta: (J, R) float64, diagonals α_j and the entries β_{j+1} beside them, on the CPU.
+    alpha, beta: (J, R) float64, α_j and, off the diagonal, β_{j+1}, on the CPU.
     steps: (R,), the rows of T_r: what is stored beyond is not part of it.
     eps: precision of the products; negative eigenvalues within its rounding are taken for zero.
     Returns the eigenvalue (0 where it is rounding) and (R,) bool on `device`.

@@ -1,4 +1,4 @@
-"""What the iterative solvers share: results, rules to stop by, columns (k, n) of vectors."""
+"""Common parts of the iterative solvers: results, rules to stop by, columns (k, n) of vectors."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -22,7 +22,7 @@ GO_ON = -1
 
 @final
 class SolveStatus(Enum):
-    """How the solution of one right-hand side ended, from best to worst."""
+    """Verdict on the solution of one right-hand side, from best to worst."""
 
     CONVERGED = 0
     MAX_STEPS = 1
@@ -32,7 +32,7 @@ class SolveStatus(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the caller can do about it."""
+        """Advice to the caller."""
         return _REMEDIES[self]
 
 
@@ -62,9 +62,16 @@ _HOW_ENDED = {
 class SolveResult:
     """Solution of A x = b with one verdict per right-hand side.
 
-    x: (..., n). status: (...) int8 values of `SolveStatus`. steps: (...) int64.
-    residuals: (...) float64, the true ‖b − A x‖ / ‖b‖, recomputed from x.
-    rtol: the relative residual asked for.
+    Parameters
+    ----------
+    x : (..., n)
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (...) float64
+        The true ‖b − A x‖ / ‖b‖, recomputed from x.
+    rtol
+        The relative residual asked for.
     """
 
     x: Tensor
@@ -75,8 +82,8 @@ class SolveResult:
 
     @property
     def worst(self) -> SolveStatus:
-        """The worst status of any right-hand side."""
-        return SolveStatus(int(self.status.max())) if self.status.numel() else SolveStatus(0)
+        """Worst status of any right-hand side."""
+        return worst_status(self.status)
 
     @property
     def converged(self) -> bool:
@@ -84,7 +91,7 @@ class SolveResult:
         return self.worst is SolveStatus.CONVERGED
 
     def message(self) -> str:
-        """One sentence: what happened to the worst columns, and the remedy."""
+        """Describe the worst columns and the remedy in one sentence."""
         if self.converged:
             return f"PCG converged after {_largest(self.steps)} steps to rtol {self.rtol:.1e}"
         worst = self.status == self.worst.value
@@ -102,7 +109,13 @@ class UnconvergedWarning(UserWarning):
     """A solver did not reach the accuracy asked for; the message names the remedy."""
 
 
+def worst_status(status: Tensor) -> SolveStatus:
+    """Return the worst of statuses (...) int8, CONVERGED where there are none."""
+    return SolveStatus(int(status.max())) if status.numel() else SolveStatus.CONVERGED
+
+
 def _largest(counts: Tensor) -> int:
+    """Return the largest of some counts, 0 of none."""
     return int(counts.max()) if counts.numel() else 0
 
 
@@ -116,11 +129,11 @@ class StepRule:
     refresh: int
 
     def is_due(self, step: int) -> bool:
-        """Whether all residuals are recomputed at this step."""
+        """Tell whether all residuals are recomputed at this step."""
         return step % self.refresh == 0 or step >= self.max_steps
 
     def verdict(self, residual: Tensor, trouble: Tensor, step: int) -> Tensor:
-        """Statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
+        """Return the statuses (W,) by true residuals (W,); `trouble` holds those met, or GO_ON."""
         status = trouble
         if step >= self.max_steps:
             status = torch.where(status == GO_ON, SolveStatus.MAX_STEPS.value, status)
@@ -128,17 +141,17 @@ class StepRule:
         return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
 
     def has_lied(self, claimed: Tensor, residual: Tensor) -> Tensor:
-        """Where the residual of the recursion, `claimed`, is not the true one."""
+        """Tell where the residual of the recursion, `claimed`, is not the true one."""
         return (claimed <= self.rtol) | (residual > _LIE_FACTOR * claimed)
 
 
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
-    """Where the true residual has not shrunk since the recursion was last caught lying."""
+    """Tell where the true residual has not shrunk since the recursion was last wrong."""
     return residual > _PROGRESS_FACTOR * last_lie
 
 
 def is_frozen(residual: Tensor, last_due: Tensor) -> Tensor:
-    """Where the true residual is what it was at the last look: steps too small to move x."""
+    """Tell where the true residual is what it was before: steps too small to move x."""
     return (residual - last_due).abs() <= _FROZEN * residual
 
 
@@ -164,14 +177,14 @@ class Outcome:
         )
 
     def write(self, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int) -> None:
-        """Columns `place` are finished."""
+        """Write the finished columns `place`."""
         write_rows(self.x, place, x)
         self.status[place] = status.to(torch.int8)
         self.steps[place] = step
         self.residuals[place] = residual.to(torch.float64)
 
     def result(self, shape: torch.Size, rtol: float) -> SolveResult:
-        """The same in the batch shape of the right-hand sides."""
+        """Reshape to the batch of the right-hand sides."""
         batch = shape[:-1]
         return SolveResult(
             self.x.reshape(shape),
@@ -183,12 +196,12 @@ class Outcome:
 
 
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
-    """Rows `which`, ascending, of x (R, n): x itself if they are all."""
+    """Return the rows `which`, ascending, of x (R, n): x itself if they are all."""
     return x if len(which) == len(x) else x.index_select(0, which)
 
 
 def with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
-    """x (R, n) with x[which] = rows."""
+    """Return x (R, n) with x[which] = rows."""
     return rows if len(which) == len(x) else x.index_copy(0, which, rows)
 
 
@@ -201,13 +214,13 @@ def write_rows(x: Tensor, which: Tensor, rows: Tensor) -> None:
 
 
 def norms(x: Tensor) -> Tensor:
-    """‖x‖ per column."""
+    """Return ‖x‖ per column."""
     result: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return result
 
 
 def safe_norms(x: Tensor) -> Tensor:
-    """‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
+    """Return ‖x‖ per column where squares of 1e-30 would underflow and those of 1e30 overflow."""
     plain = norms(x)
     if bool(((plain > 1e-15) & (plain < 1e15)).all()):
         return plain
@@ -221,6 +234,43 @@ def in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
     if isinstance(A, ToeplitzOperator | CirculantOperator) and A.dtype != dtype:
         return A.to(dtype)
     return A
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class System:
+    """A x = b ready to be solved: checked, operators in the precision of b, batches flattened.
+
+    b, start: (k, n); start is None for x = 0.
+    """
+
+    A: AbstractOperator
+    b: Tensor
+    preconditioner: AbstractOperator | None
+    start: Tensor | None
+
+    @staticmethod
+    def of(
+        A: AbstractOperator,
+        b: Tensor,
+        preconditioner: AbstractOperator | None,
+        x0: Tensor | None,
+        rule: StepRule,
+    ) -> "System":
+        """Check the arguments of a solver and bring them into one form."""
+        check_system(A, b, preconditioner, x0, rule)
+        flat = b.reshape(-1, b.shape[-1])
+        return System(
+            in_precision(A, b.dtype),
+            flat,
+            None if preconditioner is None else in_precision(preconditioner, b.dtype),
+            None if x0 is None else x0.reshape(flat.shape),
+        )
+
+    def rows(self, part: slice) -> "System":
+        """Return the system of some of the right-hand sides."""
+        start = None if self.start is None else self.start[part]
+        return System(self.A, self.b[part], self.preconditioner, start)
 
 
 def check_system(
@@ -253,6 +303,7 @@ def check_system(
 
 
 def _check_finite(name: str, x: Tensor) -> None:
+    """Raise where entries are NaN or infinite."""
     if not bool(x.sum().isfinite()):
         bad = int((~x.isfinite()).sum())
         if bad:

@@ -16,11 +16,11 @@ from dustmap.linalg._iteration import (
     GO_ON,
     SolveStatus,
     StepRule,
-    check_system,
-    in_precision,
+    System,
     norms,
     safe_norms,
     take_rows,
+    worst_status,
 )
 from dustmap.linalg._operator import AbstractOperator
 
@@ -75,13 +75,13 @@ class ShiftedRecurrences:
         return healthy
 
     def coefficients(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What the block of S steps adds to x_q, to g_q, and the last direction p_q.
+        """Return what the block of S steps adds to x_q, to g_q, and the last direction p_q.
 
-        Returns coefficients (3, Q, R, S) of its Lanczos vectors, (3, Q, R) of the last direction
+        As coefficients (3, Q, R, S) of its Lanczos vectors, (3, Q, R) of the last direction
         before it, and (Q, R), the share of the x_q of before that x_q keeps; the rest is g_q's.
         """
         share = torch.ones_like(self.rho)
-        found: list[Tensor] = []
+        blocks: list[Tensor] = []
         carried = torch.zeros(3, *share.shape, dtype=share.dtype, device=share.device)
         carried[2] = 1.0
         for below, zeta, eta in reversed(self.steps):
@@ -90,10 +90,10 @@ class ShiftedRecurrences:
             carried = torch.stack(
                 [carried[0] + zeta * (1.0 - share), carried[1] + zeta, carried[2]]
             )
-            found.append(carried)
+            blocks.append(carried)
             carried = -below * carried
         self.steps = []
-        return torch.stack(found[::-1], dim=-1), carried, share
+        return torch.stack(blocks[::-1], dim=-1), carried, share
 
     def keep(self, stays: Tensor) -> None:
         """Forget all columns but those."""
@@ -105,13 +105,21 @@ class ShiftedRecurrences:
 class ShiftedSolve:
     """Combinations of the solutions of (A + t_q I) x_q = b, with one verdict per right-hand side.
 
-    x: (P, ..., n), x_p = Σ_q mix_pq x_q. status: (...) int8 values of `SolveStatus`.
-    steps: (...) int64.
-    residuals: (Q, ...) float64, ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
-    true_residuals: (...) float64, the same for the smallest shift, of which they are the largest,
-        recomputed from x_q.
-    rtol: the relative residual asked for.
-    lowest_ritz: the smallest Ritz value of A that any right-hand side has met.
+    Parameters
+    ----------
+    x : (P, ..., n)
+        x_p = Σ_q mix_pq x_q.
+    status : (...)
+        int8 values of `SolveStatus`.
+    steps : (...) int64
+    residuals : (Q, ...) float64
+        ‖b − (A + t_q) x_q‖ / ‖b‖ as the recursion has them.
+    true_residuals : (...) float64
+        The same for the smallest shift, of which they are the largest, recomputed from x_q.
+    rtol
+        The relative residual asked for.
+    lowest_ritz
+        The smallest Ritz value of A that any right-hand side has met.
     """
 
     x: Tensor
@@ -124,12 +132,12 @@ class ShiftedSolve:
 
     @property
     def worst(self) -> SolveStatus:
-        """The worst status of any right-hand side."""
-        return SolveStatus(int(self.status.max())) if self.status.numel() else SolveStatus(0)
+        """Worst status of any right-hand side."""
+        return worst_status(self.status)
 
     @property
     def unconverged(self) -> int:
-        """How many right-hand sides missed rtol."""
+        """Number of right-hand sides that missed rtol."""
         return int((self.status != SolveStatus.CONVERGED.value).sum())
 
     def message(self) -> str:
@@ -172,27 +180,35 @@ def shifted_minres(
     They are taken up `BLOCK` steps at a time, by back substitution for their coefficients and one
     product with the block of Lanczos vectors; between blocks three vectors per shift are kept.
 
-    b: (..., n), right-hand sides. shifts: t_q (Q,) ascending.
-    mix: (P, Q); the combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
-    memory: bytes that the vectors of columns worked on at once may take.
-
     A Ritz value below zero by more than rounding ends a column as NOT_POSITIVE_DEFINITE.
 
-    Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
-    iterative methods"; Pleiss et al. (2020), msMINRES.
+    Parameters
+    ----------
+    b : (..., n)
+        Right-hand sides.
+    shifts
+        t_q (Q,) ascending.
+    mix : (P, Q)
+        The combinations Σ_q mix_pq x_q that are wanted, by default the Q solutions.
+    memory
+        Bytes that the vectors of columns worked on at once may take.
+
+    References
+    ----------
+    Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for iterative
+    methods"; Pleiss et al. (2020), msMINRES.
     """
-    check_system(A, b, None, None, StepRule(rtol, max_steps, 1))
+    system = System.of(A, b, None, None, StepRule(rtol, max_steps, 1))
     _check_shifts(shifts)
-    A = in_precision(A, b.dtype)
     t = shifts.to(b.device, torch.float64)
     wanted = torch.eye(len(t), dtype=torch.float64) if mix is None else mix.to(torch.float64)
     wanted = wanted.to(b.device)
-    flat = b.reshape(-1, b.shape[-1])
+    flat = system.b
     width = (BLOCK + 6 * len(t) + len(wanted) + 6) * max(1, b.shape[-1]) * b.dtype.itemsize
     size = max(1, memory // width)
     with torch.no_grad():
         groups = [
-            _Columns(A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
+            _Columns(system.A, flat[first : first + size], t, wanted, rtol, max_steps).solved()
             for first in range(0, len(flat), size)
         ]
     if not groups:
@@ -201,6 +217,7 @@ def shifted_minres(
 
 
 def _check_shifts(shifts: Tensor) -> None:
+    """Raise unless shifts are (Q,), non-negative and ascending."""
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
         raise ValueError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
@@ -235,6 +252,7 @@ class _Outcome:
 
 
 def _joined(groups: Sequence[_Outcome], batch: torch.Size, rtol: float) -> ShiftedSolve:
+    """Join the results of groups of columns in the batch shape of b."""
     x = torch.cat([group.x for group in groups], dim=1)
     residuals = torch.cat([group.residuals for group in groups], dim=1)
     return ShiftedSolve(
@@ -253,10 +271,11 @@ class _Columns:
     """The right-hand sides still being worked on, scaled to unit norm.
 
     Per column (R,): `index` in the outcome, `scale` ‖b‖, `open` while a residual is above rtol,
-    `beta` of the next step, `done_at`, `trouble`, and the entries of T, `diagonal` and `beside`.
+    `beta` of the next step, `done_at`, `trouble`, and the entries of T, `diagonal` and
+    `off_diagonal`.
     `block`: Lanczos vectors (R, S, n) of the block; `before` and `next` to the present one.
-    `carried`: x_q, g_q and p_q (R, Q, n) at its beginning, None for the first. `found`: at its end
-    what is wanted and x_1 (R, P + 1, n).
+    `carried`: x_q, g_q and p_q (R, Q, n) at its beginning, None for the first. `solutions`: at
+    its end what is wanted and x_1 (R, P + 1, n).
     """
 
     def __init__(
@@ -272,7 +291,7 @@ class _Columns:
         self.b = take_rows(b, self.index) / self.scale[:, None]
         self.next, self.before = self.b, torch.zeros_like(self.b)
         count, n = self.b.shape
-        self.found = b.new_zeros(count, len(self.mix), n)
+        self.solutions = b.new_zeros(count, len(self.mix), n)
         self.carried: tuple[Tensor, Tensor, Tensor] | None = None
         self.block = b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
         self.recurrences = ShiftedRecurrences(t, count)
@@ -281,7 +300,7 @@ class _Columns:
         self.trouble = torch.full_like(self.index, GO_ON)
         self.done_at = torch.zeros_like(self.index)
         self.diagonal: list[Tensor] = []
-        self.beside: list[Tensor] = []
+        self.off_diagonal: list[Tensor] = []
         self.step = 0
 
     def solved(self) -> _Outcome:
@@ -295,7 +314,7 @@ class _Columns:
                 self._advance(filled)
                 filled += 1
             self._take_up(filled)
-            self._settle()
+            self._finish()
         return self.outcome
 
     def _advance(self, place: int) -> None:
@@ -319,7 +338,7 @@ class _Columns:
             self.next[~finite] = 0.0
             self.open = self.open & finite
         self.diagonal.append(alpha)
-        self.beside.append(length)
+        self.off_diagonal.append(length)
         healthy = self.recurrences.advance(alpha, self.beta, length, self.open)
         self.beta = length
         self.done_at = torch.where(self.open, self.step, self.done_at)
@@ -334,19 +353,19 @@ class _Columns:
         v = self.block[:, :steps]
         if not bool(self.open.any()) or self.step >= self.max_steps:
             wanted = torch.einsum("pq,qrs->rps", self.mix, of_v[0]).to(v.dtype)
-            self.found = torch.bmm(wanted, v)
+            self.solutions = torch.bmm(wanted, v)
             if self.carried is not None:
                 x = self._moved(of_p, share)[0]
-                self.found += torch.einsum("pq,rqn->rpn", self.mix.to(x.dtype), x)
+                self.solutions += torch.einsum("pq,rqn->rpn", self.mix.to(x.dtype), x)
             return
         blocks = [torch.bmm(part.transpose(0, 1).to(v.dtype), v) for part in of_v]
         if self.carried is not None:
             blocks = [a + b for a, b in zip(blocks, self._moved(of_p, share), strict=True)]
         self.carried = blocks[0], blocks[1], blocks[2]
-        self.found = torch.einsum("pq,rqn->rpn", self.mix.to(v.dtype), blocks[0])
+        self.solutions = torch.einsum("pq,rqn->rpn", self.mix.to(v.dtype), blocks[0])
 
     def _moved(self, of_p: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What x_q, g_q and p_q of before are worth to those of after, (R, Q, n)."""
+        """Carry x_q, g_q and p_q of the block before into those of this one, (R, Q, n)."""
         assert self.carried is not None
         x, g, p = self.carried
         a, b, c = (part.mT[..., None].to(p.dtype) for part in of_p)
@@ -357,12 +376,12 @@ class _Columns:
             c * p,
         )
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         """Columns whose status is known leave with their true residual."""
         over = self.step >= self.max_steps
         leaves = torch.ones_like(self.open) if over else ~self.open
         which = leaves.nonzero().squeeze(1)
-        x_1 = self.found[which, -1]
+        x_1 = self.solutions[which, -1]
         left = self.b[which] - self.A.matmul(x_1) - self.t[0].to(x_1.dtype) * x_1
         true, claimed = norms(left).double(), self.recurrences.rho[:, which]
         status = torch.where(self.open[which], SolveStatus.MAX_STEPS.value, 0)
@@ -373,7 +392,9 @@ class _Columns:
         met = self.trouble[which]
         status = torch.where(met != GO_ON, met, status)
         place, out = self.index[which], self.outcome
-        out.x[:, place] = (self.found[which, :-1] * self.scale[which, None, None]).transpose(0, 1)
+        out.x[:, place] = (self.solutions[which, :-1] * self.scale[which, None, None]).transpose(
+            0, 1
+        )
         out.status[place] = status.to(torch.int8)
         out.steps[place] = self.done_at[which]
         out.residuals[:, place] = claimed
@@ -386,7 +407,7 @@ class _Columns:
         if not self.diagonal or len(which) == 0:
             return math.inf, torch.zeros_like(self.open[which])
         alpha = torch.stack([a[which] for a in self.diagonal]).cpu()
-        beta = torch.stack([b[which] for b in self.beside]).cpu()
+        beta = torch.stack([b[which] for b in self.off_diagonal]).cpu()
         return lowest_ritz(
             alpha, beta, self.done_at[which].cpu(), torch.finfo(self.b.dtype).eps, which.device
         )
@@ -404,5 +425,5 @@ class _Columns:
             x, g, p = (part[stays] for part in self.carried)
             self.carried = x, g, p
         self.diagonal = [a[stays] for a in self.diagonal]
-        self.beside = [b[stays] for b in self.beside]
+        self.off_diagonal = [b[stays] for b in self.off_diagonal]
         self.recurrences.keep(stays)

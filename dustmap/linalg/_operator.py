@@ -27,7 +27,7 @@ class AbstractOperator(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(m, n): length of the result, length of the argument."""
+        """Length of the result and of the argument, (m, n)."""
 
     @property
     @abstractmethod
@@ -37,29 +37,52 @@ class AbstractOperator(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the operator lives."""
+        """Device of the operator."""
 
     @abstractmethod
     def matmul(self, x: Tensor) -> Tensor:
-        """A x for x (..., n), giving (..., m)."""
+        """Return A x for x (..., n), giving (..., m)."""
 
     @abstractmethod
     def rmatmul(self, y: Tensor) -> Tensor:
-        """Aᵀ y for y (..., m), giving (..., n)."""
+        """Return Aᵀ y for y (..., m), giving (..., n)."""
 
     def to_dense(self) -> Tensor:
-        """The matrix (m, n), column by column; for tests and small problems."""
+        """Return the matrix (m, n), column by column; for tests and small problems."""
         identity = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
         return self.matmul(identity).mT
 
     def transpose(self) -> "TransposedOperator":
-        """Aᵀ (n, m) as an operator."""
+        """Return Aᵀ (n, m) as an operator."""
         return TransposedOperator(self)
+
+
+class AbstractComposite(AbstractOperator):
+    """An operator in the precision and on the device of what it is made of."""
+
+    @abstractmethod
+    def _made_of(self) -> Tensor | AbstractOperator:
+        """Return the tensor or the operator that decides both."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._made_of().dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._made_of().device
+
+
+class AbstractSymmetric(AbstractComposite):
+    """A composite with A = Aᵀ."""
+
+    def rmatmul(self, y: Tensor) -> Tensor:
+        return self.matmul(y)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class TransposedOperator(AbstractOperator):
+class TransposedOperator(AbstractComposite):
     """Aᵀ: the products of `operator` (m, n) with their roles swapped."""
 
     operator: AbstractOperator
@@ -69,13 +92,8 @@ class TransposedOperator(AbstractOperator):
         m, n = self.operator.shape
         return n, m
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         return self.operator.rmatmul(x)
@@ -86,7 +104,7 @@ class TransposedOperator(AbstractOperator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class DenseOperator(AbstractOperator):
+class DenseOperator(AbstractComposite):
     """The operator of a stored matrix (m, n)."""
 
     matrix: Tensor
@@ -101,13 +119,8 @@ class DenseOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape[0], self.matrix.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def _made_of(self) -> Tensor:
+        return self.matrix
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -120,7 +133,7 @@ class DenseOperator(AbstractOperator):
 
 @final
 @dataclass(frozen=True, eq=False)
-class DiagonalOperator(AbstractOperator):
+class DiagonalOperator(AbstractComposite):
     """diag(d) for `diagonal` d (n,)."""
 
     diagonal: Tensor
@@ -135,13 +148,8 @@ class DiagonalOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.diagonal.shape[0], self.diagonal.shape[0]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.diagonal.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.diagonal.device
+    def _made_of(self) -> Tensor:
+        return self.diagonal
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -196,7 +204,7 @@ class _LinearMap(torch.autograd.Function):
 
 @final
 @dataclass(frozen=True, eq=False)
-class SparseOperator(AbstractOperator):
+class SparseOperator(AbstractComposite):
     """A sparse matrix (m, n) in compressed rows, kept together with its transpose.
 
     The transpose is stored because a transposed CSR product is tens of times slower than a
@@ -225,10 +233,14 @@ class SparseOperator(AbstractOperator):
     def from_csr(
         starts: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """From compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
+        """Build from compressed rows: entries starts[i] … starts[i + 1] − 1 are those of row i.
 
-        starts: (m + 1,). cols, values: (K,), cols ascending in each row. Nothing is copied if
-        starts and cols are int32.
+        Parameters
+        ----------
+        starts
+            (m + 1,).
+        cols, values : (K,)
+            Cols ascending in each row. Nothing is copied if starts and cols are int32.
         """
         if len(starts) != shape[0] + 1 or cols.shape != values.shape or cols.ndim != 1:
             raise ValueError(
@@ -242,7 +254,15 @@ class SparseOperator(AbstractOperator):
     def from_coo(
         rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]
     ) -> "SparseOperator":
-        """From entries values (K,) at rows (K,), cols (K,); entries at one place are added."""
+        """Build from values (K,) at rows (K,), cols (K,); entries at one place are added.
+
+        Examples
+        --------
+        >>> rows, cols = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 0])
+        >>> A = SparseOperator.from_coo(rows, cols, torch.tensor([5.0, 1.0, 2.0]), (2, 3))
+        >>> A.matmul(torch.tensor([1.0, 1.0, 1.0]))
+        tensor([5., 3.])
+        """
         for name, index, length in (("rows", rows, shape[0]), ("cols", cols, shape[1])):
             _check_indices(name, index, length)
         place = rows.long() * shape[1] + cols
@@ -260,13 +280,8 @@ class SparseOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.matrix.shape[0], self.matrix.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def _made_of(self) -> Tensor:
+        return self.matrix
 
     @property
     def bytes(self) -> int:
@@ -287,6 +302,7 @@ class SparseOperator(AbstractOperator):
 
 
 def _check_indices(name: str, index: Tensor, length: int) -> None:
+    """Raise unless 0 ≤ index < length."""
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
         wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
         raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
@@ -316,6 +332,7 @@ def _starts(counts: Tensor) -> Tensor:
 
 
 def _index_dtype(shape: tuple[int, int], count: int) -> torch.dtype:
+    """Choose 32-bit indices where they suffice."""
     return torch.int32 if max(*shape, count) < 2**31 else torch.int64
 
 
@@ -327,6 +344,7 @@ def _csr_from_parts(
     *,
     check_invariants: bool = True,
 ) -> Tensor:
+    """Make a CSR tensor with the narrowest indices."""
     index = _index_dtype(shape, values.numel())
     with warnings.catch_warnings():
         # torch announces once per process that CSR is in beta; nothing for the user to act on.
@@ -337,6 +355,7 @@ def _csr_from_parts(
 
 
 def _with_narrow_indices(matrix: Tensor) -> Tensor:
+    """Convert the indices of a CSR tensor where narrower ones suffice."""
     m, n = matrix.shape
     starts, cols, values = matrix.crow_indices(), matrix.col_indices(), matrix.values()
     if cols.dtype == _index_dtype((m, n), len(values)):
@@ -367,7 +386,7 @@ def _transposed_csr(matrix: Tensor) -> Tensor:
 
 
 def _row_groups(starts: Tensor, entries: int) -> list[range]:
-    """Rows in groups of about so many entries."""
+    """Return the rows in groups of about so many entries."""
     total, m = int(starts[-1]), len(starts) - 1
     goals = torch.arange(entries, max(total, entries), entries, device=starts.device)
     cuts = torch.searchsorted(starts, goals).tolist()

@@ -10,7 +10,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, apply_linear, check_vectors
+from dustmap.linalg._operator import (
+    AbstractOperator,
+    AbstractSymmetric,
+    apply_linear,
+    check_vectors,
+)
 from dustmap.linalg._progress import PRODUCTS, Progress, unwatched
 from dustmap.linalg._toeplitz import CirculantOperator
 from dustmap.linalg._world import (
@@ -32,7 +37,7 @@ _ROWS_TOGETHER = 32
 
 @final
 @dataclass(frozen=True, eq=False)
-class NystromPreconditioner(AbstractOperator):
+class NystromPreconditioner(AbstractSymmetric):
     """P⁻¹ ≈ A⁻¹ (up to a factor) for A = shift · I + G with G ≈ Uᵀ diag(s) U of low rank.
 
         P⁻¹ = (s_r + shift) Uᵀ diag(1 / (s + shift)) U + (I − Uᵀ U)
@@ -41,15 +46,28 @@ class NystromPreconditioner(AbstractOperator):
     the rest of G is no larger than about s_r, so the condition number falls from
     1 + s_1/shift to about 1 + s_r/shift.
 
-    vectors: U (r, n), orthonormal rows. values: s (r,) float64, descending, ≥ 0.
-    shift: > 0. tail: s_r, or 0 if G has no more eigenvalues.
-    world: ranks that divide its columns among them, U_k (r, n_k) with n_k = `world.shares(n)`:
+    Ranks of a world divide its columns among them, U_k (r, n_k) with n_k = `world.shares(n)`:
 
         P⁻¹ x = the ranks' x_k − (t · Σ_k x_k U_kᵀ) U_k, gathered,   t = (s − s_r) / (s + shift)
 
     All of them hold U, hand over the same x, get the same result, and have to ask for it.
 
-    Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
+    Parameters
+    ----------
+    vectors : (r, n)
+        U, orthonormal rows.
+    values : (r,) float64
+        s, descending, ≥ 0.
+    shift
+        Positive.
+    tail
+        s_r, or 0 if G has no more eigenvalues.
+    world
+        The ranks.
+
+    References
+    ----------
+    Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
     """
 
     vectors: Tensor
@@ -62,13 +80,8 @@ class NystromPreconditioner(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.vectors.shape[1], self.vectors.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.vectors.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.vectors.device
+    def _made_of(self) -> Tensor:
+        return self.vectors
 
     @property
     def rank(self) -> int:
@@ -84,9 +97,6 @@ class NystromPreconditioner(AbstractOperator):
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return apply_linear(x, self._product, self._product)
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
     def _product(self, x: Tensor) -> Tensor:
         n = self.shape[0]
         mine = self.world.share(n)
@@ -98,7 +108,7 @@ class NystromPreconditioner(AbstractOperator):
     def refreshed(
         self, A: AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
-        """For an operator that has changed a little: one product with A on the basis U.
+        """Update for an operator that has changed a little, by one product with A on the basis U.
 
         A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
         A and its eigenvalues are those of the new A.
@@ -127,11 +137,36 @@ def nystrom(
     The small matrices are float64. Directions in which G is lost in the rounding errors of A are
     left out: the result has the rank of G if that is smaller than `rank`.
 
-    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
-    world: ranks that make and apply it together; all of them have A. progress: of the products.
+    Parameters
+    ----------
+    power_steps
+        Each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
+    world
+        Ranks that make and apply it together; all of them have A.
+    progress
+        Called before every few products.
 
-    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place
-    of their shift.
+    Returns
+    -------
+    NystromPreconditioner
+        P⁻¹ (n, n), an operator.
+
+    Raises
+    ------
+    ValueError
+        Where A is not square or finite, or A − shift · I has a negative eigenvalue.
+
+    Examples
+    --------
+    >>> A = DiagonalOperator(torch.tensor([1.0, 1.0, 1.0, 9.0]))
+    >>> preconditioner = nystrom(A, rank=2)
+    >>> preconditioner.rank, preconditioner.values.round(decimals=3)
+    (1, tensor([8.], dtype=torch.float64))
+
+    References
+    ----------
+    Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of their
+    shift.
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:
@@ -182,7 +217,7 @@ def _approximation(
 def _shifted_product(
     A: AbstractOperator, x: Tensor, shift: float, world: AbstractWorld, progress: Progress
 ) -> Tensor:
-    """This rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
+    """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
     mine = world.share(x.shape[1])
     parts = [x[:0, mine]]
     for first in range(0, len(x), _ROWS_TOGETHER):
@@ -194,7 +229,7 @@ def _shifted_product(
 
 
 def _orthonormal(x: Tensor, world: AbstractWorld) -> Tensor:
-    """The orthonormal rows nearest to x (l, n), whole."""
+    """Return the orthonormal rows nearest to x (l, n), whole."""
     n = x.shape[1]
     return _whole(orthonormal_rows(x[:, world.share(n)], world), n, world)
 
@@ -205,6 +240,7 @@ def _whole(part: Tensor, n: int, world: AbstractWorld) -> Tensor:
 
 
 def _check(A: AbstractOperator, shift: float) -> None:
+    """Raise unless A is square and the shift positive."""
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"A: expected a square operator, got shape {A.shape}")
     if not shift > 0:
@@ -216,7 +252,10 @@ def _check(A: AbstractOperator, shift: float) -> None:
 class RootPreconditioner:
     """P = L Lᵀ ≈ K (n, n), given by L and L⁻¹.
 
-    root, inverse: L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
+    Parameters
+    ----------
+    root, inverse
+        L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
     """
 
     root: AbstractOperator
@@ -238,9 +277,16 @@ class RootPreconditioner:
 
         It has K's size, so that its root is one, and its eigenvalues lie between those of K.
 
-        lags: (M1, …, MD), as in `ToeplitzOperator`. dtype: working precision, by default lags'.
+        Parameters
+        ----------
+        lags : (M1, …, MD)
+            As in `ToeplitzOperator`.
+        dtype
+            Working precision, by default lags'.
 
-        Reference: T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
+        References
+        ----------
+        T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
         """
         column = lags.detach().to(torch.float64)
         for axis, m in enumerate(column.shape):
@@ -264,7 +310,7 @@ class RootPreconditioner:
 
     @staticmethod
     def low_rank(preconditioner: NystromPreconditioner) -> "RootPreconditioner":
-        """Of P = Uᵀ diag(s + shift) U + (tail + shift)(I − Uᵀ U), low rank + shift (`nystrom`)."""
+        """Return the root of P = Uᵀ diag(s + shift) U + (tail + shift)(I − Uᵀ U), of `nystrom`."""
         return RootPreconditioner(
             _SpectralOperator.of(preconditioner, torch.sqrt),
             _SpectralOperator.of(preconditioner, torch.rsqrt),
@@ -273,7 +319,7 @@ class RootPreconditioner:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _SpectralOperator(AbstractOperator):
+class _SpectralOperator(AbstractSymmetric):
     """rest · I + Uᵀ diag(values − rest) U for orthonormal rows U (r, n); symmetric."""
 
     vectors: Tensor
@@ -290,25 +336,17 @@ class _SpectralOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.vectors.shape[1], self.vectors.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.vectors.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.vectors.device
+    def _made_of(self) -> Tensor:
+        return self.vectors
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self.rest * x + ((x @ self.vectors.mT) * self.above) @ self.vectors
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
 
 @final
 @dataclass(frozen=True, eq=False)
-class PreconditionedOperator(AbstractOperator):
+class PreconditionedOperator(AbstractSymmetric):
     """L⁻¹ K L⁻ᵀ (n, n), symmetric with K."""
 
     operator: AbstractOperator
@@ -325,17 +363,9 @@ class PreconditionedOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.operator.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self.operator
 
     def matmul(self, x: Tensor) -> Tensor:
         inverse = self.preconditioner.inverse
         return inverse.matmul(self.operator.matmul(inverse.rmatmul(x)))
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)

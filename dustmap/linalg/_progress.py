@@ -1,4 +1,4 @@
-"""How far a long computation is: one callback, which a command line turns into bars or lines."""
+"""Progress of a long computation: one callback, which a command line shows as bars or lines."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Measured on 32 MB of shared last-level cache; flat between 8 and 32 MB.
 CACHE_BYTES = 16 * 2**20
@@ -23,11 +23,16 @@ _LONGEST = 2**34
 
 
 def fast_length(n: int) -> int:
-    """Smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
+    """Return the smallest length ≥ n = 2ᵃ 3ᵇ 5ᶜ 7ᵈ that the real FFT handles quickly.
 
     Besides being 7-smooth the length is even (a multiple of 4 above 32): odd real transforms
     take two to four times as long per element. Above 2¹⁸ it is a multiple of 64, which saves
     another tenth.
+
+    Examples
+    --------
+    >>> fast_length(37), fast_length(121)
+    (40, 128)
     """
     if n < 1:
         raise ValueError(f"fast_length: expected n >= 1, got {n}")
@@ -59,7 +64,7 @@ def padded_rfftn(x: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
 def cropped_irfftn(
     spectrum: Tensor, torus_shape: tuple[int, ...], shape: tuple[int, ...]
 ) -> Tensor:
-    """Leading block (..., m1, …, mD) of the inverse of `padded_rfftn`.
+    """Return the leading block (..., m1, …, mD) of the inverse of `padded_rfftn`.
 
     What is cropped is not transformed any further.
     """
@@ -71,7 +76,7 @@ def cropped_irfftn(
 
 
 def cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor:
-    """Σ_k conj(F a_k) · F b_k of padded a, b (R, m1, …, mD), summed in float64.
+    """Return Σ_k conj(F a_k) · F b_k of padded a, b (R, m1, …, mD), summed in float64.
 
     In the layout of `padded_rfftn`; a and b may be padded by different amounts.
     """
@@ -86,7 +91,7 @@ def cross_spectrum(a: Tensor, b: Tensor, torus_shape: tuple[int, ...]) -> Tensor
 
 
 def multiplicity(torus_shape: tuple[int, ...]) -> Tensor:
-    """How often each half-spectrum entry occurs in the whole one, as (LD//2+1) or (LD//2+1, 1)."""
+    """Count each half-spectrum entry in the whole spectrum, as (LD//2+1) or (LD//2+1, 1)."""
     length = torus_shape[-1]
     count = torch.full((length // 2 + 1,), 2.0, dtype=torch.float64)
     count[0] = 1.0
@@ -96,17 +101,17 @@ def multiplicity(torus_shape: tuple[int, ...]) -> Tensor:
 
 
 def first_axis_last(spectrum: Tensor) -> Tensor:
-    """A half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
+    """Return a half spectrum (L1, …, LD//2+1) of `rfftn` in the layout of `padded_rfftn`."""
     return spectrum.movedim(0, -1).contiguous()
 
 
 def half_spectrum_shape(torus_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape (L1, …, LD//2+1) of the half spectrum of a real array on the torus."""
+    """Return the shape (L1, …, LD//2+1) of the half spectrum of a real array on the torus."""
     return (*torus_shape[:-1], torus_shape[-1] // 2 + 1)
 
 
 def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
-    """How many transforms to run at once.
+    """Count the transforms to run at once.
 
     A batch whose padded input and spectrum stay in the processor's last-level cache runs up to
     twice as fast as one that streams through memory; an accelerator wants the batch whole.
@@ -119,11 +124,12 @@ def rows_in_cache(torus_shape: tuple[int, ...], dtype: torch.dtype, device: torc
 
 
 def fewest_rows(torus_shape: tuple[int, ...]) -> int:
-    """2 for long transforms of one axis, where MKL takes longer for one row than for two."""
+    """Return 2 for long transforms of one axis, where MKL takes longer for one row than for two."""
     return 2 if len(torus_shape) == 1 and torus_shape[0] >= 8192 else 1
 
 
 def _is_7_smooth(n: int) -> bool:
+    """Tell whether n has no prime factor above 7."""
     for prime in (2, 3, 5, 7):
         while n % prime == 0:
             n //= prime
@@ -132,18 +138,22 @@ def _is_7_smooth(n: int) -> bool:
 
 @final
 @dataclass(frozen=True, eq=False)
-class CirculantOperator(AbstractOperator):
+class CirculantOperator(AbstractComposite):
     """crop · C · pad, where C = F⁻¹ diag(λ) F is a symmetric circulant on a torus.
 
         A x = crop_rows( irfftn( λ · rfftn( pad x ) ) )
 
-    spectrum: λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column.
-    torus_shape: (L1, …, LD).
-    rows, columns: leading boxes of the torus that index the rows and columns of A; None is the
-        whole torus. Both are flattened in C order.
-
     Computes in the precision of the vector; `.to(dtype)` rounds the spectrum once for many
     products. Differentiable in the spectrum and in the vector.
+
+    Parameters
+    ----------
+    spectrum
+        λ (L1, …, LD//2+1), the real half spectrum (of `rfftn`) of C's first column.
+    torus_shape : (L1, …, LD)
+    rows, columns
+        Leading boxes of the torus that index the rows and columns of A; None is the whole torus.
+        Both are flattened in C order.
     """
 
     spectrum: Tensor
@@ -172,16 +182,11 @@ class CirculantOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return math.prod(self._row_box), math.prod(self._column_box)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.spectrum.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.spectrum.device
+    def _made_of(self) -> Tensor:
+        return self.spectrum
 
     def to(self, dtype: torch.dtype) -> "CirculantOperator":
-        """The same operator with its spectrum rounded to `dtype`."""
+        """Round the spectrum to `dtype`."""
         return CirculantOperator(self.spectrum.to(dtype), self.torus_shape, self.rows, self.columns)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -272,17 +277,20 @@ def _product(spectrum: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
 
 
 def _spectrum_gradient(grad: Tensor, x: Tensor, boxes: _Boxes) -> Tensor:
+    """Differentiate Σ ȳ · A x in the half spectrum."""
     cross = cross_spectrum(grad, x, boxes.torus_shape).real
     weight = multiplicity(boxes.torus_shape).to(cross) / math.prod(boxes.torus_shape)
     return cross * weight
 
 
 def _fits(box: tuple[int, ...], torus_shape: tuple[int, ...]) -> bool:
+    """Tell whether a box lies inside the torus."""
     same_dim = len(box) == len(torus_shape)
     return same_dim and all(1 <= m <= length for m, length in zip(box, torus_shape, strict=True))
 
 
 def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
+    """Raise where x is wider than the spectrum."""
     if not x.is_floating_point() or x.dtype.itemsize > spectrum.dtype.itemsize:
         raise ValueError(
             f"{name}: expected a real floating-point tensor no wider than the spectrum's "
@@ -291,14 +299,24 @@ def _check_precision(name: str, x: Tensor, spectrum: Tensor) -> None:
 
 
 @final
-class ToeplitzOperator(AbstractOperator):
+class ToeplitzOperator(AbstractComposite):
     """K_ij = lags[|i₁−j₁|, …, |i_D−j_D|]: a stationary covariance on a regular grid.
-
-    lags: (M1, …, MD), covariances at non-negative lags, symmetric in every axis.
-    dtype: working precision, by default that of lags. The spectrum is computed in float64.
 
     Products go through the smallest circulant of fast length that contains K. They are exact
     whether or not that circulant is positive definite, because it is never inverted or rooted.
+
+    Parameters
+    ----------
+    lags : (M1, …, MD)
+        Covariances at non-negative lags, symmetric in every axis.
+    dtype
+        Working precision, by default that of lags. The spectrum is computed in float64.
+
+    Examples
+    --------
+    >>> K = ToeplitzOperator(torch.tensor([2.0, 1.0, 0.0]))
+    >>> K.matmul(torch.tensor([1.0, 0.0, 0.0])).round(decimals=4).abs()
+    tensor([2., 1., 0.])
     """
 
     def __init__(self, lags: Tensor, dtype: torch.dtype | None = None) -> None:
@@ -318,16 +336,11 @@ class ToeplitzOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.lags.numel(), self.lags.numel()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.circulant.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.lags.device
+    def _made_of(self) -> AbstractOperator:
+        return self.circulant
 
     def to(self, dtype: torch.dtype) -> "ToeplitzOperator":
-        """The same matrix with products in `dtype`."""
+        """Return the matrix with products in `dtype`."""
         return ToeplitzOperator(self.lags, dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -337,12 +350,12 @@ class ToeplitzOperator(AbstractOperator):
         return self.circulant.rmatmul(y)
 
     def bilinear_derivative(self, a: Tensor, b: Tensor) -> Tensor:
-        """∂(Σ_k a_kᵀ K b_k)/∂lags, shape (M1, …, MD); see `toeplitz_bilinear_derivative`."""
+        """Return ∂(Σ_k a_kᵀ K b_k)/∂lags, shape (M1, …, MD); see `toeplitz_bilinear_derivative`."""
         return toeplitz_bilinear_derivative(a, b, tuple(self.lags.shape)).to(self.lags.dtype)
 
 
 def toeplitz_bilinear_derivative(a: Tensor, b: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """∂(Σ_k a_kᵀ K b_k)/∂lags for K Toeplitz in `lags` of the given shape (M1, …, MD).
+    """Return ∂(Σ_k a_kᵀ K b_k)/∂lags for K Toeplitz in `lags` of the given shape (M1, …, MD).
 
         ∂/∂lags[ℓ] = Σ_k Σ_{|i−j| = ℓ} a_k,i b_k,j
 

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.linalg._operator import AbstractOperator, check_vectors
+from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Entries of a block that are widened to float64 at a time.
 _WIDENED = 2**17
@@ -33,30 +33,32 @@ class AbstractWorld(ABC):
 
     @abstractmethod
     def total(self, part: Tensor) -> Tensor:
-        """Σ over ranks of tensors of one shape."""
+        """Return Σ over ranks of tensors of one shape."""
 
     @abstractmethod
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
-        """The parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
+        """Return the parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
 
-        counts: n_r of all ranks where they are known; else the ranks ask each other.
+        Parameters
+        ----------
+        counts
+            n_r of all ranks where they are known; else the ranks ask each other.
         """
 
     def share(self, n: int) -> slice:
-        """This rank's part of n rows or columns: contiguous, in the order of ranks, as even as
-        whole numbers are."""
+        """Return this rank's part of n rows or columns: contiguous, in the order of ranks, even."""
         return slice(*self._ends(n, self.rank))
 
     def shares(self, n: int) -> tuple[int, ...]:
-        """How many rows or columns of n each rank has in its share."""
+        """Count the rows or columns of n in the share of each rank."""
         ends = (self._ends(n, rank) for rank in range(self.size))
         return tuple(stop - start for start, stop in ends)
 
     def texts(self, text: str) -> list[str]:
-        """What each rank has to say."""
+        """Gather a text of each rank."""
         spoken = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        heard = bytes(self.gathered(spoken).tolist())
-        return [part.decode() for part in heard.split(b"\0")[:-1]]
+        joined = bytes(self.gathered(spoken).tolist())
+        return [part.decode() for part in joined.split(b"\0")[:-1]]
 
     def _ends(self, n: int, rank: int) -> tuple[int, int]:
         return rank * n // self.size, (rank + 1) * n // self.size
@@ -83,7 +85,7 @@ class Alone(AbstractWorld):
 
 
 def gram(x: Tensor, y: Tensor) -> Tensor:
-    """x yᵀ (k, j) in float64 for rows x (k, n) and y (j, n) of any precision."""
+    """Return x yᵀ (k, j) in float64 for rows x (k, n) and y (j, n) of any precision."""
     if x.dtype == torch.float64:
         return x @ y.mT
     width = max(1024, _WIDENED // max(1, x.shape[0] + y.shape[0]))
@@ -95,7 +97,7 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """The symmetric part; what is lost is rounding."""
+    """Return the symmetric part; what is lost is rounding."""
     return 0.5 * (matrix + matrix.mT)
 
 
@@ -142,7 +144,7 @@ def orthonormal_rows(x: Tensor, world: AbstractWorld | None = None) -> Tensor:
 
 
 @final
-class ShardedRows(AbstractOperator):
+class ShardedRows(AbstractComposite):
     """A (N, n) of which every rank holds some rows.
 
     Arguments and results are the same on all ranks, and whoever applies it does so on all of them:
@@ -174,18 +176,13 @@ class ShardedRows(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return sum(self._counts), self._local.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._local.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._local.device
+    def _made_of(self) -> AbstractOperator:
+        return self._local
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        found = self._world.gathered(self._product(x), self._counts)
-        return found if self._order is None else found.index_select(-1, self._order)
+        rows = self._world.gathered(self._product(x), self._counts)
+        return rows if self._order is None else rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
@@ -200,7 +197,7 @@ class ShardedRows(AbstractOperator):
 
 
 @final
-class DividedColumns(AbstractOperator):
+class DividedColumns(AbstractComposite):
     """An operator that every rank holds, applied by each to its share of a batch of vectors.
 
     Arguments and results are the same on all ranks, and whoever applies it does so on all of them.
@@ -214,13 +211,8 @@ class DividedColumns(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._operator.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self._operator
 
     def matmul(self, x: Tensor) -> Tensor:
         return self._divided(x, self._operator, self.shape[0])
@@ -233,11 +225,11 @@ class DividedColumns(AbstractOperator):
         if columns <= 1 or (torch.is_grad_enabled() and x.requires_grad):
             return operator.matmul(x)
         mine = x.reshape(columns, -1)[self._world.share(columns)]
-        found = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
-        gathered = self._world.gathered(found.mT, self._world.shares(columns)).mT
+        own = x.new_empty(0, width) if len(mine) == 0 else operator.matmul(mine)
+        gathered = self._world.gathered(own.mT, self._world.shares(columns)).mT
         return gathered.reshape(*x.shape[:-1], width)
 
 
 def divided(operator: AbstractOperator, world: AbstractWorld) -> AbstractOperator:
-    """The operator with its columns divided, where there are ranks to divide them among."""
+    """Return the operator with its columns divided, where there are ranks to divide them among."""
     return operator if world.size == 1 else DividedColumns(operator, world)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import GridPrior
-from dustmap.gp.features._base import chunks
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._local_weights import Taps
 from dustmap.gp.features._residuals import quadratic_form
@@ -17,6 +16,7 @@ from dustmap.gp.functionals import (
     PointMeasure,
     Stacked,
 )
+from dustmap.linalg import chunks
 
 #: Residual variances below this fraction of k_ff are round-off on both sides: not compared.
 _NEGLIGIBLE = 1e-9

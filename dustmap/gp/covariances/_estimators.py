@@ -39,7 +39,7 @@ _NODES, _ROUGH_NODES = 8, 16
 
 
 def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
-    """Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
+    """Return Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
     if kernel.periods is None or len(f) == 0:
         return _direct_cross(kernel, f, nodes, dtype)
     measure = f.measure(rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
@@ -51,28 +51,28 @@ def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtyp
 
 
 def _direct_cross(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
+    """Evaluate K_fu without polynomials for distant images."""
     if isinstance(f, LineIntegrals):
         return ray_cross(kernel, f, nodes, dtype)
     return measure_cross(kernel, f, nodes, dtype)
 
 
 def variance_of(kernel: WrappedKernel, f: Observed, dtype: torch.dtype) -> Tensor:
-    """Var f_n, (N,)."""
+    """Return Var f_n, (N,)."""
     if isinstance(f, LineIntegrals):
         return ray_variance(kernel, f, dtype)
     return measure_variance(kernel, f, dtype)
 
 
 def between_of(kernel: WrappedKernel, f: Observed, g: Observed, dtype: torch.dtype) -> Tensor:
-    """Cov(f_n, g_n'), (N, N')."""
-    if isinstance(f, LineIntegrals) and isinstance(g, LineIntegrals):
-        return ray_between(kernel, f, g, dtype)
-    if isinstance(f, LineIntegrals):
-        assert isinstance(g, PointMeasure)
-        return ray_measure_between(kernel, f, g, dtype)
-    if isinstance(g, LineIntegrals):
+    """Return Cov(f_n, g_n'), (N, N')."""
+    if isinstance(f, PointMeasure):
+        if isinstance(g, PointMeasure):
+            return measure_between(kernel, f, g, dtype)
         return ray_measure_between(kernel, g, f, dtype).T
-    return measure_between(kernel, f, g, dtype)
+    if isinstance(g, PointMeasure):
+        return ray_measure_between(kernel, f, g, dtype)
+    return ray_between(kernel, f, g, dtype)
 
 
 class AbstractEstimator(ABC):
@@ -89,7 +89,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """K_fu = Cov(f_n, ρ(z_m)) for the M nodes of a grid or points z (M, D): (N, M)."""
+        """Return K_fu = Cov(f_n, ρ(z_m)) for the M nodes of a grid or points z (M, D): (N, M)."""
         _check(kernel, functional, wrapping)
         if isinstance(functional, Stacked):
             rows = [self.cross(kernel, f, nodes, wrapping, dtype) for f in functional.parts]
@@ -105,7 +105,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """k_ff = Var f_n: (N,)."""
+        """Return k_ff = Var f_n: (N,)."""
         _check(kernel, functional, wrapping)
         if isinstance(functional, Stacked):
             parts = [self.variance(kernel, f, wrapping, dtype) for f in functional.parts]
@@ -121,7 +121,7 @@ class AbstractEstimator(ABC):
         wrapping: Wrapping | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Tensor:
-        """Cov(f_n, g_n'): (N, N')."""
+        """Return Cov(f_n, g_n'): (N, N')."""
         if isinstance(f, Stacked):
             rows = [self.between(kernel, part, g, wrapping, dtype) for part in f.parts]
             return f.arrange(rows)
@@ -140,7 +140,7 @@ class AbstractEstimator(ABC):
     def observed(
         self, functional: AbstractFunctional, kernel: AbstractKernel
     ) -> PointMeasure | LineIntegrals:
-        """What stands in for the functional: a sum over points, or rays for closed forms."""
+        """Return what is computed with: a sum over points, or rays for closed forms."""
 
 
 @final
@@ -199,7 +199,7 @@ class MonteCarlo(AbstractEstimator):
 
 
 def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes:
-    """The nodes on the functional's device, checked against its dimension."""
+    """Return the nodes on the functional's device, checked against its dimension."""
     if isinstance(nodes, RegularGrid):
         if nodes.dim != functional.dim:
             raise ValueError(
@@ -220,6 +220,7 @@ def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes
 def _check(
     kernel: AbstractKernel, functional: AbstractFunctional, wrapping: Wrapping | None
 ) -> None:
+    """Raise where kernel, functional and wrapping do not fit."""
     if kernel.dim != functional.dim:
         raise ValueError(
             f"kernel has {kernel.dim} input dimensions but the functional "
@@ -236,11 +237,13 @@ def _check(
 
 
 def _check_devices(first: torch.device, second: torch.device) -> None:
+    """Raise unless both devices are one."""
     if first != second:
         raise ValueError(f"the functional is on {first} but its partner on {second}; move one.")
 
 
 def _count_derivatives(functional: AbstractFunctional) -> int:
+    """Count the derivatives that the functional takes of the field."""
     if isinstance(functional, PointMeasure):
         return int(functional.direction is not None)
     return int(isinstance(functional, Derivatives))

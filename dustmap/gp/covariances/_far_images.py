@@ -55,7 +55,7 @@ class FarImages:
     shifts: frozenset[Shift]
 
     def cross(self, measure: PointMeasure, nodes: Nodes) -> Tensor:
-        """Covariances with the nodes through the images, (n, *shape)."""
+        """Return the covariances with the nodes through the images, (n, *shape)."""
         A = moments(measure, self.data, self.counts[0])
         T = A @ self.coefficients
         if not nodes.is_product:
@@ -119,6 +119,7 @@ class _Plan:
 def _plan(
     kernel: WrappedKernel, boxes: tuple[tuple[Interval, ...], tuple[Interval, ...]], digits: float
 ) -> _Plan | None:
+    """Choose the images that polynomials serve, and their degrees; None where there are none."""
     data, nodes = boxes
     widths = [
         [box.half for box in data],
@@ -148,19 +149,19 @@ def _degrees(
     digits beyond that estimate.
     """
     needed = digits - math.log(kernel.tolerance) * (1 - min(1.0, math.hypot(*gaps)))
-    found = []
+    degrees = []
     for d, width in enumerate(half):
         scaled = max(width / kernel.image_reach[d], 1e-9)
         across = math.hypot(*(g for e, g in enumerate(gaps) if e != d))
         z = complex(1 + gaps[d] / scaled if gaps[d] > 0 else 0.0, across / scaled)
         root = (z * z - 1) ** 0.5
         rho = max(abs(z + root), abs(z - root))
-        found.append(2 + (math.ceil(needed / math.log(rho)) if rho > 1.05 else 10**6))
-    return found
+        degrees.append(2 + (math.ceil(needed / math.log(rho)) if rho > 1.05 else 10**6))
+    return degrees
 
 
 def _worthwhile(plan: _Plan, measure: PointMeasure, reached: Mapping[Shift, int]) -> bool:
-    """Whether polynomials are possible, and cheaper than the nodes reached by every image."""
+    """Tell whether polynomials are possible, and cheaper than the nodes reached by every image."""
     n, q, _ = measure.points.shape
     coefficients = math.prod(plan.counts[0]) * math.prod(plan.counts[1])
     pairs = n * sum(reached.get(shift, 0) for shift in plan.shifts)
@@ -198,6 +199,7 @@ def _build(plan: _Plan, terms: Terms, device: torch.device) -> FarImages:
 def _values(
     plan: _Plan, terms: Terms, difference: tuple[Interval, ...], device: torch.device
 ) -> Tensor:
+    """Tabulate the sum of distant images at the nodes of the differences."""
     axes = [i.points(n, device) for i, n in zip(difference, plan.counts[2], strict=True)]
     at = Nodes.of_axes([-a for a in axes])
     origin = torch.zeros(1, len(axes), dtype=torch.float64, device=device)
@@ -211,6 +213,7 @@ def _values(
 
 
 def _sum_of_terms(displacement: Sequence[Tensor], terms: Terms) -> Tensor:
+    """Add the covariances of all terms."""
     return torch.stack([term.covariance(displacement) for term in terms]).sum(0)
 
 

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
+from dustmap.linalg import chunks
 
 Terms = Sequence[KernelTerm]
 Index = tuple[slice | Tensor, ...]
@@ -39,7 +40,7 @@ def accumulate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """Σ of the blocks, (shape).
+    """Return Σ of the blocks, (shape).
 
     Nothing is kept for the backward pass, which evaluates every block again and differentiates it
     alone: the memory is that of the result and one block.
@@ -98,6 +99,7 @@ class _Accumulated(torch.autograd.Function):
 def _terms(
     profiles: tuple[AbstractProfile, ...], parameters: Sequence[Tensor]
 ) -> tuple[KernelTerm, ...]:
+    """Put parameters and profiles together again."""
     return tuple(
         KernelTerm(parameters[2 * i], parameters[2 * i + 1], profile)
         for i, profile in enumerate(profiles)
@@ -107,14 +109,14 @@ def _terms(
 def measure_cross(
     kernel: WrappedKernel, measure: PointMeasure, nodes: Nodes, dtype: torch.dtype
 ) -> Tensor:
-    """K_fu = Σ_q w_q k(x_q - z_u), or its directional derivative: (N, M)."""
+    """Return K_fu = Σ_q w_q k(x_q - z_u), or its directional derivative: (N, M)."""
 
     def blocks() -> Iterator[Block]:
         for rows in row_blocks(kernel, measure.points, nodes, BLOCK_ELEMENTS):
             picked = measure[rows]
             for shift, box in kernel.images(picked.points, nodes):
                 for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
-                    for group in _groups(picked.points.shape[1], POINTS_PER_BLOCK):
+                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         evaluate = partial(
                             _weighted_sum, picked, shift, nodes.part(piece), group, dtype
                         )
@@ -125,11 +127,11 @@ def measure_cross(
 
 
 def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.dtype) -> Tensor:
-    """k_ff = Σ_qq' w_q w_q' k(x_q - x_q') of every row: (N,)."""
+    """Return k_ff = Σ_qq' w_q w_q' k(x_q - x_q') of every row: (N,)."""
     q = measure.points.shape[1]
 
     def blocks() -> Iterator[Block]:
-        for rows in _groups(len(measure), max(1, BLOCK_ELEMENTS // (q * q))):
+        for rows in chunks(len(measure), max(1, BLOCK_ELEMENTS // (q * q))):
             picked = measure[rows]
             extent = (picked.points.amax(1) - picked.points.amin(1)).amax(0)
             origin = Nodes.of_points(torch.zeros_like(extent)[None])
@@ -142,17 +144,17 @@ def measure_variance(kernel: WrappedKernel, measure: PointMeasure, dtype: torch.
 def measure_between(
     kernel: WrappedKernel, f: PointMeasure, g: PointMeasure, dtype: torch.dtype
 ) -> Tensor:
-    """Cov(f_n, g_n') = Σ_qq' w_q w'_q' k(x_q - x'_q'): (N, N')."""
+    """Return Cov(f_n, g_n') = Σ_qq' w_q w'_q' k(x_q - x'_q'): (N, N')."""
     q = g.points.shape[1]
 
     def blocks() -> Iterator[Block]:
-        for columns in _groups(len(g), max(1, BLOCK_ELEMENTS // q)):
+        for columns in chunks(len(g), max(1, BLOCK_ELEMENTS // q)):
             other = g[columns]
             nodes = nodes_of(other)
             for rows in row_blocks(kernel, f.points, nodes, BLOCK_ELEMENTS):
                 picked = f[rows]
                 for shift, _ in kernel.images(picked.points, nodes):
-                    for group in _groups(picked.points.shape[1], POINTS_PER_BLOCK):
+                    for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
                         evaluate = partial(
                             _double_sum, picked, shift, other.weights, nodes, group, dtype
                         )
@@ -162,7 +164,7 @@ def measure_between(
 
 
 def nodes_of(measure: PointMeasure) -> Nodes:
-    """All points of a measure as a list of N · Q nodes."""
+    """Return all points of a measure as a list of N · Q nodes."""
     q = measure.points.shape[1]
     direction = measure.direction
     if direction is not None:
@@ -173,7 +175,7 @@ def nodes_of(measure: PointMeasure) -> Nodes:
 def row_blocks(
     kernel: WrappedKernel, points: Tensor, nodes: Nodes, elements: int
 ) -> Iterator[slice | Tensor]:
-    """Rows in blocks of about `elements` covariances.
+    """Return the rows in blocks of about `elements` covariances.
 
     Where the nodes extend far beyond the kernel's reach, rows close to each other share a block,
     so that it meets few nodes.
@@ -182,17 +184,12 @@ def row_blocks(
     extents = [last - first for first, last in nodes.bounds()]
     ratio = [e / r for e, r in zip(extents, kernel.reach, strict=True)]
     if not nodes.is_product or max(ratio) < 2 or len(points) <= rows_per_block:
-        yield from _groups(len(points), rows_per_block)
+        yield from chunks(len(points), rows_per_block)
         return
     axis = ratio.index(max(ratio))
     order = points[:, 0, axis].argsort()
-    for group in _groups(len(points), rows_per_block):
+    for group in chunks(len(points), rows_per_block):
         yield order[group]
-
-
-def _groups(count: int, size: int) -> Iterator[slice]:
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
 
 
 def _weighted_sum(
@@ -203,7 +200,7 @@ def _weighted_sum(
     dtype: torch.dtype,
     terms: Terms,
 ) -> Tensor:
-    """Σ over the points of `group`, (n, *shape)."""
+    """Return Σ over the points of `group`, (n, *shape)."""
     left = measure.direction
     directed = None if left is None else [nodes.column(v).to(dtype) for v in left.unbind(-1)]
     right = nodes.direction and [v.to(dtype) for v in nodes.direction]
@@ -234,7 +231,7 @@ def _double_sum(
 
 
 def _own_variance(measure: PointMeasure, shift: Tensor, dtype: torch.dtype, terms: Terms) -> Tensor:
-    """Σ_qq' w_q w_q' k(x_q - x_q' + shift), (n,)."""
+    """Return Σ_qq' w_q w_q' k(x_q - x_q' + shift), (n,)."""
     x, w = measure.points, measure.weights
     difference = x[:, :, None] - x[:, None] + shift
     displacement = [v.to(dtype) for v in difference.unbind(-1)]
@@ -256,7 +253,7 @@ def wrapped_lags(
     torus_shape: Sequence[int],
     tolerance: float = 1e-12,
 ) -> Tensor:
-    """c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
+    """Return c(i) = Σ_j k((i + jL) h) at the lags of a torus: (L_1..L_D) float64.
 
     Its FFT is the spectrum of the prior. Evaluated on 0 <= i_d <= L_d / 2 and mirrored; images
     below `tolerance` · k(0) are left out.
@@ -264,6 +261,11 @@ def wrapped_lags(
     periods = tuple(length * h for length, h in zip(torus_shape, spacing, strict=True))
     half = [length // 2 + 1 for length in torus_shape]
     table = _lag_table(kernel, spacing, half, Wrapping(periods, tolerance))
+    return mirrored(table, torus_shape)
+
+
+def mirrored(table: Tensor, torus_shape: Sequence[int]) -> Tensor:
+    """Extend values at lags 0 .. L_d / 2 to the torus: entry i is that of min(i, L − i)."""
     for axis, length in enumerate(torus_shape):
         lag = torch.arange(length, device=table.device)
         table = table.index_select(axis, torch.minimum(lag, length - lag))
@@ -273,7 +275,7 @@ def wrapped_lags(
 def wrapped_variance(
     kernel: AbstractKernel, periods: Sequence[float], tolerance: float = 1e-12
 ) -> Tensor:
-    """Σ_j k(jL), the variance of the wrapped kernel (), float64."""
+    """Return Σ_j k(jL), the variance of the wrapped kernel (), float64."""
     wrapping = Wrapping(tuple(periods), tolerance)
     return _lag_table(kernel, periods, [1] * len(periods), wrapping).reshape(())
 
@@ -284,6 +286,7 @@ def _lag_table(
     shape: Sequence[int],
     wrapping: Wrapping | None,
 ) -> Tensor:
+    """Tabulate the kernel at multiples of the spacing."""
     if not len(spacing) == len(shape) == kernel.dim:
         raise ValueError(
             f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "

@@ -3,7 +3,9 @@
 With points and nodes, with each other, and their variances.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,7 @@ from dustmap.gp.covariances._measures import Block, Terms, accumulate, nodes_of,
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, pieces
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, PointMeasure
 from dustmap.gp.kernels import KernelTerm
+from dustmap.linalg import chunks
 
 BLOCK_ELEMENTS = 1 << 14  # a table look-up has some thirty temporaries: keep them in the cache
 PANEL = 1.0  # length scales per Gauss-Legendre panel
@@ -26,7 +29,7 @@ TILE = 32  # rays
 def ray_cross(
     kernel: WrappedKernel, rays: LineIntegrals, nodes: Nodes, dtype: torch.dtype
 ) -> Tensor:
-    """K_fu = ∫ w(s) k(o + s ω - z_u) ds: (N, M)."""
+    """Return K_fu = ∫ w(s) k(o + s ω - z_u) ds: (N, M)."""
 
     def blocks() -> Iterator[Block]:
         for rows in row_blocks(kernel, rays.origin[:, None], nodes, BLOCK_ELEMENTS):
@@ -43,7 +46,7 @@ def ray_cross(
 def ray_measure_between(
     kernel: WrappedKernel, rays: LineIntegrals, measure: PointMeasure, dtype: torch.dtype
 ) -> Tensor:
-    """Cov of line integrals with sums over points, of values or derivatives: (N, N')."""
+    """Return Cov of line integrals with sums over points, of values or derivatives: (N, N')."""
 
     points = measure.points.shape[1]
     width = max(1, BLOCK_ELEMENTS // (16 * points))
@@ -63,12 +66,12 @@ def ray_measure_between(
 
 
 def ends(rays: LineIntegrals) -> Tensor:
-    """First and last point of every ray, (N, 2, D)."""
+    """Return the first and last point of every ray, (N, 2, D)."""
     return rays.at(rays.edges[:, [0, -1]])
 
 
 def track_sum(rays: LineIntegrals, shift: Tensor, nodes: Nodes, terms: Terms) -> Tensor:
-    """Σ_e Δ_e F(b, t_e) against every node, or its derivative at the node: (n, *shape)."""
+    """Return Σ_e Δ_e F(b, t_e) against every node, or its derivative at the node: (n, *shape)."""
     start = rays.origin + shift
     delta = [-v for v in nodes.displacement(start, torch.float64)]
     track = [nodes.column(v) for v in rays.direction.unbind(-1)]
@@ -89,18 +92,17 @@ def antiderivative_sum(
     edges: Sequence[Tensor],
     jumps: Sequence[Tensor],
 ) -> Tensor:
-    """∫ w(s) k(δ - s ω) ds = variance / |ω/ℓ| Σ_e Δ_e F(b, t_e).
+    """Return ∫ w(s) k(δ - s ω) ds = variance / |ω/ℓ| Σ_e Δ_e F(b, t_e).
 
     delta: z - o per axis; track: ω per axis; edges, jumps: s_e and Δ_e = w_{e-1} - w_e. In
     coordinates scaled by ℓ the node lies at distance b from the line and t_e = s_e |ω/ℓ| - τ.
     """
     speed, along, b_squared = _scaled_geometry(term, delta, track)
-    total: Tensor | None = None
-    for s, jump in zip(edges, jumps, strict=True):
-        part = jump * term.profile.track_integral(b_squared, s * speed - along)
-        total = part if total is None else total + part
-    assert total is not None
-    return term.variance / speed * total
+    parts = (
+        jump * term.profile.track_integral(b_squared, s * speed - along)
+        for s, jump in zip(edges, jumps, strict=True)
+    )
+    return term.variance / speed * functools.reduce(operator.add, parts)
 
 
 def gradient_sum(
@@ -111,7 +113,7 @@ def gradient_sum(
     jumps: Sequence[Tensor],
     direction: Sequence[Tensor],
 ) -> Tensor:
-    """v · ∇_z of `antiderivative_sum`: its part along the track and its part across.
+    """Return v · ∇_z of `antiderivative_sum`: its part along the track and its part across.
 
     ∂F/∂t = k(r) and ∂F/∂b = b ∫k'/r; moving the node by v changes t_e by -v_∥ and b² by
     2 (b⃗ · v_⊥), all scaled by ℓ.
@@ -123,15 +125,15 @@ def gradient_sum(
     parallel = sum_products(moved, unit)
     scaled = [x / ell[d] for d, x in enumerate(delta)]
     across = sum_products(scaled, moved) - along * parallel
-    total: Tensor | None = None
-    for s, jump in zip(edges, jumps, strict=True):
+
+    def at_edge(s: Tensor) -> Tensor:
         t = s * speed - along
         r = (b_squared + t.square()).clamp_min(torch.finfo(t.dtype).tiny).sqrt()
         change = across * term.profile.slope_track_integral(b_squared, t)
-        part = jump * (change - parallel * term.profile.value(r))
-        total = part if total is None else total + part
-    assert total is not None
-    return term.variance / speed * total
+        return change - parallel * term.profile.value(r)
+
+    parts = (jump * at_edge(s) for s, jump in zip(edges, jumps, strict=True))
+    return term.variance / speed * functools.reduce(operator.add, parts)
 
 
 def weighted_track_sum(
@@ -157,7 +159,7 @@ def _scaled_geometry(
 
 
 def sum_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Σ_d a_d b_d."""
+    """Return Σ_d a_d b_d."""
     total = a[0] * b[0]
     for d in range(1, len(a)):
         total = total + a[d] * b[d]
@@ -187,7 +189,7 @@ def ray_variance(kernel: WrappedKernel, rays: LineIntegrals, dtype: torch.dtype)
 def ray_between(
     kernel: WrappedKernel, f: LineIntegrals, g: LineIntegrals, dtype: torch.dtype
 ) -> Tensor:
-    """Cov(f_n, g_n') = ∫∫ w w' k(x(s) - x'(s')) ds ds', (N, N').
+    """Return Cov(f_n, g_n') = ∫∫ w w' k(x(s) - x'(s')) ds ds', (N, N').
 
     An antiderivative along one ray, Gauss-Legendre along the other, the shorter of the two: rays
     from one observer then meet the kink of the kernel at r = 0 only at an end of the rule.
@@ -216,21 +218,21 @@ def scaled_lengths(terms: Terms, rays: LineIntegrals) -> Tensor:
 
 
 def rule_for(terms: Terms, rays: LineIntegrals) -> GaussLegendre:
-    """Panels of at most `PANEL` length scales on the longest segment."""
+    """Return the panels of at most `PANEL` length scales on the longest segment."""
     longest = float((rays.edges.diff(dim=-1).amax(-1) * _pace(terms, rays)).max())
     panels = max(1, math.ceil(longest / PANEL))
     return GaussLegendre(PANEL_ORDER, panels)
 
 
 def _pace(terms: Terms, rays: LineIntegrals) -> Tensor:
-    """max |ω/ℓ| over the terms, (N,)."""
+    """Return max |ω/ℓ| over the terms, (N,)."""
     scales = torch.stack([t.lengthscale.detach() for t in terms])
     pace: Tensor = (rays.direction[:, None] / scales).norm(dim=-1).amax(-1)
     return pace
 
 
 def _plain_variance(rays: LineIntegrals, terms: Terms) -> Tensor:
-    """-Σ_ee' Δ_e Δ_e' G(t_e - t_e') ℓ²-scaled, with G'' = k: (n,)."""
+    """Return -Σ_ee' Δ_e Δ_e' G(t_e - t_e') ℓ²-scaled, with G'' = k: (n,)."""
     jumps = rays.jumps()
     total = torch.zeros_like(jumps[:, 0])
     for term in terms:
@@ -245,7 +247,7 @@ def _plain_variance(rays: LineIntegrals, terms: Terms) -> Tensor:
 def _image_variance(
     rays: LineIntegrals, shift: Tensor, rule: GaussLegendre, terms: Terms
 ) -> Tensor:
-    """Covariance of every ray with itself moved by `shift`, (n,)."""
+    """Return the covariance of every ray with itself moved by `shift`, (n,)."""
     s, v = rule.nodes(rays.edges, rays.weights, rays.keys)
     delta = [s * w[:, None] + x for w, x in zip(rays.direction.unbind(-1), shift, strict=True)]
     track = [w[:, None] for w in rays.direction.unbind(-1)]
@@ -282,20 +284,20 @@ class _Tile:
 
 
 def _tiles(kernel: WrappedKernel, rays: LineIntegrals) -> list[_Tile]:
-    found = []
+    """Cut the rays into tiles, each with its quadrature and mean length."""
+    tiles = []
     lengths = scaled_lengths(kernel.terms, rays)
-    for start in range(0, len(rays), TILE):
-        rows = slice(start, min(start + TILE, len(rays)))
+    for rows in chunks(len(rays), TILE):
         picked = rays[rows]
         measure = picked.measure(rule_for(kernel.terms, picked))
-        found.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
-    return found
+        tiles.append(_Tile(rows, picked, measure, float(lengths[rows].mean())))
+    return tiles
 
 
 def _tile_blocks(
     kernel: WrappedKernel, long: _Tile, short: _Tile, transpose: bool, factor: float
 ) -> Iterator[Block]:
-    """Antiderivative along the rays of `long`, quadrature along those of `short`."""
+    """Return the antiderivative along the rays of `long`, quadrature along those of `short`."""
     points = short.measure.points.shape[1]
     step = max(1, BLOCK_ELEMENTS // (len(long.rays) * points))
     for start in range(0, len(short.rays), step):
@@ -316,6 +318,7 @@ def _pair_sum(
     transpose: bool,
     terms: Terms,
 ) -> Tensor:
+    """Integrate over both rays, with the sides in the order that is asked for."""
     value = weighted_track_sum(rays, shift, nodes, weights, terms)
     return value.T if transpose else value
 
@@ -341,7 +344,7 @@ def _line_between(
 
 
 def _line_sum(f: LineIntegrals, g: LineIntegrals, shift: Tensor, terms: Terms) -> Tensor:
-    """-σσ' Σ_ee' Δ_e Δ_e' ℓ² G(|x_e - x_e'| / ℓ) for positions x_e = o + σ s_e: (n, n')."""
+    """Return -σσ' Σ_ee' Δ_e Δ_e' ℓ² G(|x_e - x_e'| / ℓ) for positions x_e = o + σ s_e: (n, n')."""
     x, y = f.at(f.edges)[..., 0] + shift, g.at(g.edges)[..., 0]
     a, b = f.jumps() * f.direction, g.jumps() * g.direction
     total = torch.zeros(len(f), len(g), dtype=x.dtype, device=x.device)

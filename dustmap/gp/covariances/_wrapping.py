@@ -27,9 +27,14 @@ NEGLIGIBLE = 1e-18  # relative to k(0): what is left out of the plain kernel, be
 class Nodes:
     """A tensor product of axes, or a plain list of points.
 
-    axes: D float64 tensors that broadcast to (1, *shape): (1, .., M_d, .., 1) of a grid, whose
-    axes ascend, or (1, M) each of a list; direction: like `axes` of a list, the direction of the
-    derivative taken at every node, or None for values.
+    Parameters
+    ----------
+    axes
+        D float64 tensors that broadcast to (1, *shape): (1, .., M_d, .., 1) of a grid, whose axes
+        ascend, or (1, M) each of a list.
+    direction
+        Like `axes` of a list, the direction of the derivative taken at every node, or None for
+        values.
     """
 
     axes: tuple[Tensor, ...]
@@ -39,7 +44,7 @@ class Nodes:
 
     @staticmethod
     def of_axes(axes: Sequence[Tensor]) -> "Nodes":
-        """The tensor product of ascending 1-D axes."""
+        """Return the tensor product of ascending 1-D axes."""
         dim = len(axes)
         shaped = (a.reshape(1, *_shape_of_axis(d, dim, len(a))) for d, a in enumerate(axes))
         return Nodes(tuple(shaped), tuple(len(a) for a in axes), is_product=True)
@@ -51,7 +56,7 @@ class Nodes:
 
     @staticmethod
     def of_points(points: Tensor, direction: Tensor | None = None) -> "Nodes":
-        """Points (M, D), with a derivative direction (M, D) or none."""
+        """Return the points (M, D), with a derivative direction (M, D) or none."""
         turned = None if direction is None else tuple(direction.T[:, None])
         return Nodes(tuple(points.T[:, None]), (len(points),), False, turned)
 
@@ -66,15 +71,15 @@ class Nodes:
         return math.prod(self.shape)
 
     def bounds(self) -> list[tuple[float, float]]:
-        """Lowest and highest coordinate per axis."""
+        """Return the lowest and highest coordinate per axis."""
         return [(float(a.min()), float(a.max())) for a in self.axes]
 
     def column(self, values: Tensor) -> Tensor:
-        """values (n,) shaped to broadcast against (n, *shape)."""
+        """Return values (n,) shaped to broadcast against (n, *shape)."""
         return values.reshape(-1, *([1] * len(self.shape)))
 
     def displacement(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """x_d - z_d per axis for points x (n, D), subtracted in float64 and cast afterwards.
+        """Return x_d - z_d per axis for points x (n, D), subtracted in float64 and cast afterwards.
 
         The cast keeps the relative accuracy of every displacement whatever the number of nodes;
         coordinates cast before the subtraction lose it on fine grids.
@@ -92,7 +97,7 @@ class Nodes:
         return tuple(slice(0, m) for m in self.shape)
 
     def part(self, box: Box) -> "Nodes":
-        """The nodes of a sub-box."""
+        """Return the nodes of a sub-box."""
         if self.is_product:
             return Nodes.of_axes([a.flatten()[s] for a, s in zip(self.axes, box, strict=True)])
         rows = box[0]
@@ -109,14 +114,17 @@ def pieces(box: Box, limit: int) -> Iterator[Box]:
 
 
 def _length(s: slice) -> int:
+    """Count the entries of a slice."""
     return int(s.stop) - int(s.start)
 
 
 def _shape_of_axis(axis: int, dim: int, length: int) -> tuple[int, ...]:
+    """Return the shape (1, .., length, .., 1) of an axis."""
     return tuple(length if d == axis else 1 for d in range(dim))
 
 
 def _slab(axis: Tensor, low: float, high: float) -> slice:
+    """Find the entries of an ascending axis within [low, high]."""
     flat = axis.flatten()
     ends = torch.tensor([low, high], dtype=flat.dtype, device=flat.device)
     start = int(torch.searchsorted(flat, ends[0], right=False))
@@ -142,7 +150,7 @@ class Interval:
         return 1.0 / self.half if self.half > 0 else 1.0
 
     def local(self, x: Tensor) -> Tensor:
-        """x in [-1, 1]."""
+        """Return x in [-1, 1]."""
         return (x - 0.5 * (self.low + self.high)) * self.stretch
 
     def at(self, fraction: Tensor) -> Tensor:
@@ -150,12 +158,12 @@ class Interval:
         return self.low + (self.high - self.low) * fraction
 
     def points(self, count: int, device: torch.device) -> Tensor:
-        """Chebyshev nodes of the first kind, (count,)."""
+        """Return Chebyshev nodes of the first kind, (count,)."""
         return self.at(0.5 * (1 + torch.cos(_angles(count, device))))
 
 
 def chebyshev(t: Tensor, count: int) -> Tensor:
-    """T_0..T_{count-1} at t (...): (..., count)."""
+    """Return T_0..T_{count-1} at t (...): (..., count)."""
     values = [torch.ones_like(t), t]
     while len(values) < count:
         values.append(2 * t * values[-1] - values[-2])
@@ -163,7 +171,7 @@ def chebyshev(t: Tensor, count: int) -> Tensor:
 
 
 def chebyshev_slope(t: Tensor, count: int) -> Tensor:
-    """T'_a = a U_{a-1} at t (...): (..., count)."""
+    """Return T'_a = a U_{a-1} at t (...): (..., count)."""
     second = [torch.zeros_like(t), torch.ones_like(t)]  # U_{-1}, U_0
     while len(second) < count:
         second.append(2 * t * second[-1] - second[-2])
@@ -171,7 +179,7 @@ def chebyshev_slope(t: Tensor, count: int) -> Tensor:
 
 
 def analysis(count: int, device: torch.device) -> Tensor:
-    """Coefficients of T_a from values at the nodes, (count, count)."""
+    """Return the coefficients of T_a from values at the nodes, (count, count)."""
     order = torch.arange(count, dtype=torch.float64, device=device)[:, None]
     matrix = 2.0 / count * torch.cos(order * _angles(count, device))
     matrix[0] *= 0.5
@@ -179,7 +187,7 @@ def analysis(count: int, device: torch.device) -> Tensor:
 
 
 def moments(measure: PointMeasure, box: Sequence[Interval], counts: Sequence[int]) -> Tensor:
-    """L_n T_a for all products T_a = Π_d T_{a_d} on the box: (N, Π counts) in C order."""
+    """Return L_n T_a for all products T_a = Π_d T_{a_d} on the box: (N, Π counts) in C order."""
     local = [i.local(x) for i, x in zip(box, measure.points.unbind(-1), strict=True)]
     values = [chebyshev(t, n) for t, n in zip(local, counts, strict=True)]  # (N, Q, n_d)
     if measure.direction is None:
@@ -193,7 +201,7 @@ def moments(measure: PointMeasure, box: Sequence[Interval], counts: Sequence[int
 
 
 def _products(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """Σ_q w_q Π_d v_d[q], (N, Π n_d)."""
+    """Return Σ_q w_q Π_d v_d[q], (N, Π n_d)."""
     outer = weights[..., None]
     for v in values[:-1]:
         outer = (outer[..., None] * v[:, :, None]).flatten(2)
@@ -201,6 +209,7 @@ def _products(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
 
 
 def _angles(count: int, device: torch.device) -> Tensor:
+    """Return the angles of Chebyshev's nodes."""
     node = torch.arange(count, dtype=torch.float64, device=device)
     return math.pi * (node + 0.5) / count
 
@@ -210,7 +219,12 @@ def _angles(count: int, device: torch.device) -> Tensor:
 class Wrapping:
     """Covariances of the kernel wrapped around a torus, Σ_j k(x + jL).
 
-    periods (D,): L per axis; tolerance: images below tolerance · k(0) are left out.
+    Parameters
+    ----------
+    periods : (D,)
+        L per axis.
+    tolerance
+        Images below tolerance · k(0) are left out.
     """
 
     periods: tuple[float, ...]
@@ -256,7 +270,7 @@ class WrappedKernel:
         )
 
     def without(self, shifts: frozenset[Shift]) -> "WrappedKernel":
-        """The same kernel without some of its images."""
+        """Leave out some of the images."""
         return replace(self, excluded=self.excluded | shifts)
 
     def images(self, x: Tensor, nodes: Nodes) -> Iterator[tuple[Tensor, Box]]:
@@ -291,7 +305,7 @@ class WrappedKernel:
                 yield shift, gaps
 
     def _shifts(self, data: Sequence[Interval], nodes: Sequence[Interval]) -> Iterator[Shift]:
-        """jL for all j that could matter on every axis by itself, and for j = 0."""
+        """Return jL for all j that could matter on every axis by itself, and for j = 0."""
         if self.periods is None:
             return iter([(0.0,) * len(data)])
         per_axis = []

@@ -1,6 +1,5 @@
 """Families of little correlation: S diagonal, or block-diagonal over tiles of the (torus) grid."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,8 +11,10 @@ from torch import Tensor
 from dustmap.gp.families._family import (
     AbstractFamily,
     AbstractRootedGaussian,
+    plus_identity,
     precision_root,
     refuse_beyond,
+    refuse_precision,
 )
 from dustmap.linalg import TilePartition
 
@@ -27,12 +28,7 @@ _CHUNK = 2**19
 class MeanFieldGaussian(AbstractRootedGaussian):
     """N(m, diag(s²)); mean (M_w,), statistics (M_w,) = s⁻² − 1, std (M_w,) = s."""
 
-    mean: Tensor
-    statistics: Tensor
     std: Tensor
-
-    def with_mean(self, mean: Tensor) -> "MeanFieldGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return self.std * v
@@ -67,12 +63,7 @@ class MeanFieldFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> MeanFieldGaussian:
         precision = 1.0 + statistics
-        if not bool((precision > 0).all()):
-            raise ValueError(
-                f"the precision of q is not positive in {int((~(precision > 0)).sum())} of "
-                f"{precision.numel()} directions: precision_statistics expects finite features "
-                f"and finite weights >= 0; check the weights (-2 g2 of the likelihood)"
-            )
+        refuse_precision(precision > 0)
         return MeanFieldGaussian(mean, statistics, precision.rsqrt().to(mean.dtype))
 
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
@@ -89,13 +80,8 @@ class BlockGaussian(AbstractRootedGaussian):
     Padded slots of ragged tiles are independent with unit variance, and count nowhere.
     """
 
-    mean: Tensor
-    statistics: Tensor
     root: Tensor
     partition: TilePartition
-
-    def with_mean(self, mean: Tensor) -> "BlockGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return self._blockwise(self.root, v)
@@ -107,7 +93,7 @@ class BlockGaussian(AbstractRootedGaussian):
         return self._blockwise(self.precision(), v.double()).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return _plus_identity(self.statistics)
+        return plus_identity(self.statistics)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         padded = self.statistics.shape[0] * self.statistics.shape[1] - self.mean.numel()
@@ -143,7 +129,7 @@ class BlockFamily(AbstractFamily):
         return torch.zeros((B, M_b, M_b), dtype=torch.float64, device=device)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> BlockGaussian:
-        root = precision_root(_plus_identity(statistics)).to(mean.dtype)
+        root = precision_root(plus_identity(statistics)).to(mean.dtype)
         return BlockGaussian(mean, statistics, root, self.partition)
 
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
@@ -157,9 +143,3 @@ class BlockFamily(AbstractFamily):
         step = max(1, _CHUNK // max(1, n * self.partition.block_size))
         for start in range(0, self.partition.n_blocks, step):
             yield slice(start, start + step)
-
-
-def _plus_identity(statistics: Tensor) -> Tensor:
-    """I + statistics, block by block."""
-    M_b = statistics.shape[-1]
-    return statistics + torch.eye(M_b, dtype=statistics.dtype, device=statistics.device)

@@ -1,4 +1,4 @@
-"""What every variational family supplies: a state q(ε) = N(m, S) and its statistics.
+"""Variational families: states q(ε) = N(m, S), their statistics and natural steps.
 
 The parameters of N(m, S) and the maps between them are pure differentiable functions:
 
@@ -12,7 +12,7 @@ Reference: Wu et al. (2021), appendix B.1.2.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, final
 
 import torch
@@ -21,6 +21,12 @@ from torch import Tensor
 from dustmap.linalg import standard_normal
 
 Pair = tuple[Tensor, Tensor]
+#: What a precision that is not positive definite violates, for messages.
+EXPECTED = (
+    "precision_statistics expects finite features and finite weights >= 0, and natural steps "
+    "0 <= step_covariance <= 1; check the weights (-2 g2 of the likelihood) and the features for "
+    "NaN"
+)
 
 
 def diagonal_natural_to_moment(theta1: Tensor, theta2: Tensor) -> Pair:
@@ -78,13 +84,26 @@ def precision_root(precision: Tensor) -> Tensor:
     if bool(failed.any()):
         raise ValueError(
             f"the precision of q is not positive definite in {int(failed.sum())} of "
-            f"{failed.numel()} blocks: precision_statistics expects finite features and finite "
-            f"weights >= 0, and natural steps 0 <= step_covariance <= 1; check the weights "
-            f"(-2 g2 of the likelihood) and the features for NaN"
+            f"{failed.numel()} blocks: {EXPECTED}"
         )
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
     inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
     return inverse.mT
+
+
+def plus_identity(matrices: Tensor) -> Tensor:
+    """Return I + matrices for matrices (..., M_b, M_b)."""
+    width = matrices.shape[-1]
+    return matrices + torch.eye(width, dtype=matrices.dtype, device=matrices.device)
+
+
+def refuse_precision(healthy: Tensor) -> None:
+    """Raise unless the precision of q is positive in all directions (M_w,)."""
+    if not bool(healthy.all()):
+        raise ValueError(
+            f"the precision of q is not positive in {int((~healthy).sum())} of {healthy.numel()} "
+            f"directions: {EXPECTED}"
+        )
 
 
 class AbstractDivergence(ABC):
@@ -106,45 +125,50 @@ class KnownDivergence(AbstractDivergence):
         return self.nats
 
 
+@dataclass(frozen=True, eq=False)
 class AbstractGaussian(ABC):
     """An immutable state q(ε) = N(m, S) in the whitened space, whose prior is N(0, I).
 
-    mean (M_w,): m, in the order of the features; its dtype is that of all products.
-    statistics: S⁻¹ − I in the structure of the family, float64.
-
     Vectors lie on the last axis.
+
+    Parameters
+    ----------
+    mean : (M_w,)
+        m, in the order of the features; its dtype is that of all products.
+    statistics
+        S⁻¹ − I in the structure of the family, float64.
     """
 
     mean: Tensor
     statistics: Tensor
 
-    @abstractmethod
     def with_mean(self, mean: Tensor) -> Self:
-        """The state with mean (M_w,) and the same S."""
+        """Return the state with mean (M_w,) and the same S."""
+        return replace(self, mean=mean)
 
     @abstractmethod
     def apply_covariance(self, v: Tensor) -> Tensor:
-        """S v for v (..., M_w)."""
+        """Return S v for v (..., M_w)."""
 
     @abstractmethod
     def apply_precision(self, v: Tensor) -> Tensor:
-        """S⁻¹ v for v (..., M_w)."""
+        """Return S⁻¹ v for v (..., M_w)."""
 
     @abstractmethod
     def precision(self) -> Tensor:
-        """S⁻¹ in the structure of the family, float64."""
+        """Return S⁻¹ in the structure of the family, float64."""
 
     @abstractmethod
     def quadratic(self, phi: Tensor) -> Tensor:
-        """φᵀ S φ (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
+        """Return φᵀ S φ (n,) for phi (n, M_w): the part of Var f_n that q leaves open."""
 
     @abstractmethod
     def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
-        """φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
+        """Return φ_a S φ_bᵀ (n, n') for phi_a (n, M_w) and phi_b (n', M_w)."""
 
     @abstractmethod
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
-        """tr S and ln |S|, float64 scalars."""
+        """Return tr S and ln |S|, float64 scalars."""
 
     @abstractmethod
     def divergence(self) -> AbstractDivergence:
@@ -152,16 +176,16 @@ class AbstractGaussian(ABC):
 
     @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` draws of ε ~ q, (count, M_w)."""
+        """Return `count` draws of ε ~ q, (count, M_w)."""
 
     def kl(self) -> Tensor:
-        """KL[q ‖ N(0, I)] = ½ (tr S + mᵀm − ln|S| − M_w), a float64 scalar (eq. 14)."""
+        """Return KL[q ‖ N(0, I)] = ½ (tr S + mᵀm − ln|S| − M_w), a float64 scalar (eq. 14)."""
         trace, log_det = self.trace_and_log_det()
         m = self.mean.double()
         return 0.5 * (trace + m @ m - log_det - m.numel())
 
     def natural(self) -> tuple[Tensor, Tensor]:
-        """θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
+        """Return θ₁ = S⁻¹ m (M_w,) in the order of the features, θ₂ = −½ S⁻¹ in the structure."""
         return self.apply_precision(self.mean), -0.5 * self.precision()
 
 
@@ -170,17 +194,17 @@ class AbstractRootedGaussian(AbstractGaussian):
 
     @abstractmethod
     def apply_root(self, v: Tensor) -> Tensor:
-        """Q v for v (..., M_w)."""
+        """Return Q v for v (..., M_w)."""
 
     @abstractmethod
     def apply_root_transpose(self, v: Tensor) -> Tensor:
-        """Qᵀ v for v (..., M_w)."""
+        """Return Qᵀ v for v (..., M_w)."""
 
     def apply_covariance(self, v: Tensor) -> Tensor:
         return self.apply_root(self.apply_root_transpose(v))
 
     def quadratic(self, phi: Tensor) -> Tensor:
-        """φᵀ S φ = ‖Qᵀ φ‖²."""
+        """Return φᵀ S φ = ‖Qᵀ φ‖²."""
         return self.apply_root_transpose(phi).square().sum(-1)
 
     def covariance_of(self, phi_a: Tensor, phi_b: Tensor) -> Tensor:
@@ -206,11 +230,11 @@ class AbstractFamily(ABC):
 
     @abstractmethod
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
-        """The statistics of no data, float64."""
+        """Return the statistics of no data, float64."""
 
     @abstractmethod
     def posterior(self, mean: Tensor, statistics: Tensor) -> AbstractGaussian:
-        """N(mean, S) with S = (I + statistics)⁻¹ (S4); the state takes the mean's dtype."""
+        """Return N(mean, S) with S = (I + statistics)⁻¹ (S4); the state takes the mean's dtype."""
 
     @abstractmethod
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
@@ -219,7 +243,7 @@ class AbstractFamily(ABC):
     def prior(
         self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
     ) -> AbstractGaussian:
-        """N(0, I)."""
+        """Return N(0, I)."""
         mean = torch.zeros(self.n_features, dtype=dtype, device=device)
         return self.posterior(mean, self.zero_statistics(device))
 
@@ -227,7 +251,7 @@ class AbstractFamily(ABC):
     def precision_statistics(
         self, phi: Tensor, weights: Tensor, into: Tensor | None = None
     ) -> Tensor:
-        """Σ_n w_n φ_n φ_nᵀ in the structure, for phi (n, M_w) and weights (n,).
+        """Return Σ_n w_n φ_n φ_nᵀ in the structure, for phi (n, M_w) and weights (n,).
 
         With `into`, adds to that tensor in place and returns it. Sums are in float64: beside the
         identity, float32 sums of large weights would hide the directions that data leave open.

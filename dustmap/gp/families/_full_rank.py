@@ -3,7 +3,6 @@
 `FullRankFamily` factorises; `KrylovFullRankFamily` stores S⁻¹ and only solves with it.
 """
 
-import dataclasses
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,15 +12,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.gp.families._family import (
+    EXPECTED,
     AbstractDivergence,
     AbstractFamily,
     AbstractGaussian,
     AbstractRootedGaussian,
+    plus_identity,
     precision_root,
     refuse_beyond,
 )
 from dustmap.linalg import (
     AbstractOperator,
+    AbstractSymmetric,
     DiagonalOperator,
     SolveResult,
     SolveStatus,
@@ -46,12 +48,7 @@ _SHIFT = 1e-6
 class FullRankGaussian(AbstractRootedGaussian):
     """N(m, S) with S = Q Qᵀ; mean (M_w,), statistics (M_w, M_w) = S⁻¹ − I, root (M_w, M_w) = Q."""
 
-    mean: Tensor
-    statistics: Tensor
     root: Tensor
-
-    def with_mean(self, mean: Tensor) -> "FullRankGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return v @ self.root.mT
@@ -64,9 +61,7 @@ class FullRankGaussian(AbstractRootedGaussian):
         return (w + w @ self.statistics.mT).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return self.statistics + torch.eye(
-            len(self.statistics), dtype=self.statistics.dtype, device=self.statistics.device
-        )
+        return plus_identity(self.statistics)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         root = self.root.double()
@@ -90,7 +85,24 @@ class _AbstractFullRankFamily(AbstractFamily):
 @final
 @dataclass(frozen=True)
 class FullRankFamily(_AbstractFullRankFamily):
-    """Unrestricted S: M_w² numbers, exact for Gaussian noise. Refused beyond `max_bytes`."""
+    """Unrestricted S: M_w² numbers, exact for Gaussian noise.
+
+    Parameters
+    ----------
+    n_features
+        M_w.
+    max_bytes
+        Memory of the matrices; a family that needs more is refused.
+
+    Examples
+    --------
+    >>> family = FullRankFamily(n_features=2)
+    >>> phi, noise_variance = torch.eye(2, dtype=torch.float64), torch.tensor([1.0, 0.5])
+    >>> statistics = family.precision_statistics(phi, 1.0 / noise_variance)
+    >>> q = family.posterior(mean=torch.zeros(2), statistics=statistics)
+    >>> q.quadratic(torch.eye(2))  # the variance that the data leave open
+    tensor([0.5000, 0.3333])
+    """
 
     n_features: int
     max_bytes: int = 8 * 2**30
@@ -100,18 +112,25 @@ class FullRankFamily(_AbstractFullRankFamily):
         refuse_beyond(self.max_bytes, 4 * 8 * self.n_features**2, what)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> FullRankGaussian:
-        identity = torch.eye(self.n_features, dtype=statistics.dtype, device=statistics.device)
-        root = precision_root(statistics + identity).to(mean.dtype)
+        root = precision_root(plus_identity(statistics)).to(mean.dtype)
         return FullRankGaussian(mean, statistics, root)
 
 
 @final
 @dataclass(eq=False)
 class SolveLog:
-    """What solves with Λ took so far, of all states of a family.
+    """Counts of the solves with Λ so far, of all states of a family.
 
-    columns, unconverged: right-hand sides, and those that missed rtol. steps: the most that one
-    took. products: of Λ with a vector, the sum of all their steps. residual: the largest true one.
+    Parameters
+    ----------
+    columns, unconverged
+        Right-hand sides, and those that missed rtol.
+    steps
+        The most that one took.
+    products
+        Of Λ with a vector, the sum of all their steps.
+    residual
+        The largest true one.
     """
 
     columns: int = 0
@@ -121,7 +140,7 @@ class SolveLog:
     residual: float = 0.0
 
     def add(self, result: SolveResult) -> None:
-        """Counts one batched solve."""
+        """Count one batched solve."""
         if result.status.numel() == 0:
             return
         self.columns += result.status.numel()
@@ -144,18 +163,20 @@ class KrylovFullRankGaussian(AbstractGaussian):
     is taken at the solution's x: it falls short by (x − Sφ)ᵀ Λ (x − Sφ), the square of the error,
     and its derivative is 2 x, without another solve.
 
-    preconditioner (M_w, M_w): ≈ S, float64. rtol: of residuals. max_steps: J at most.
+    Parameters
+    ----------
+    preconditioner : (M_w, M_w)
+        ≈ S, float64.
+    rtol
+        Relative residual at which solves stop.
+    max_steps
+        Largest number of steps J.
     """
 
-    mean: Tensor
-    statistics: Tensor
     preconditioner: AbstractOperator
     rtol: float
     max_steps: int
     log: SolveLog
-
-    def with_mean(self, mean: Tensor) -> "KrylovFullRankGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_covariance(self, v: Tensor) -> Tensor:
         def product(x: Tensor) -> Tensor:
@@ -168,7 +189,7 @@ class KrylovFullRankGaussian(AbstractGaussian):
         return (w + w @ self.statistics).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return _dense(self.statistics)
+        return plus_identity(self.statistics)
 
     def quadratic(self, phi: Tensor) -> Tensor:
         result: Tensor = _Quadratic.apply(phi, self)  # type: ignore[no-untyped-call]
@@ -187,12 +208,12 @@ class KrylovFullRankGaussian(AbstractGaussian):
         return self.factorised().sample(count, generator)
 
     def factorised(self) -> FullRankGaussian:
-        """The same q with a root of S, by Cholesky."""
+        """Factorise: q with a root of S, by Cholesky."""
         root = precision_root(self.precision()).to(self.mean.dtype)
         return FullRankGaussian(self.mean, self.statistics, root)
 
     def _solved(self, v: Tensor) -> Tensor:
-        """Λ⁻¹ v for v (..., M_w), float64."""
+        """Return Λ⁻¹ v for v (..., M_w), float64."""
         A, parts = _Precision(self.statistics), []
         for b in torch.split(v.double().reshape(-1, v.shape[-1]), _TOGETHER):
             solve = block_pcg(
@@ -228,8 +249,15 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
     crossover met yet (`python -m pipelines.reproduce ciq --only natural`). J grows with the spread
     of what data say of different directions, which is large where noise is small.
 
-    rank: of the Nyström preconditioner, made anew of Λ for each state by so many products; 0 is
-    the diagonal of Λ. seed: of it. log: what the solves took.
+    Parameters
+    ----------
+    rank
+        Rank of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
+        takes the diagonal of Λ.
+    seed
+        Seed of its random vectors.
+    log
+        Counts of the solves.
     """
 
     n_features: int
@@ -256,7 +284,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
             raise ValueError(
                 f"the precision of q is not positive and finite in "
                 f"{int((~(diagonal > 0)).sum())} of {self.n_features} directions: "
-                f"{_EXPECTED}"
+                f"{EXPECTED}"
             )
         preconditioner: AbstractOperator = DiagonalOperator(diagonal.reciprocal())
         if self.rank > 0:
@@ -267,19 +295,12 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
         )
 
 
-_EXPECTED = (
-    "precision_statistics expects finite features and finite weights >= 0, and natural steps "
-    "0 <= step_covariance <= 1; check the weights (-2 g2 of the likelihood) and the features for "
-    "NaN"
-)
-
-
 def _judge(solve: SolveResult) -> None:
     """An error where Λ is no precision, a warning where a solution missed rtol."""
     if solve.worst in (SolveStatus.NOT_POSITIVE_DEFINITE, SolveStatus.NON_FINITE):
         raise ValueError(
             f"the precision of q is not positive definite or not finite: {solve.message()}. "
-            f"{_EXPECTED}"
+            f"{EXPECTED}"
         )
     if not solve.converged:
         warnings.warn(
@@ -300,7 +321,7 @@ class _LateDivergence(AbstractDivergence):
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Precision(AbstractOperator):
+class _Precision(AbstractSymmetric):
     """Λ = I + statistics, never added up."""
 
     statistics: Tensor
@@ -309,20 +330,12 @@ class _Precision(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self.statistics.shape[0], self.statistics.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.statistics.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.statistics.device
+    def _made_of(self) -> Tensor:
+        return self.statistics
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[0], self.dtype, self.device)
         return torch.addmm(x, x, self.statistics) if x.ndim == 2 else x + x @ self.statistics
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
 
 class _Quadratic(torch.autograd.Function):
@@ -340,8 +353,3 @@ class _Quadratic(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return (2.0 * grads[0].double().unsqueeze(-1) * x).to(grads[0].dtype), None
-
-
-def _dense(statistics: Tensor) -> Tensor:
-    identity = torch.eye(len(statistics), dtype=statistics.dtype, device=statistics.device)
-    return statistics + identity

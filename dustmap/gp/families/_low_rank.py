@@ -1,13 +1,17 @@
 """Low-rank family: S⁻¹ is a diagonal matrix plus one of low rank."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import AbstractFamily, AbstractRootedGaussian, refuse_beyond
+from dustmap.gp.families._family import (
+    AbstractFamily,
+    AbstractRootedGaussian,
+    refuse_beyond,
+    refuse_precision,
+)
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
 _CHUNK = 2**22
@@ -37,15 +41,10 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
     down to this form; signs (M_w, l): what the sketch was taken with.
     """
 
-    mean: Tensor
-    statistics: Tensor
     diagonal: Tensor
     basis: Tensor
     gains: Tensor
     signs: Tensor
-
-    def with_mean(self, mean: Tensor) -> "LowRankDiagonalGaussian":
-        return dataclasses.replace(self, mean=mean)
 
     def apply_root(self, v: Tensor) -> Tensor:
         return self._narrowed(v) * self._scale(v)
@@ -101,11 +100,18 @@ class LowRankDiagonalFamily(AbstractFamily):
     Mishkin et al. (2018) take the leading eigenvectors and the diagonal alone. Negative weights, of
     likelihoods that are not log-concave, are met by 1 as well.
 
-    rank: r. seed: of Ω.
+    Parameters
+    ----------
+    rank
+        Number of columns of V.
+    seed
+        Seed of the signs Ω.
 
-    References: Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML
-    factor analysis"; Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite
-    matrix from streaming data".
+    References
+    ----------
+    Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor analysis";
+    Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from streaming
+    data".
     """
 
     n_features: int
@@ -131,7 +137,7 @@ class LowRankDiagonalFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> LowRankDiagonalGaussian:
         signs = self.signs.to(statistics.device)
-        _refuse_indefinite(statistics)
+        refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
         B, shift = _nystrom_factor(statistics[:, 1:], signs)
         D, V = _best_factors(*_split(1.0 + statistics[:, 0], B, shift), self.rank)
         # Of W = D^{-½} V the left singular vectors and squared singular values.
@@ -150,13 +156,13 @@ class LowRankDiagonalFamily(AbstractFamily):
 
 
 def _width(n: int, rank: int) -> int:
-    """Columns of the sketch: all n where half of them would be wanted."""
+    """Return the columns of the sketch: all n where half of them would be wanted."""
     width = 2 * rank + _OVERSAMPLING
     return width if 2 * width < n else n
 
 
 def _signs(n: int, width: int, seed: int) -> Tensor:
-    """Ω (n, width) of ±1, int8; the identity where nothing is to be compressed."""
+    """Return Ω (n, width) of ±1, int8; the identity where nothing is to be compressed."""
     if width == n:
         return torch.eye(n, dtype=torch.int8)
     generator = torch.Generator().manual_seed(seed)
@@ -164,13 +170,13 @@ def _signs(n: int, width: int, seed: int) -> Tensor:
 
 
 def _sketch_of_identity(signs: Tensor) -> Tensor:
-    """Diagonal and sketch of I (M_w, 1 + l)."""
+    """Return the diagonal and sketch of I (M_w, 1 + l)."""
     omega = signs.double()
     return torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
 
 def _nystrom_factor(sketch: Tensor, signs: Tensor) -> tuple[Tensor, float]:
-    """B (M_w, k) with B Bᵀ ≈ G + κ I, and κ; orthogonal columns, the largest first.
+    """Return B (M_w, k) with B Bᵀ ≈ G + κ I, and κ; orthogonal columns, the largest first.
 
     B Bᵀ = Y (ΩᵀY)⁺ Yᵀ for Y = (G + κ I) Ω. κ = 0 unless G is seen to fall below zero, by δ < 1:
     weights of likelihoods that are not log-concave may be negative. Then κ = min(2 δ, ½ (1 + δ)),
@@ -230,13 +236,3 @@ def _best_factors(left: Tensor, B: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         V = torch.linalg.solve(identity - beta @ V + beta @ C, C.mT).mT
         D = torch.maximum(whole - (V * C).sum(-1), lowest)
     return D, V
-
-
-def _refuse_indefinite(statistics: Tensor) -> None:
-    bad = ~(1.0 + statistics[:, 0] > 0) | ~statistics.isfinite().all(-1)
-    if bool(bad.any()):
-        raise ValueError(
-            f"the precision of q is not positive in {int(bad.sum())} of {len(bad)} directions: "
-            f"precision_statistics expects finite features and finite weights >= 0; check the "
-            f"weights (-2 g2 of the likelihood)"
-        )

@@ -13,9 +13,10 @@ are what local weights are made of.
 """
 
 from dustmap.gp.features._base import AbstractFeatureMap as AbstractFeatureMap
+from dustmap.gp.features._base import AbstractGridFeatures as AbstractGridFeatures
+from dustmap.gp.features._base import AbstractRowFeatures as AbstractRowFeatures
 from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
-from dustmap.gp.features._base import chunks as chunks
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
 from dustmap.gp.features._beams import AbstractBeams as AbstractBeams
@@ -44,3 +45,4 @@ from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
 from dustmap.gp.features._stencil import Stencil as Stencil
 from dustmap.gp.features._stencil_order import StencilOrder as StencilOrder
 from dustmap.gp.features._stencil_order import stencil_order as stencil_order
+from dustmap.linalg import chunks as chunks

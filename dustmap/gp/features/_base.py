@@ -1,11 +1,11 @@
-"""What every feature map supplies: rows of Φ, products with Φ, and the residual variance.
+"""Feature maps as inference sees them: rows of Φ, products with Φ, and the residual variance.
 
 Rows are made a group at a time.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric
-from dustmap.gp.covariances import Wrapping
+from dustmap.gp._prior import GridPrior
+from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
 from dustmap.gp.functionals import (
     AbstractFunctional,
     Derivatives,
@@ -23,7 +24,7 @@ from dustmap.gp.functionals import (
     Stacked,
     by_rows,
 )
-from dustmap.linalg import AbstractOperator, SolveResult
+from dustmap.linalg import AbstractOperator, SolveResult, chunks
 
 #: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
 _ROUND_OFF = {torch.float32: 1e-2, torch.float64: 1e-5}
@@ -36,11 +37,16 @@ GROUP_BYTES = 16 * 2**20
 @final
 @dataclass(frozen=True)
 class SolveSummary:
-    """How the linear solves behind some rows ended (all zeros where none was needed).
+    """Counts of the linear solves behind some rows, all zeros where none was needed.
 
-    columns, unconverged: number of right-hand sides, and of those that missed the tolerance.
-    steps: largest number of steps taken.
-    residual: largest true relative residual.
+    Parameters
+    ----------
+    columns, unconverged
+        Number of right-hand sides, and of those that missed the tolerance.
+    steps
+        Largest number of steps taken.
+    residual
+        Largest true relative residual.
     """
 
     columns: int = 0
@@ -50,7 +56,7 @@ class SolveSummary:
 
     @staticmethod
     def of(result: SolveResult) -> "SolveSummary":
-        """The summary of one batched solve."""
+        """Return the summary of one batched solve."""
         missed = result.residuals > result.rtol
         return SolveSummary(
             result.residuals.numel(),
@@ -60,7 +66,7 @@ class SolveSummary:
         )
 
     def merged(self, other: "SolveSummary") -> "SolveSummary":
-        """The summary of both sets of solves."""
+        """Return the summary of both sets of solves."""
         return SolveSummary(
             self.columns + other.columns,
             self.unconverged + other.unconverged,
@@ -74,8 +80,16 @@ class SolveSummary:
 class Features:
     """Rows φ_n of Φ with what they leave unexplained.
 
-    phi (N, M_w); residual_variance (N,) = Var r_n ≥ 0; solves: how the rows were obtained;
-    clamped: how many Var r round-off had made negative and were set to 0.
+    Parameters
+    ----------
+    phi : (N, M_w)
+        φ_n.
+    residual_variance : (N,)
+        Var r_n ≥ 0.
+    solves
+        Counts of the linear solves behind the rows.
+    clamped
+        Number of Var r that round-off had made negative and that were set to 0.
     """
 
     phi: Tensor
@@ -104,7 +118,7 @@ class Features:
         return Features(self.phi[index], self.residual_variance[index], self.solves, self.clamped)
 
     def detached(self) -> "Features":
-        """The same numbers without their autograd graph."""
+        """Detach from the autograd graph."""
         return Features(
             self.phi.detach(), self.residual_variance.detach(), self.solves, self.clamped
         )
@@ -139,11 +153,11 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
     @abstractmethod
     def rows(self, functional: AbstractFunctional) -> Features:
-        """Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
+        """Return Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
 
     @abstractmethod
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
-        """Φ (N, M_w) as an operator that never holds a row; carries no graph."""
+        """Return Φ (N, M_w) as an operator that never holds a row; carries no graph."""
 
     @abstractmethod
     def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
@@ -151,13 +165,59 @@ class AbstractFeatureMap(AbstractParametric, ABC):
 
     @abstractmethod
     def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        """Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
+        """Return Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractGridFeatures(AbstractFeatureMap):
+    """A map from the prior on a grid, with M_w the points of its torus.
+
+    prior: K_uu, R and the preconditioner of the grid; estimator: K_fu and k_ff.
+    """
+
+    parts = ("prior",)
+
+    prior: GridPrior
+    estimator: AbstractEstimator = field(default_factory=ClosedForm)
+
+    @property
+    def n_features(self) -> int:
+        return self.prior.n_white
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.prior.dtype
+
+    def _covariance(self, functional: AbstractFunctional, grid: RegularGrid) -> Tensor:
+        """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""
+        prior = self.prior
+        return self.estimator.cross(prior.kernel, functional, grid, prior.wrapping, self.dtype)
+
+    def _variance(self, functional: AbstractFunctional) -> Tensor:
+        """Return k_ff (N,)."""
+        prior = self.prior
+        return self.estimator.variance(prior.kernel, functional, prior.wrapping, self.dtype)
+
+    @property
+    def _like(self) -> Tensor:
+        """An empty tensor of the dtype and on the device of the rows."""
+        return self.prior.lags.new_empty(0, dtype=self.dtype)
+
+
+class AbstractRowFeatures(AbstractFeatureMap):
+    """A map whose products and residual variances are those of rows, a chunk at a time."""
+
+    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+        return products_by_rows(self, functional, eps)
+
+    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+        return residual_variance_by_rows(self, functional)
 
 
 def products_by_rows(
     features: AbstractFeatureMap, functional: AbstractFunctional, eps: Tensor
 ) -> Tensor:
-    """Φ ε (k, N) through stored rows, a chunk at a time."""
+    """Return Φ ε (k, N) through stored rows, a chunk at a time."""
     parts = chunks(len(functional), features.chunk)
     return torch.cat([eps @ features.rows(functional[part]).phi.mT for part in parts], dim=-1)
 
@@ -165,7 +225,7 @@ def products_by_rows(
 def residual_variance_by_rows(
     features: AbstractFeatureMap, functional: AbstractFunctional
 ) -> Tensor:
-    """Var r (N,) of stored rows, a chunk at a time."""
+    """Return Var r (N,) of stored rows, a chunk at a time."""
 
     def of(f: AbstractFunctional) -> Tensor:
         parts = chunks(len(f), features.chunk)
@@ -195,7 +255,7 @@ def refuse_outside(
 
 
 def support(functional: AbstractFunctional) -> Tensor:
-    """Points (K, D) whose hull holds all that the functionals see."""
+    """Return the points (K, D) whose hull holds all that the functionals see."""
     if isinstance(functional, Stacked):
         return torch.cat([support(part) for part in functional.parts])
     if isinstance(functional, LineIntegrals):
@@ -205,14 +265,8 @@ def support(functional: AbstractFunctional) -> Tensor:
     return functional.measure(GaussLegendre(2)).points.flatten(0, 1)
 
 
-def chunks(n: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` rows covering range(n)."""
-    for start in range(0, n, size):
-        yield slice(start, min(start + size, n))
-
-
 def rows_within(budget: int, bytes_per_row: int) -> int:
-    """How many rows fit in `budget` bytes; an error when not even one does."""
+    """Count the rows that fit in `budget` bytes; an error when not even one does."""
     if bytes_per_row > budget:
         raise MemoryError(
             f"one row of features needs {bytes_per_row:,} bytes, the memory budget is "
@@ -222,14 +276,14 @@ def rows_within(budget: int, bytes_per_row: int) -> int:
 
 
 def rows_together(width: int, dtype: torch.dtype, device: torch.device) -> int:
-    """How many rows of `width` numbers make a group: any number on an accelerator."""
+    """Count the rows of `width` numbers of a group: any number on an accelerator."""
     if device.type != "cpu":
         return 2**62
     return max(1, GROUP_BYTES // (width * dtype.itemsize))
 
 
 def gathered(groups: Iterator[Features], count: int) -> Features:
-    """Consecutive groups as one, of `count` rows.
+    """Return the consecutive groups as one, of `count` rows.
 
     Without a graph every group is written to its place as it comes, so that no row is held twice.
     """
@@ -251,11 +305,13 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
 
 
 def _following(first: Features, groups: Iterator[Features]) -> Iterator[Features]:
+    """Yield the first group, then the others."""
     yield first
     yield from groups
 
 
 def _concatenated(groups: list[Features]) -> Features:
+    """Concatenate groups of rows, with their graph."""
     solves = SolveSummary()
     for group in groups:
         solves = solves.merged(group.solves)

@@ -20,7 +20,13 @@ from dustmap.gp.features._local_weights import (
 )
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, operator_by_rows
-from dustmap.linalg import AbstractOperator, SparseOperator, apply_linear, check_vectors
+from dustmap.linalg import (
+    AbstractComposite,
+    AbstractOperator,
+    SparseOperator,
+    apply_linear,
+    check_vectors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +69,11 @@ class BeamTable:
     without any beam, or that starts elsewhere, has its own cells instead (`interpolation`). What
     is done with a ray depends on beams and box alone.
 
-    reach (P,) int64: knots of each beam, 0 for one that is not needed. Columns are the knots,
-    `knots` for each needed beam, then the M nodes of the grid, for rays with their own cells.
+    Parameters
+    ----------
+    reach : (P,) int64
+        Knots of each beam, 0 for one that is not needed. Columns are the knots, `knots` for each
+        needed beam, then the M nodes of the grid, for rays with their own cells.
     """
 
     grid: RegularGrid
@@ -85,7 +94,10 @@ class BeamTable:
     ) -> "BeamTable":
         """Knots one cell apart as far as these rays need them, or to the faces of the box.
 
-        device: that of the rays, or of those that the table is made for.
+        Parameters
+        ----------
+        device
+            That of the rays, or of those that the table is made for.
         """
         step = min(grid.spacing)
         within = _within(grid, beams, step).to(device if rays is None else rays.device)
@@ -102,7 +114,7 @@ class BeamTable:
 
     @property
     def knots(self) -> int:
-        """Of every beam that is needed, as columns go."""
+        """Number of columns of every needed beam."""
         return int(self.reach.max())
 
     @property
@@ -124,7 +136,7 @@ class BeamTable:
         return around, torch.where(total > _LEAST, weight / total.clamp_min(_LEAST), 0.0)
 
     def _last(self, rays: LineIntegrals) -> Tensor:
-        """The last knot (N,) that a ray needs, counted from 1."""
+        """Return the last knot (N,) that a ray needs, counted from 1."""
         return (rays.edges[:, -1] / self.step).floor().to(torch.int64) + 1
 
     @torch.no_grad()
@@ -141,18 +153,18 @@ class BeamTable:
         around, weight = self._around(rays)
         shared = weight.sum(1) > 0
         mine = shared.nonzero().squeeze(-1)
-        found = [self._on_beams(rays[mine], around[mine], weight[mine], mine)]
+        taps = [self._on_beams(rays[mine], around[mine], weight[mine], mine)]
         others = (~shared).nonzero().squeeze(-1)
         if len(others):
             own = interpolation_taps(rays[others], self.grid, self.dtype)
-            found.append((others[own.row], own.column.to(torch.int64) + self._sums, own.value))
-        row, column, value = (torch.cat(parts) for parts in zip(*found, strict=True))
+            taps.append((others[own.row], own.column.to(torch.int64) + self._sums, own.value))
+        row, column, value = (torch.cat(parts) for parts in zip(*taps, strict=True))
         return Taps(row, column, value, len(rays))
 
     def _on_beams(
         self, rays: LineIntegrals, around: Tensor, weight: Tensor, number: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows (C,), columns and values (C, 8) of an edge on two knots of four beams."""
+        """Return the rows (C,), columns and values (C, 8) of an edge on two knots of four beams."""
         drop = rays.jumps()
         row, edge = ((drop != 0) & (rays.edges > 0)).nonzero().unbind(-1)
         place = rays.edges[row, edge] / self.step
@@ -178,14 +190,14 @@ class BeamTable:
 
     @torch.no_grad()
     def expansion(self) -> "BeamExpansion":
-        """From the density at the nodes to all columns (columns, M)."""
+        """Map the density at the nodes to all columns, (columns, M)."""
         beam, knot = self._pieces()
         rows = interpolation(self._between_knots(beam, knot), self.grid, self.memory, self.dtype)
         return BeamExpansion(rows, self._place[beam] * self.knots + knot, self._sums, self.knots)
 
     @torch.no_grad()
     def planned_bytes(self, rays: LineIntegrals) -> int:
-        """Of `rows` and `expansion` where they are stored, and of a product with both."""
+        """Plan the bytes of `rows` and `expansion`, stored, and of a product with both."""
         beam, knot = self._pieces()
         some = spread_rows(len(beam), beam.device)
         pieces = self._between_knots(beam[some], knot[some])
@@ -221,7 +233,7 @@ def beamed_interpolation(
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
 ) -> AbstractOperator:
-    """As `interpolation` (N, M), rays through the beams that they share.
+    """Interpolate as `interpolation` (N, M) does, rays through the beams that they share.
 
     Worth it where rays have more cells than the beams: N ≫ P.
     """
@@ -241,6 +253,7 @@ def _through_beams(
     memory: int,
     dtype: torch.dtype,
 ) -> AbstractOperator:
+    """Build the rows of rays through a table of beams, directly where no beam is needed."""
     table = BeamTable.of(grid, beams, functional, dtype, memory)
     if table.knots == 0:
         return interpolation(functional, grid, memory, dtype)
@@ -249,7 +262,7 @@ def _through_beams(
 
 
 def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
-    """Knots (P,) of every beam within the box."""
+    """Return the knots (P,) of every beam within the box."""
     direction = beams.directions
     lower, upper = (direction.new_tensor(face) for face in (grid.lower, grid.upper))
     face = torch.where(direction > 0, upper, lower)
@@ -259,11 +272,15 @@ def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
 
 
 @final
-class BeamExpansion(AbstractOperator):
+class BeamExpansion(AbstractComposite):
     """Sums along beams, then the nodes themselves (columns, M).
 
-    pieces (K, M): integrals over the steps of beams; place (K,): their knots among all `sums`,
-    `knots` for each beam one after the other.
+    Parameters
+    ----------
+    pieces : (K, M)
+        Integrals over the steps of beams.
+    place : (K,)
+        Their knots among all `sums`, `knots` for each beam one after the other.
     """
 
     def __init__(self, pieces: AbstractOperator, place: Tensor, sums: int, knots: int) -> None:
@@ -278,13 +295,8 @@ class BeamExpansion(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._sums + self._pieces.shape[1], self._pieces.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._pieces.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._pieces.device
+    def _made_of(self) -> AbstractOperator:
+        return self._pieces
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)

@@ -10,19 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.gp.features._base import (
-    Features,
-    chunks,
-    rows_within,
-)
+from dustmap.gp.features._base import Features, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
-from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
-from dustmap.linalg import AbstractOperator
+from dustmap.gp.features._operators import ProductOperator, cross_operator
+from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.linalg import AbstractComposite, AbstractOperator, chunks
 
 
 def whitened_rows(gram: Tensor | None, factor: Tensor, K_fu: Tensor) -> Tensor:
-    """Φ = K_fu L⁻ᵀ (N, M) for gram = L Lᵀ (M, M) with its graph, or None where it has none.
+    """Return Φ = K_fu L⁻ᵀ (N, M) for gram = L Lᵀ (M, M) with its graph, or None where it has none.
 
     factor: L, without a graph; it is taken to the dtype of K_fu (N, M) for the solve.
     Differentiable once in gram and K_fu.
@@ -66,6 +62,7 @@ class _Whitened(torch.autograd.Function):
 
 
 def _solved(factor: Tensor, K_fu: Tensor) -> Tensor:
+    """Solve Φᵀ = L⁻¹ Kᵀ in the precision of K_fu."""
     solved: Tensor = torch.linalg.solve_triangular(factor.to(K_fu.dtype), K_fu.mT, upper=False)
     return solved.mT
 
@@ -75,11 +72,16 @@ def _solved(factor: Tensor, K_fu: Tensor) -> Tensor:
 class CholeskyFeatures(AbstractInducingFeatures):
     """φ_n = L⁻¹ k_{u,n} with K_uu + ν I = L Lᵀ (Hensman et al. 2015).
 
-    nugget: a failing factorisation is an error that asks for a larger one.
-    rows_dtype: of the rows. K_uu is factorised in float64, and so are rows of point values under
-        free points computed; of other rows the solves are in this type.
+    A factorisation that fails is an error that asks for a larger nugget. K_uu is factorised in
+    float64, and so are rows of point values under free points computed; of other rows the solves
+    are in `rows_dtype`.
 
-    gram: K_uu + ν I (M, M) with its graph, None where nothing is differentiated; factor: L without.
+    Attributes
+    ----------
+    gram
+        K_uu + ν I (M, M) with its graph, None where nothing is differentiated.
+    factor
+        L without.
     """
 
     gram: Tensor | None = field(init=False)
@@ -105,11 +107,8 @@ class CholeskyFeatures(AbstractInducingFeatures):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             factor = self.factor.to(self.dtype)
-            cross = operator_by_rows(
-                functional,
-                lambda f: CrossCovarianceOperator(
-                    self._cross_without_graph, f, self.n_features, factor, self.memory
-                ),
+            cross = cross_operator(
+                functional, self._estimated_cross, self.n_features, factor, self.memory
             )
             return ProductOperator(cross, _InverseTriangle(factor))
 
@@ -132,7 +131,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
         return Features.of(phi, k_ff, (phi * phi).sum(-1))
 
     def _gram(self) -> Tensor:
-        """K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
+        """Return K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
         points = self.points
         cells = 3 * len(points) ** 2 * 8
         if cells > 16 * 2**30:
@@ -149,7 +148,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
         return K_uu + ridge * torch.eye(len(points)).to(K_uu)
 
     def _factorised(self, gram: Tensor) -> Tensor:
-        """L (M, M), float64."""
+        """Return L (M, M), float64."""
         lower, info = torch.linalg.cholesky_ex(gram)
         if int(info) != 0:
             raise ValueError(
@@ -162,7 +161,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
 
 
 @final
-class _InverseTriangle(AbstractOperator):
+class _InverseTriangle(AbstractComposite):
     """L⁻ᵀ (M, M) for a lower triangle L."""
 
     def __init__(self, factor: Tensor) -> None:
@@ -172,13 +171,8 @@ class _InverseTriangle(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return len(self._factor), len(self._factor)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._factor.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._factor.device
+    def _made_of(self) -> Tensor:
+        return self._factor
 
     def matmul(self, x: Tensor) -> Tensor:
         return _solve(self._factor.mT, x, upper=True)
@@ -188,6 +182,7 @@ class _InverseTriangle(AbstractOperator):
 
 
 def _solve(triangle: Tensor, x: Tensor, *, upper: bool) -> Tensor:
+    """Solve with a triangle for vectors (..., M)."""
     flat = x.reshape(-1, x.shape[-1]).mT
     solved: Tensor = torch.linalg.solve_triangular(triangle, flat, upper=upper)
     return solved.mT.reshape(x.shape)

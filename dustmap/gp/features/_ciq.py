@@ -13,16 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
-from dustmap.gp.features._base import (
-    Features,
-    SolveSummary,
-    chunks,
-    gathered,
-    rows_within,
-)
+from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
-from dustmap.gp.features._operators import CrossCovarianceOperator, ProductOperator
-from dustmap.gp.functionals import AbstractFunctional, PointValues, operator_by_rows
+from dustmap.gp.features._operators import ProductOperator, cross_operator
+from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
 from dustmap.linalg import (
     AbstractOperator,
@@ -34,6 +28,7 @@ from dustmap.linalg import (
     SolveStatus,
     ToeplitzOperator,
     check_vectors,
+    chunks,
     inverse_root,
 )
 
@@ -53,7 +48,7 @@ class InducingGram:
     parameters: tuple[Tensor, ...]
 
     def detached(self) -> AbstractOperator:
-        """The operator without a graph."""
+        """Return the operator without a graph."""
         return self.build(*(p.detach() for p in self.parameters))
 
     @staticmethod
@@ -100,7 +95,7 @@ class InducingGram:
         dtype: torch.dtype,
         memory: int,
     ) -> "InducingGram":
-        """A stored matrix of the wrapped kernel."""
+        """Return a stored matrix of the wrapped kernel."""
         needed = len(points) ** 2 * 8
         if needed > memory:
             raise MemoryError(
@@ -179,7 +174,7 @@ class _KernelOperator(AbstractOperator):
         return self.matmul(y)
 
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
-        """Entries `rows` of the product of K with vectors x (..., M)."""
+        """Return the entries `rows` of the product of K with vectors x (..., M)."""
         pairs = zip(values[::2], values[1::2], self._profiles, strict=True)
         terms = tuple(KernelTerm(variance, scale, profile) for variance, scale, profile in pairs)
         K = point_covariances(_TermKernel(terms, z.shape[1]), z[rows], z)
@@ -192,20 +187,32 @@ class CIQFeatures(AbstractInducingFeatures):
     """φ_n = (K_uu + ν I)^{-1/2} k_{u,n} (Pleiss et al. 2020), M_w = M: O(J M²) where Cholesky is
     O(M³), O(J M log M) on a grid, and no matrix of M × M where that does not fit.
 
-    nugget: K_uu that is not positive definite in the precision of the rows is an error that asks
-        for one.
-    rows_dtype: of the rows and of all products: float32 wants a nugget of some 1e-6 and more.
-    memory: bytes of K_uu of free points, which is evaluated anew for every product where it needs
-        more; of the vectors that solves work on; and of a chunk of rows.
-    nodes: Q; fifteen have relative errors below 1e-5 up to a condition of some 10⁹.
-    rtol, max_steps: the stop of msMINRES, J. Var r = k_ff − ‖φ‖² comes out too large by a few rtol
-        of k_ff. Rows that miss rtol, all of them where the quadrature does, are counted in
-        `Features.solves`.
-    preconditioner: of K_uu, with a root; rows are then those of another root of K_uu, turned from
-        the symmetric one (`preconditioned`). It is kept while the kernel is learned, so that the
-        whitened space does not turn.
+    K_uu that is not positive definite in the precision of the rows is an error that asks for a
+    nugget. Var r = k_ff − ‖φ‖² comes out too large by a few rtol of k_ff. Rows that miss rtol, all
+    of them where the quadrature does, are counted in `Features.solves`.
 
-    gram: K_uu + ν I at the kernel's present parameters. method: the quadrature for its spectrum.
+    Parameters
+    ----------
+    rows_dtype
+        Precision of the rows and of all products; float32 wants a nugget of some 1e-6 and more.
+    memory
+        Bytes of K_uu of free points, which is evaluated anew for every product where it needs more;
+        of the vectors that solves work on; and of a chunk of rows.
+    nodes
+        Q; fifteen have relative errors below 1e-5 up to a condition of some 10⁹.
+    rtol, max_steps
+        Residual and number of steps J at which msMINRES stops.
+    preconditioner
+        Of K_uu, with a root; rows are then those of another root of K_uu, turned from the symmetric
+        one (`preconditioned`). It is kept while the kernel is learned, so that the whitened space
+        does not turn.
+
+    Attributes
+    ----------
+    gram
+        K_uu + ν I at the kernel's present parameters.
+    method
+        The quadrature for its spectrum.
     """
 
     nodes: int = 15
@@ -233,17 +240,12 @@ class CIQFeatures(AbstractInducingFeatures):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             like = self.gram.parameters[0].detach().new_empty(0, dtype=self.dtype)
-            cross = operator_by_rows(
-                functional,
-                lambda f: CrossCovarianceOperator(
-                    self._cross_without_graph, f, self.n_features, like, self.memory
-                ),
-            )
+            cross = cross_operator(functional, self._cross, self.n_features, like, self.memory)
             inverse = InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
 
     def preconditioned(self) -> "CIQFeatures":
-        """The same grid with T. Chan's circulant of the present K_uu as preconditioner.
+        """Return the map with T. Chan's circulant of the present K_uu as preconditioner.
 
         It does not always pay. Steps to rtol = 1e-3 for a Matérn-5/2 of ℓ = 0.2 in the unit cube
         fell from 55 to 27 on 10³ nodes and rose from 91 to 115 on 22³.
@@ -287,10 +289,6 @@ class CIQFeatures(AbstractInducingFeatures):
         if seen is not None:
             return point_covariances(self.kernel, *seen).to(self.dtype)
         return self._estimated_cross(functional)
-
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
         K_fu = self._cross(functional)

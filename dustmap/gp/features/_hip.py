@@ -4,70 +4,61 @@ With all points of the padded torus as inducing points one FFT pair takes the pl
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp._prior import GridPrior
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._base import (
-    AbstractFeatureMap,
+    AbstractGridFeatures,
+    AbstractRowFeatures,
     Features,
     SolveSummary,
-    chunks,
     gathered,
-    products_by_rows,
     refuse_outside,
-    residual_variance_by_rows,
     rows_together,
     rows_within,
 )
 from dustmap.gp.features._operators import (
-    CrossCovarianceOperator,
     InverseOperator,
     ProductOperator,
+    cross_operator,
 )
-from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
-from dustmap.linalg import AbstractOperator, toeplitz_solve
+from dustmap.gp.functionals import AbstractFunctional
+from dustmap.linalg import AbstractOperator, chunks, toeplitz_solve
 
 Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class HIPFeatures(AbstractFeatureMap):
+class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     """φ_n = Rᵀ K_uu⁻¹ k_{u,n}: Toeplitz PCG, then the non-square circulant root (002, eq. 20).
 
-    prior: the grid's prior (K_uu, R, preconditioner).
-    estimator: how K_fu and k_ff are computed.
-    rtol, max_steps: the stop of PCG. Rows of a truncated PCG are still valid features: the
-        residual variance below holds for any weights w,
+    Rows of a truncated PCG are still valid features: the residual variance holds for any weights,
 
-            Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
+        Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
 
-    memory: bytes a chunk of rows may use; `operator` stores K_fu when it fits.
-    dense_below: up to this many points K_uu is factorised once instead, in float64: the same
-        weights without iterations, and faster than one PCG per datum; 0 always takes PCG.
+    Parameters
+    ----------
+    prior
+        Of the grid: K_uu, R and the preconditioner.
+    estimator
+        Of K_fu and k_ff.
+    rtol, max_steps
+        Residual and number of steps at which PCG stops.
+    memory
+        Bytes a chunk of rows may use; `operator` stores K_fu when it fits.
+    dense_below
+        Up to this many points K_uu is factorised once instead, in float64: the same weights without
+        iterations, and faster than one PCG per datum; 0 always takes PCG.
     """
 
-    parts = ("prior",)
-
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
     rtol: float = 1e-5
     max_steps: int = 200
     memory: int = 2**28
     dense_below: int = 4096
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
 
     @property
     def prefers_products(self) -> bool:
@@ -85,9 +76,7 @@ class HIPFeatures(AbstractFeatureMap):
         if not self.is_dense:
             size = min(size, rows_together(self.n_features, self.dtype, functional.device))
         solve, root = self._solver(), self.prior.root()
-        k_ff = self.estimator.variance(
-            self.prior.kernel, functional, self.prior.wrapping, self.dtype
-        )
+        k_ff = self._variance(functional)
         groups = (
             self._rows(functional[part], k_ff[part], solve, root)
             for part in chunks(len(functional), size)
@@ -100,7 +89,7 @@ class HIPFeatures(AbstractFeatureMap):
         return self.prior.grid.size <= self.dense_below
 
     def weights(self, functional: AbstractFunctional) -> tuple[Tensor, SolveSummary]:
-        """W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
+        """Return W = K_fu K_uu⁻¹ (N, M), one batched solve, with how it ended."""
         return self._solver()(self._cross(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
@@ -118,32 +107,19 @@ class HIPFeatures(AbstractFeatureMap):
                 self._matrix(functional, self._cross), ProductOperator(inverse, double.root())
             )
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
     def _cross(self, functional: AbstractFunctional) -> Tensor:
-        return self.estimator.cross(
-            self.prior.kernel, functional, self.prior.grid, self.prior.wrapping, self.dtype
-        )
+        return self._covariance(functional, self.prior.grid)
 
     def _matrix(
         self, functional: AbstractFunctional, evaluate: Callable[[AbstractFunctional], Tensor]
     ) -> AbstractOperator:
-        like = self.prior.lags.new_empty(0, dtype=self.dtype)
-        without_graph, width = torch.no_grad()(evaluate), self.prior.grid.size
-        return operator_by_rows(
-            functional,
-            lambda f: CrossCovarianceOperator(without_graph, f, width, like, self.memory),
-        )
+        return cross_operator(functional, evaluate, self.prior.grid.size, self._like, self.memory)
 
     def _dense_weights(self, functional: AbstractFunctional) -> Tensor:
         return self.weights(functional)[0]
 
     def _solver(self) -> Solver:
-        """K_fu ↦ W and how the solve ended; what all data share is set up once."""
+        """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
             factor = self.prior.factor()
             return lambda K_fu: _dense_solve(factor, K_fu)
@@ -169,23 +145,20 @@ class HIPFeatures(AbstractFeatureMap):
 
 
 def _dense_solve(factor: Tensor, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+    """Solve W = K_fu K_uu⁻¹ by the Cholesky factor, in float64."""
     solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
     return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class TorusFeatures(AbstractFeatureMap):
+class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
     """φ_n = C^{-1/2} k_{c,n}, k_c the covariance with every point of the torus.
 
     R φ_n = k_{u,n} exactly, as for HIP, but the features condition on more inducing points, so
     ‖φ‖² is larger and Var r = k_ff − ‖φ‖² smaller. This is not the map of Wu et al. (2021).
     """
 
-    parts = ("prior",)
-
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
     memory: int = 2**28
 
     def __post_init__(self) -> None:
@@ -194,14 +167,6 @@ class TorusFeatures(AbstractFeatureMap):
                 "TorusFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
                 "is no covariance of data outside the grid"
             )
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
 
     @property
     def prefers_products(self) -> bool:
@@ -215,9 +180,7 @@ class TorusFeatures(AbstractFeatureMap):
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)
         size = min(self.chunk, rows_together(self.n_features, self.dtype, functional.device))
         root = self.prior.torus_root(-0.5)
-        k_ff = self.estimator.variance(
-            self.prior.kernel, functional, self.prior.wrapping, self.dtype
-        )
+        k_ff = self._variance(functional)
         groups = (
             self._rows(functional[part], k_ff[part], root) for part in chunks(len(functional), size)
         )
@@ -225,29 +188,13 @@ class TorusFeatures(AbstractFeatureMap):
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
-            like = self.prior.lags.new_empty(0, dtype=self.dtype)
-            cross = operator_by_rows(
-                functional,
-                lambda f: CrossCovarianceOperator(
-                    self._cross_without_graph, f, self.n_features, like, self.memory
-                ),
+            cross = cross_operator(
+                functional, self._cross, self.n_features, self._like, self.memory
             )
             return ProductOperator(cross, self.prior.torus_root(-0.5))
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
     def _cross(self, functional: AbstractFunctional) -> Tensor:
-        return self.estimator.cross(
-            self.prior.kernel, functional, self.prior.torus_grid(), self.prior.wrapping, self.dtype
-        )
-
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._cross(functional)
+        return self._covariance(functional, self.prior.torus_grid())
 
     def _rows(
         self, functional: AbstractFunctional, k_ff: Tensor, root: AbstractOperator

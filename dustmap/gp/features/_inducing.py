@@ -17,13 +17,10 @@ from torch.autograd.function import once_differentiable
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.features._base import (
-    AbstractFeatureMap,
-    products_by_rows,
-    residual_variance_by_rows,
-)
+from dustmap.gp.features._base import AbstractRowFeatures
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile
+from dustmap.linalg import chunks
 
 #: Rows the clusters are sought among, per centre, and at least and at most in all.
 _ROWS_PER_CENTRE, _FEWEST_SOUGHT, _MOST_SOUGHT = 20, 5_000, 100_000
@@ -38,8 +35,8 @@ _BLOCK, _FEWEST_ROWS = 2**14, 16
 def clustered_points(
     x: Tensor, count: int, generator: torch.Generator, *, steps: int = 10
 ) -> Tensor:
-    """`count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where fewer
-    rows differ.
+    """Return `count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where
+    fewer rows differ.
 
     Among a random part of the rows, of bounded size: starts drawn with probability ∝ squared
     distance to those before (Arthur & Vassilvitskii 2007), then `steps` of Lloyd's iteration.
@@ -89,7 +86,7 @@ def _moved(rows: Tensor, centres: Tensor) -> Tensor:
 
 
 def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
-    """K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
+    """Return K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
 
     Differentiable once in the kernel's parameters and in both sets of points, in any dimension:
     the backward pass costs two matrix products, not D passes over N × M numbers.
@@ -104,7 +101,7 @@ def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
 
 
 def point_gram(kernel: AbstractKernel, z: Tensor, nugget: float) -> Tensor:
-    """K_uu + ν I (M, M), float64, for points z (M, D) and ν = nugget · k(0).
+    """Return K_uu + ν I (M, M), float64, for points z (M, D) and ν = nugget · k(0).
 
     Half of the symmetric matrix is evaluated. Differentiable once in kernel and points.
     """
@@ -191,23 +188,23 @@ def _distances(x: Tensor, z: Tensor) -> Tensor:
 
 
 def _weights(profile: AbstractProfile, r: Tensor, grad: Tensor) -> Tensor:
-    """Ḡ k'(r)/r, 0 where two points are one."""
+    """Return Ḡ k'(r)/r, 0 where two points are one."""
     return profile.slope(r).mul_(grad).masked_fill_(r <= _SAME_POINT, 0.0)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Σ a ∘ b."""
+    """Return Σ a ∘ b."""
     inner: Tensor = torch.dot(a.reshape(-1), b.reshape(-1))
     return inner
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    size = max(_FEWEST_ROWS, _BLOCK // max(1, columns))
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+    """Yield blocks of rows whose temporaries stay in the cache."""
+    return chunks(rows, max(_FEWEST_ROWS, _BLOCK // max(1, columns)))
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
+    """Add tensors in order."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -215,7 +212,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class AbstractInducingFeatures(AbstractFeatureMap):
+class AbstractInducingFeatures(AbstractRowFeatures):
     """φ_n = L⁻¹ k_{u,n} of some root L Lᵀ = K_uu + ν I, M_w = M.
 
     inducing: a grid, or free points (M, D), the parameter "inducing", learned if `learn_points`.
@@ -259,12 +256,6 @@ class AbstractInducingFeatures(AbstractFeatureMap):
     def prefers_products(self) -> bool:
         return False
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
-        return products_by_rows(self, functional, eps)
-
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return residual_variance_by_rows(self, functional)
-
     def parameters(self) -> tuple[Parameter, ...]:
         kernel = self.kernel.parameters()
         if isinstance(self.inducing, RegularGrid):
@@ -272,7 +263,7 @@ class AbstractInducingFeatures(AbstractFeatureMap):
         return *kernel, Parameter("inducing", self.inducing, False, self.learn_points)
 
     def with_parameters(self, parameters: Sequence[Parameter]) -> Self:
-        """Whatever the kernel's parameters and the free points are, factorised anew."""
+        """Return the map of other parameters of the kernel and other free points, factorised."""
         count = len(self.kernel.parameters())
         kernel = self.kernel.with_parameters(parameters[:count])
         if isinstance(self.inducing, RegularGrid):
@@ -281,7 +272,7 @@ class AbstractInducingFeatures(AbstractFeatureMap):
         return replace(self, kernel=kernel, inducing=points.value, learn_points=points.is_learned)
 
     def _points_seen(self, functional: AbstractFunctional) -> tuple[Tensor, Tensor] | None:
-        """The places x of the data and the points, where K_fu is differentiable in both."""
+        """Return the places x of the data and the points, where K_fu is differentiable in both."""
         z = self.inducing
         if isinstance(z, Tensor) and self.wrapping is None and isinstance(functional, PointValues):
             return functional.x, z
@@ -294,13 +285,14 @@ class AbstractInducingFeatures(AbstractFeatureMap):
         return None
 
     def _estimated_cross(self, functional: AbstractFunctional) -> Tensor:
-        """K_fu (N, M) as the estimator has it."""
+        """Return K_fu (N, M) as the estimator has it."""
         return self.estimator.cross(
             self.kernel, functional, self.inducing, self.wrapping, self.dtype
         )
 
 
 def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
+    """Raise unless points are finite and (M, D)."""
     if points.ndim != 2 or points.shape[1] != kernel.dim:
         raise ValueError(
             f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"

@@ -41,15 +41,18 @@ def interpolation(
     memory: int = 2**31,
     dtype: torch.dtype = torch.float32,
 ) -> AbstractOperator:
-    """L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
+    """Return L (N, M) with f ≈ L ρ for ρ at the grid's nodes, multilinear between them.
 
     All entries are ≥ 0 where the functionals' weights are, and row n sums to L_n applied to the
     constant 1 (∫w for rays), so a positive ρ gives positive data. Rays are cut where they enter
     another cell (`cell_nodes`), so that up to rounding L ρ is ∫ w of the interpolant, the one
     that points and maps see. The data must lie in the box.
 
-    memory: bytes that L and its transpose may take; beyond, the same rows are computed anew in
-    every product.
+    Parameters
+    ----------
+    memory
+        Bytes that L and its transpose may take; beyond, the same rows are computed anew in every
+        product.
     """
     return operator_by_rows(functional, lambda f: _interpolation(f, grid, memory, dtype))
 
@@ -57,6 +60,7 @@ def interpolation(
 def _interpolation(
     functional: AbstractFunctional, grid: RegularGrid, memory: int, dtype: torch.dtype
 ) -> AbstractOperator:
+    """Build the multilinear rows of one kind of functionals."""
     _refuse_derivatives(functional)
     _refuse_beyond_box(functional, grid)
     like = torch.empty(0, dtype=dtype, device=functional.device)
@@ -88,7 +92,7 @@ def interpolation_taps(
 
 
 def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
-    """Nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
+    """Return the nodes whose cells' upper corners are in the grid too, with offsets in [0, 1]."""
     if isinstance(functional, Stacked):
         return stacked_nodes(functional, [_nodes(part, grid) for part in functional.parts])
     if isinstance(functional, LineIntegrals):
@@ -100,7 +104,7 @@ def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
 
 
 def _within_box(nodes: Nodes, grid: RegularGrid) -> tuple[Tensor, Tensor]:
-    """Cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
+    """Return the cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
     shape = torch.tensor(grid.shape, dtype=torch.int64, device=nodes.cell.device)
     corner = torch.where(nodes.cell == shape, -1, nodes.cell)
     position = torch.minimum((corner + nodes.offset).clamp_min(0.0), shape - 1.0)
@@ -118,6 +122,7 @@ def _corner_weights(offset: Tensor) -> Tensor:
 
 
 def _refuse_derivatives(functional: AbstractFunctional) -> None:
+    """Raise for derivatives, which multilinear interpolation does not have."""
     for part in functional.parts if isinstance(functional, Stacked) else (functional,):
         measured = isinstance(part, PointMeasure) and part.direction is not None
         if measured or isinstance(part, Derivatives):
@@ -128,6 +133,7 @@ def _refuse_derivatives(functional: AbstractFunctional) -> None:
 
 
 def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> None:
+    """Raise for data outside the box."""
     points = support(functional)
     inside = grid.contains(points)
     if not bool(inside.all()):
@@ -141,10 +147,13 @@ def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> Non
 
 @torch.no_grad()
 def row_bytes(rays: LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype) -> int:
-    """Of the rows of N rays, stored with their transpose, from what a few of them meet.
+    """Plan the bytes of the rows of N rays, stored with their transpose, from a few of them.
 
-    order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
-    The rays must lie in the box.
+    Parameters
+    ----------
+    order
+        Nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights. The
+        rays must lie in the box.
     """
     sample = rays[spread_rows(len(rays), rays.device)]
     nodes = cell_nodes(sample, grid)

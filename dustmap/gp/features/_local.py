@@ -2,22 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp._prior import GridPrior
-from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._base import (
-    AbstractFeatureMap,
-    Features,
-    chunks,
-    refuse_outside,
-    rows_within,
-)
+from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
 from dustmap.gp.features._local_weights import (
     Piece,
     RecomputedOperator,
@@ -42,31 +34,34 @@ from dustmap.gp.functionals import (
     by_rows,
     operator_by_rows,
 )
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class LocalFeatures(AbstractFeatureMap):
+class LocalFeatures(AbstractGridFeatures):
     """Φ = W C^{1/2}: u = C^{1/2} ε on the torus, and kriging weights W on p^D nodes around data.
-
-    prior: the wrapped kernel on box + padding, `GridPrior.padded`.
-    estimator: how k_ff is computed, and K_fu where the residual variance needs it.
-    order: p, nodes per axis of the stencil; 4 is within a few percent of conditioning on the
-        whole grid, 2 is cheaper and rougher.
-    memory: bytes that W and its transpose may take; beyond, rows are recomputed in every product.
-    per_cell: steps of a ray per cell (`nodes_of`).
 
     The weights of a point or derivative are exact; a ray sums rows of one table over its steps.
     An operator whose rows are recomputed follows the kernel: use it before the kernel changes.
+
+    Parameters
+    ----------
+    prior
+        The wrapped kernel on box + padding, `GridPrior.padded`.
+    estimator
+        Of k_ff, and of K_fu where the residual variance needs it.
+    order
+        p, nodes per axis of the stencil; 4 is within a few percent of conditioning on the whole
+        grid, 2 is cheaper and rougher.
+    memory
+        Bytes that W and its transpose may take; beyond, rows are recomputed in every product.
+    per_cell
+        Steps of a ray per cell (`nodes_of`).
     """
 
-    parts = ("prior",)
-
-    prior: GridPrior
-    estimator: AbstractEstimator = field(default_factory=ClosedForm)
     order: int = 4
     memory: int = 2**31
     per_cell: float = PER_CELL
@@ -80,14 +75,6 @@ class LocalFeatures(AbstractFeatureMap):
         if not self.per_cell > 0:
             raise ValueError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
-
-    @property
-    def n_features(self) -> int:
-        return self.prior.n_white
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.prior.dtype
 
     @property
     def prefers_products(self) -> bool:
@@ -120,7 +107,7 @@ class LocalFeatures(AbstractFeatureMap):
 
     @torch.no_grad()
     def weights(self, functional: AbstractFunctional) -> AbstractOperator:
-        """W (N, M_w), stored where it fits the memory; carries no graph."""
+        """Return W (N, M_w), stored where it fits the memory; carries no graph."""
         return operator_by_rows(functional, self._all_weights)
 
     def _all_weights(self, functional: AbstractFunctional) -> AbstractOperator:
@@ -136,7 +123,7 @@ class LocalFeatures(AbstractFeatureMap):
 
     @torch.no_grad()
     def taps(self, rays: LineIntegrals) -> Taps:
-        """Rows of W of few rays, as they are made."""
+        """Return the rows of W of few rays, as they are made."""
         observed = self.estimator.observed(rays, self.prior.kernel)
         return self._source(observed)(slice(0, len(rays)))
 
@@ -166,17 +153,13 @@ class LocalFeatures(AbstractFeatureMap):
     def _residuals(self) -> LocalResiduals:
         return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
 
-    @property
-    def _like(self) -> Tensor:
-        return self.prior.lags.new_empty(0, dtype=self.dtype)
-
     def _check(self, functional: AbstractFunctional) -> None:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)
 
     def _arranged(
         self, functional: AbstractFunctional, evaluate: Callable[[Piece], Tensor]
     ) -> Tensor:
-        """Results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
+        """Return the results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
         if isinstance(functional, Stacked):
             return functional.arrange([self._arranged(f, evaluate) for f in functional.parts])
         return torch.cat([evaluate(piece) for piece in self._pieces(functional)])
@@ -195,7 +178,7 @@ class LocalFeatures(AbstractFeatureMap):
             yield Piece(table, _fixed(sites), sites.count, size)
 
     def _source(self, observed: Observed) -> TapSource:
-        """Taps of slices of the data, without a graph."""
+        """Return the taps of slices of the data, without a graph."""
         layout = self.layout
         if isinstance(observed, LineIntegrals):
             table, sites = self._detached_table, _ray_sites(layout, observed)
@@ -220,14 +203,16 @@ class LocalFeatures(AbstractFeatureMap):
 
 
 def _ray_sites(layout: Layout, rays: LineIntegrals) -> Callable[[slice], Sites]:
+    """Return the sites of slices of the rays."""
     return lambda part: layout.ray_sites(rays[part])
 
 
 def _fixed(sites: Sites) -> Callable[[slice], Sites]:
-    """The sites of all rows of a piece, which is never cut."""
+    """Return the sites of all rows of a piece, which is never cut."""
     return lambda part: sites
 
 
 def _measure_taps(layout: Layout, measure: PointMeasure, dtype: torch.dtype) -> Taps:
+    """Return the taps of sums over points, each with weights of its own."""
     sites, table = layout.measure_sites(measure)
     return sites.taps(table.to(dtype))

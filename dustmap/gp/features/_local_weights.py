@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.gp.features._base import chunks
 from dustmap.linalg import (
+    AbstractComposite,
     AbstractOperator,
     AdaptiveBatch,
     OutOfMemory,
     SparseOperator,
     apply_linear,
     check_vectors,
+    chunks,
 )
 
 log = logging.getLogger(__name__)
@@ -48,11 +49,11 @@ class Taps:
     count: int
 
     def to(self, dtype: torch.dtype) -> "Taps":
-        """The same rows with their values rounded to `dtype`."""
+        """Round the values to `dtype`."""
         return Taps(self.row, self.column, self.value.to(dtype), self.count)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """W x for x (M, k): (count, k)."""
+        """Return W x for x (M, k): (count, k)."""
         out = x.new_zeros(self.count, x.shape[1])
         for part in self._parts(x.shape[1]):
             met = _gathered(x, self.column[part])
@@ -67,7 +68,7 @@ class Taps:
             out.index_add_(0, self.column[part].flatten(), spread.flatten(0, 1))
 
     def correlations(self, y: Tensor, x: Tensor) -> Tensor:
-        """Σ_k y[row_c, k] x[column_cs, k], the derivative of yᵀ W x to value: (C, P)."""
+        """Return Σ_k y[row_c, k] x[column_cs, k], the derivative of yᵀ W x to value: (C, P)."""
         out = torch.empty_like(self.value)
         for part in self._parts(x.shape[1]):
             met = _gathered(x, self.column[part])
@@ -75,7 +76,7 @@ class Taps:
         return out
 
     def compressed(self, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """W in compressed rows, entries at one place added: starts, columns and values."""
+        """Return W in compressed rows, entries at one place added: starts, columns and values."""
         narrow = self.count * columns < 2**31
         index = torch.int32 if narrow else torch.int64
         place = self.column.to(index) + (self.row * columns).to(index).unsqueeze(-1)
@@ -157,7 +158,7 @@ def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tenso
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
-    """x (M, k) at columns (C, P): (C, P, k)."""
+    """Return x (M, k) at columns (C, P): (C, P, k)."""
     return x.index_select(0, column.flatten()).reshape(*column.shape, x.shape[1])
 
 
@@ -166,7 +167,7 @@ TapSource = Callable[[slice], Taps]
 
 
 @final
-class RecomputedOperator(AbstractOperator):
+class RecomputedOperator(AbstractComposite):
     """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
 
     def __init__(
@@ -179,13 +180,8 @@ class RecomputedOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
+    def _made_of(self) -> Tensor:
+        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -213,22 +209,22 @@ class RecomputedOperator(AbstractOperator):
 
 
 def spread_rows(count: int, device: torch.device) -> Tensor:
-    """Evenly spread rows that stand for all `count` when the bytes of W are planned."""
+    """Return the evenly spread rows that stand for all `count` when the bytes of W are planned."""
     picked = min(count, _SAMPLED_ROWS)
     return torch.arange(picked, device=device) * count // max(1, picked)
 
 
 def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
     """Bytes of W (N, M) and its transpose in compressed rows, from the taps of `spread_rows`."""
-    found = sample.compressed(shape[1])[2]
-    entries = len(found) * shape[0] // max(1, sample.count)
-    return 2 * entries * (4 + found.element_size()) + 4 * (sum(shape) + 2)
+    values = sample.compressed(shape[1])[2]
+    entries = len(values) * shape[0] // max(1, sample.count)
+    return 2 * entries * (4 + values.element_size()) + 4 * (sum(shape) + 2)
 
 
 def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> AbstractOperator:
-    """W (N, M) stored, or computed anew in every product where memory runs out."""
+    """Return W (N, M) stored, or computed anew in every product where memory runs out."""
     chunks_of_rows = AdaptiveBatch("storing sparse rows", rows_at_once, "they are not stored")
     try:
         return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
@@ -241,7 +237,7 @@ def stored_or_recomputed(
 def stored(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
 ) -> SparseOperator:
-    """W (N, M) in compressed rows."""
+    """Return W (N, M) in compressed rows."""
     starts = [torch.zeros(1, dtype=torch.int64, device=like.device)]
     columns, values = [like.new_empty(0, dtype=torch.int32)], [like]
     total = 0
@@ -275,12 +271,12 @@ class Piece:
     rows_at_once: int
 
     def product(self, u: Tensor) -> Tensor:
-        """W u for fields u (k, M_w): (k, count), differentiable in the table and in u."""
+        """Return W u for fields u (k, M_w): (k, count), differentiable in the table and in u."""
         result: Tensor = _TableProduct.apply(self.table, u, self)  # type: ignore[no-untyped-call]
         return result
 
     def dense(self, columns: int, dtype: torch.dtype) -> Tensor:
-        """W as a matrix (count, columns), with the graph of the table."""
+        """Return W as a matrix (count, columns), with the graph of the table."""
         taps = self.sites(slice(0, self.count)).taps(self.table.to(dtype))
         place = taps.row.unsqueeze(-1) * columns + taps.column
         flat = taps.value.new_zeros(self.count * columns)

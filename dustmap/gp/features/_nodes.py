@@ -65,7 +65,7 @@ def nodes_of(
     torus_shape: tuple[int, ...],
     per_cell: float = PER_CELL,
 ) -> Nodes:
-    """The functionals as sums over nodes; points of a measure as they are, rays by steps.
+    """Return the functionals as sums over nodes; points of a measure as they are, rays by steps.
 
     A ray is cut into ⌈per_cell · its length in cells⌉ ≥ 2 equal steps; the weight of a step is
     ∫ w ds over it, exactly, and its node the centroid of that weight, so that the field's
@@ -91,7 +91,7 @@ def nodes_of(
 
 
 def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
-    """Number of steps of every ray, at least two: (N,) int64."""
+    """Return the number of steps of every ray, at least two: (N,) int64."""
     spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
     cells = (rays.edges[:, -1] - rays.edges[:, 0]) * (rays.direction / spacing).norm(dim=-1)
     steps: Tensor = (per_cell * cells - _SNAP).ceil().clamp_min(2).to(torch.int64)
@@ -99,7 +99,7 @@ def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CE
 
 
 def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, points and weights of values at points."""
+    """Return the rows, points and weights of values at points."""
     measure = functional.measure(GaussLegendre(1))
     if isinstance(functional, Derivatives) or measure.direction is not None:
         raise ValueError(
@@ -150,7 +150,7 @@ def _weighted_middles(
 
 
 def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """∫ w ds and ∫ w (s − s_0) ds over every step, (Q,) each, from the cumulative weight.
+    """Return ∫ w ds and ∫ w (s − s_0) ds over every step, (Q,) each, from the cumulative weight.
 
     Evaluated at the boundaries of the steps, whatever the number J of segments.
     """
@@ -171,7 +171,7 @@ def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, 
 
 
 def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
-    """Segment of each ray that holds a fraction of its length: all rays in one search.
+    """Return the segment of each ray that holds a fraction of its length: all rays in one search.
 
     Row n takes the keys [2n, 2n + 1]; a boundary within round-off of an edge may fall on either
     side of it, where the cumulative weight is the same.
@@ -180,8 +180,8 @@ def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
     length = edges[:, -1:].clamp_min(torch.finfo(edges.dtype).tiny)
     base = 2.0 * torch.arange(count, dtype=edges.dtype, device=edges.device)
     keys = (edges / length + base[:, None]).flatten()
-    found = torch.searchsorted(keys, base[row] + fraction, right=True) - 1
-    return (found - row * columns).clamp(0, columns - 2)
+    knot = torch.searchsorted(keys, base[row] + fraction, right=True) - 1
+    return (knot - row * columns).clamp(0, columns - 2)
 
 
 def _before(share: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _before(share: Tensor) -> Tensor:
 
 
 def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
-    """Coordinates (Q, D) in cells from the grid's lower corner."""
+    """Return the coordinates (Q, D) in cells from the grid's lower corner."""
     lower, spacing = (
         torch.tensor(v, dtype=torch.float64, device=points.device)
         for v in (grid.lower, grid.spacing)
@@ -199,12 +199,13 @@ def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
 
 
 def _snapped(position: Tensor) -> Tensor:
+    """Round positions that are at a node but for round-off."""
     nearest = position.round()
     return torch.where((position - nearest).abs() < _SNAP, nearest, position)
 
 
 def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
-    """The nodes of stacked functionals, from those of each part."""
+    """Return the nodes of stacked functionals, from those of each part."""
     starts = functional.offsets
     entry = torch.cat([part.row + start for part, start in zip(parts, starts, strict=False)])
     row, order = torch.sort(functional.order.argsort()[entry], stable=True)
@@ -291,4 +292,5 @@ def _keys(row: Tensor, share: Tensor, count: int, edge: bool) -> Tensor:
 
 
 def _bits(count: int) -> int:
+    """Count the bits of a fraction that fit beside the row in an int64 key."""
     return min(_MOST_BITS, 61 - count.bit_length())

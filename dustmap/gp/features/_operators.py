@@ -7,19 +7,22 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp.features._base import chunks, rows_within
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.features._base import rows_within
+from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import (
+    AbstractComposite,
     AbstractOperator,
+    AbstractSymmetric,
     SolveResult,
     UnconvergedWarning,
     check_vectors,
+    chunks,
     pcg,
 )
 
 
 @final
-class ProductOperator(AbstractOperator):
+class ProductOperator(AbstractComposite):
     """A B for operators A (m, k) and B (k, n), each applied in its own precision."""
 
     def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
@@ -31,13 +34,8 @@ class ProductOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._left.shape[0], self._right.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._left.device
+    def _made_of(self) -> AbstractOperator:
+        return self._left
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
@@ -50,10 +48,13 @@ class ProductOperator(AbstractOperator):
 
 
 @final
-class ArrangedOperator(AbstractOperator):
+class ArrangedOperator(AbstractComposite):
     """Rows of several operators with n columns each, row i the order_i-th of their concatenation.
 
-    order (m,): a permutation of the m rows of all, as in `Stacked`.
+    Parameters
+    ----------
+    order : (m,)
+        A permutation of the m rows of all, as in `Stacked`.
     """
 
     def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
@@ -69,18 +70,13 @@ class ArrangedOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return len(self._order), self._parts[0].shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._parts[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._parts[0].device
+    def _made_of(self) -> AbstractOperator:
+        return self._parts[0]
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        found = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
-        return found.index_select(-1, self._order)
+        rows = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
+        return rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
@@ -93,7 +89,7 @@ class ArrangedOperator(AbstractOperator):
 
 
 @final
-class InverseOperator(AbstractOperator):
+class InverseOperator(AbstractSymmetric):
     """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors.
 
     Warns the first time that a product misses the tolerance.
@@ -114,13 +110,8 @@ class InverseOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._operator.shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._operator.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._operator.device
+    def _made_of(self) -> AbstractOperator:
+        return self._operator
 
     def matmul(self, x: Tensor) -> Tensor:
         result = pcg(
@@ -135,15 +126,17 @@ class InverseOperator(AbstractOperator):
             warn_unconverged(result, "product with the inverse of K_uu")
         return result.x
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
 
 @final
-class CrossCovarianceOperator(AbstractOperator):
+class CrossCovarianceOperator(AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
-    evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
+    Parameters
+    ----------
+    evaluate
+        Functional ↦ rows (n, M) without a graph.
+    like
+        A tensor of its dtype and device.
     """
 
     def __init__(
@@ -164,13 +157,8 @@ class CrossCovarianceOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return len(self._functional), self._columns
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._like.device
+    def _made_of(self) -> Tensor:
+        return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self._columns, self.dtype, self.device)
@@ -195,6 +183,20 @@ class CrossCovarianceOperator(AbstractOperator):
         for part in chunks(self.shape[0], self._chunk):
             out[part] = self._evaluate(self._functional[part])
         return out
+
+
+def cross_operator(
+    functional: AbstractFunctional,
+    evaluate: Callable[[AbstractFunctional], Tensor],
+    columns: int,
+    like: Tensor,
+    budget: int,
+) -> AbstractOperator:
+    """Return evaluate(functional) (N, columns) without a graph, each rank's rows its own."""
+    rows = torch.no_grad()(evaluate)
+    return operator_by_rows(
+        functional, lambda f: CrossCovarianceOperator(rows, f, columns, like, budget)
+    )
 
 
 def warn_unconverged(result: SolveResult, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What local weights leave unexplained of the field, tabulated on a lattice of offsets.
+"""Residual covariance of local weights, tabulated on a lattice of offsets.
 
 The residual r(x) = ρ(x) − w(x)ᵀu of kriging weights w on the stencil S of x's cell has
 
@@ -50,7 +50,7 @@ class PairLattice:
 
     @staticmethod
     def of(dim: int) -> "PairLattice":
-        """The lattice for fields on R^dim."""
+        """Return the lattice for fields on R^dim."""
         return PairLattice(dim, _STEPS.get(dim, _FEWEST_STEPS))
 
     @property
@@ -64,7 +64,7 @@ class PairLattice:
         return len(self.representatives()[0])
 
     def representatives(self) -> tuple[Tensor, Tensor]:
-        """Offset j and displacement m ≥ 0 of every entry of an axis."""
+        """Return the offset j and displacement m ≥ 0 of every entry of an axis."""
         j = torch.arange(self.steps)
         m = torch.arange(1, self.reach + 1)
         still = torch.arange(self.steps // 2 + 1)
@@ -72,7 +72,7 @@ class PairLattice:
         return offsets, torch.cat([torch.zeros_like(still), m.repeat(len(j))])
 
     def entry_of(self) -> Tensor:
-        """Entry of the pair (j, m) at position j (2B + 1) + m + B: (T (2B + 1),)."""
+        """Return the entry of the pair (j, m) at position j (2B + 1) + m + B: (T (2B + 1),)."""
         T, B = self.steps, self.reach
         j, m = torch.meshgrid(torch.arange(T), torch.arange(-B, B + 1), indexing="ij")
         mirrored = (-j).remainder(T)
@@ -117,14 +117,14 @@ def _without_faint_images(stencil: Stencil) -> Stencil:
 
 
 def point_variance(stencil: Stencil, offsets: Tensor) -> Tensor:
-    """E(ρ(x) − w(x)ᵀu)² = k(0) − k_Sᵀ K_SS⁻¹ k_S at offsets (T, D): (T,)."""
+    """Return E(ρ(x) − w(x)ᵀu)² = k(0) − k_Sᵀ K_SS⁻¹ k_S at offsets (T, D): (T,)."""
     return _prior_variance(stencil) - explained_variance(stencil, offsets)
 
 
 def explained_variance(
     stencil: Stencil, offsets: Tensor, direction: Tensor | None = None
 ) -> Tensor:
-    """k_Sᵀ K_SS⁻¹ k_S of points at offsets (T, D), or of derivatives along (T, D): (T,).
+    """Return k_Sᵀ K_SS⁻¹ k_S of points at offsets (T, D), or of derivatives along (T, D): (T,).
 
     As 2 wᵀk_S − wᵀ K_SS w, which is stationary in w: the weights need no graph, and little memory
     is kept for the backward pass.
@@ -152,7 +152,7 @@ def _lattice_variance(stencil: Stencil, steps: int) -> Tensor:
 
 
 def _prior_variance(stencil: Stencil) -> Tensor:
-    """k(0) of the wrapped kernel."""
+    """Return k(0) of the wrapped kernel."""
     device = stencil.shifts().device
     origin = PointValues(torch.zeros(1, stencil.dim, dtype=torch.float64, device=device))
     return ClosedForm().variance(stencil.kernel, origin, stencil.wrapping)
@@ -168,7 +168,7 @@ def _tail_values(stencil: Stencil) -> Tensor:
 
 
 def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) -> Tensor:
-    """c_r of pairs with one of (offset j, displacement m ≥ 0) (E,) on each axis: (E^D,).
+    """Return c_r of pairs with one of (offset j, displacement m ≥ 0) (E,) on each axis: (E^D,).
 
     k(m) − (w k_S'ᵀ + k_S w'ᵀ − w K_SS' w'ᵀ). With all displacements on the lattice h / steps,
     every covariance is looked up in one table of lags.
@@ -190,7 +190,7 @@ def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) ->
 
 
 def _lattice_lags(stencil: Stencil, steps: int, longest: int) -> Tensor:
-    """k at 0..longest lattice steps on every axis, flat."""
+    """Return k at 0..longest lattice steps on every axis, flat."""
     D = stencil.dim
     spacing = tuple(h / steps for h in stencil.spacing)
     grid = RegularGrid((0.0,) * D, spacing, (longest + 1,) * D)
@@ -243,7 +243,7 @@ class _PairIndex:
         return total.reshape(a**dim, b**dim, c**dim)
 
     def places(self, dim: int) -> Tensor:
-        """Where the entries lie in an array (Δ^D, T^D, T^D): (E^D,)."""
+        """Return the positions of the entries in an array (Δ^D, T^D, T^D): (E^D,)."""
         T, total = self.steps, torch.zeros((), dtype=torch.int64)
         for d in range(dim):
             power = dim - 1 - d

@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
-from dustmap.gp.features._base import chunks
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
 from dustmap.gp.features._residual_table import (
     BAND,
@@ -34,6 +33,7 @@ from dustmap.gp.functionals import (
     PointValues,
     Stacked,
 )
+from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class PairWalk:
             yield index.clamp_(min=0), weight.mul_(paired)
 
     def _lags(self, count: int) -> Iterator[tuple[int, int]]:
-        """Lags with the number of lags that each stands for."""
+        """Return the lags with the number of lags that each stands for."""
         dense = count - 1 if self.dense is None else self.dense
         for lag in range(1, min(dense, count - 1) + 1):
             yield lag, 1
@@ -132,7 +132,7 @@ class PairWalk:
                 yield lag, _STRIDE
 
     def _near(self, place: Sequence[Tensor], key: Sequence[Tensor], lag: int) -> Tensor:
-        """Positions of pairs by their offsets; negative outside the band."""
+        """Return the positions of pairs by their offsets; negative outside the band."""
         B, index = self.table.lattice.reach, None
         for n, k, entry in zip(place, key, self.entries, strict=True):
             apart = (n[lag:] - n[: len(n) - lag]).clamp_(-B - 1, B + 1)
@@ -157,7 +157,7 @@ class PairWalk:
         return index.masked_fill_(largest > (side - 1) * half, -1)
 
     def _single(self, offset: Tensor) -> Tensor:
-        """Positions of the nodes' own variances on the finer lattice: (Q,)."""
+        """Return the positions of the nodes' own variances on the finer lattice: (Q,)."""
         fine = self.table.fine
         j = (offset * fine).round().to(torch.int32).remainder(fine)
         flat = j[:, 0]
@@ -166,17 +166,17 @@ class PairWalk:
         return flat
 
     def _lattice_place(self, nodes: Nodes) -> list[Tensor]:
-        """Nearest lattice points, counted from the grid's lower corner, axis by axis."""
-        T, found = self.table.lattice.steps, []
+        """Return the nearest lattice points, counted from the grid's lower corner, axis by axis."""
+        T, positions = self.table.lattice.steps, []
         for d, (last, length) in enumerate(zip(self.last, self.torus_shape, strict=True)):
             cell = nodes.cell[:, d]
             cell = cell - length * (cell > last)
-            found.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
-        return found
+            positions.append((cell * T + (nodes.offset[:, d] * T).round()).to(torch.int32))
+        return positions
 
 
 def banded_sum(walk: PairWalk, source: NodeSource, count: int) -> Tensor:
-    """Σ_qq' v_q v_q' c_r(x_q, x_q') over the band: (count,), differentiable in the table."""
+    """Return Σ_qq' v_q v_q' c_r(x_q, x_q') over the band: (count,), differentiable in the table."""
     result: Tensor = _BandedSum.apply(  # type: ignore[no-untyped-call]
         walk.table.values, walk, source, count
     )
@@ -215,7 +215,7 @@ class _BandedSum(torch.autograd.Function):
 
 
 def quadratic_form(lags: Tensor, a: Tensor, node: Tensor) -> Tensor:
-    """Σ_ij a_i a_j lags[node_i − node_j] of every row: (N,), differentiable in lags and a.
+    """Return Σ_ij a_i a_j lags[node_i − node_j] of every row: (N,), differentiable in lags and a.
 
     lags: covariances at the lags of a torus; a (N, K); node (N, K, D): indices of its points.
     """
@@ -246,7 +246,7 @@ class _QuadraticForm(torch.autograd.Function):
 
 
 def _lag_index(node: Tensor, shape: Sequence[int]) -> Tensor:
-    """Flat lags between points (K, D) of a torus: (K, K)."""
+    """Return the flat lags between points (K, D) of a torus: (K, K)."""
     flat = torch.zeros(1, dtype=torch.int64, device=node.device)
     for z, length in zip(node.unbind(-1), shape, strict=True):
         flat = flat * length + (z[:, None] - z).remainder(length)
@@ -265,7 +265,7 @@ class ResidualVariance:
     def of(raw: Tensor, dtype: torch.dtype, prior: float = 0.0) -> "ResidualVariance":
         """Negative values set to 0, counted and logged: round-off, or the band's truncation.
 
-        prior: k(0); what is negative by less than 1e-9 of it is round-off, and no warning.
+        What is negative by less than 1e-9 of the prior k(0) is round-off, and no warning.
         """
         negative = raw.detach() < 0
         clamped = int(negative.sum())
@@ -301,7 +301,10 @@ class LocalResiduals:
     60 % for p = 2: there the coarse offsets and the averaged tail miss what little is left.
     `tests/gp/residual_definition.py` measures it.
 
-    prior, estimator, per_cell: as in `LocalFeatures`.
+    Parameters
+    ----------
+    prior, estimator, per_cell
+        As in `LocalFeatures`.
     """
 
     prior: GridPrior
@@ -310,7 +313,7 @@ class LocalResiduals:
     per_cell: float = PER_CELL
 
     def variance(self, functional: AbstractFunctional) -> ResidualVariance:
-        """Var r_n (N,) in the prior's dtype, with the count of clamped values."""
+        """Return Var r_n (N,) in the prior's dtype, with the count of clamped values."""
         prior = float(self.prior.lags.detach().flatten()[0])
         return ResidualVariance.of(self._raw(functional), self.prior.dtype, prior)
 
@@ -374,7 +377,7 @@ class LocalResiduals:
         return values.reshape(n, q, k).sum(1)
 
     def _lags(self) -> Tensor:
-        """Prior covariances at the lags of the torus, with the nugget."""
+        """Return the prior covariances at the lags of the torus, with the nugget."""
         lags: Tensor = torch.fft.irfftn(self.prior.spectrum, s=self.prior.torus_shape)
         return lags
 
@@ -407,9 +410,10 @@ class LocalResiduals:
 
 
 def _is_exact(measure: PointMeasure) -> bool:
-    """Whether a measure is summed pair by pair without a table."""
+    """Tell whether a measure is summed pair by pair without a table."""
     return measure.direction is not None or measure.points.shape[1] <= _FEW_POINTS
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate parts, of which there may be none."""
     return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)

@@ -35,13 +35,20 @@ _PLACE_BITS = 6
 class Stencil:
     """w(δ) = K_SS⁻¹ k_S(δ) for a point at offset δ ∈ [0, 1)^D in a cell, S the p^D nodes around.
 
-    kernel, wrapping: the covariance, as the prior has it; spacing: of the grid; order: p, 2 or 4
-    nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell;
-    nugget: variance on the diagonal of K_SS, the prior's.
-
     By stationarity the weights depend on the offset alone. They are the conditional expectation
     given the stencil, so E(ρ − wᵀu_S)² = k(0) − wᵀk_S. All in float64, differentiable in the
     kernel's parameters.
+
+    Parameters
+    ----------
+    kernel, wrapping
+        The covariance, as the prior has it.
+    spacing
+        Of the grid.
+    order
+        p, 2 or 4 nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell.
+    nugget
+        Variance on the diagonal of K_SS, the prior's.
     """
 
     kernel: AbstractKernel
@@ -63,7 +70,7 @@ class Stencil:
 
     @staticmethod
     def of(prior: GridPrior, order: int) -> "Stencil":
-        """The stencil of a prior: its wrapped kernel and its nugget."""
+        """Return the stencil of a prior: its wrapped kernel and its nugget."""
         wrapping = prior.wrapping and Wrapping(prior.wrapping.periods, _IMAGE_TOLERANCE)
         relative = prior.nugget / (1.0 + prior.nugget)  # the spectrum includes it already
         nugget = relative * prior.spectrum.max() if prior.nugget > 0 else None
@@ -90,7 +97,7 @@ class Stencil:
         return 1 << min(_AXIS_BITS, _TABLE_BITS // self.dim)
 
     def axis_shifts(self, device: torch.device | None = None) -> Tensor:
-        """−(p/2 − 1), .., p/2: the stencil's cells along one axis, (p,) int64."""
+        """Return −(p/2 − 1), .., p/2: the stencil's cells along one axis, (p,) int64."""
         return torch.arange(self.order, device=device) - (self.order // 2 - 1)
 
     def shifts(self) -> Tensor:
@@ -99,7 +106,7 @@ class Stencil:
         return torch.cartesian_prod(*([axis] * self.dim)).reshape(self.size, self.dim)
 
     def K_SS(self) -> Tensor:
-        """Prior covariance of the stencil's nodes with the nugget, (P, P)."""
+        """Return the prior covariance of the stencil's nodes with the nugget, (P, P)."""
         shifts = self.axis_shifts(self._device)
         K_SS = self._on_lattice((shifts[:, None] - shifts).abs(), 1)
         if self.nugget is None:
@@ -119,7 +126,7 @@ class Stencil:
         return self.weights_of(self.covariances(offsets, direction))
 
     def table(self) -> Tensor:
-        """Weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
+        """Return the weights at the offsets (j_1, .., j_D) / T in C order, 0 ≤ j < T: (T^D, P)."""
         return self.weights_of(self.lattice_covariances(self.steps))
 
     def lattice_covariances(self, steps: int) -> Tensor:
@@ -129,7 +136,7 @@ class Stencil:
         return self._on_lattice((offsets[:, None] - shifts).abs(), steps)
 
     def weights_of(self, k_S: Tensor) -> Tensor:
-        """w = K_SS⁻¹ k_S for k_S (T, P): (T, P)."""
+        """Return w = K_SS⁻¹ k_S for k_S (T, P): (T, P)."""
         return torch.cholesky_solve(k_S.mT, self.factor()).mT
 
     def _on_lattice(self, lag: Tensor, steps: int) -> Tensor:
@@ -148,7 +155,7 @@ class Stencil:
         return values[place]
 
     def nearest(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Cells (Q, D) and rows (Q,) of the table nearest to positions (Q, D) in cells.
+        """Return the cells (Q, D) and rows (Q,) of the table nearest to positions (Q, D) in cells.
 
         A position that rounds up to the next cell belongs there; cells are not wrapped.
         """
@@ -161,7 +168,7 @@ class Stencil:
         return lattice >> bits, entry
 
     def factor(self) -> Tensor:
-        """Lower Cholesky factor of K_SS, (P, P); kept where gradients are off."""
+        """Return the lower Cholesky factor of K_SS, (P, P); kept where gradients are off."""
         return self._factorised() if torch.is_grad_enabled() else self._detached_factor
 
     @cached_property
@@ -185,7 +192,7 @@ class Stencil:
 
 
 def neighbours_together(rays: LineIntegrals) -> Tensor:
-    """An order (N,) in which rays of like origin, direction and length follow one another.
+    """Return an order (N,) in which rays of like origin, direction and length follow one another.
 
     Rows of W that share nodes are then near in memory. With 100,000 rays through 62,500 nodes a
     product of W with 17 vectors took half the time, one of Wᵀ 0.3 of it.
@@ -201,13 +208,13 @@ def neighbours_together(rays: LineIntegrals) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x (N, D) scaled to [0, 1] on every axis; a constant is 0."""
+    """Return x (N, D) scaled to [0, 1] on every axis; a constant is 0."""
     low, extent = x.amin(0), x.amax(0) - x.amin(0)
     return (x - low) / torch.where(extent > 0, extent, 1.0)
 
 
 def _interleaved(values: Tensor, bits: int) -> Tensor:
-    """Morton code of values (N, D) in [0, 1]: the bits of all axes by turns."""
+    """Return Morton code of values (N, D) in [0, 1]: the bits of all axes by turns."""
     cells = (values * (2**bits - 1)).round().to(torch.int64)
     code = torch.zeros_like(cells[:, 0])
     for bit in reversed(range(bits)):
@@ -227,7 +234,7 @@ class Layout:
     per_cell: float
 
     def ray_sites(self, rays: LineIntegrals) -> Sites:
-        """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
+        """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
         row, position, weight = ray_steps(rays, self.grid, self.per_cell)
         cell, entry = self.stencil.nearest(position)
         return self._sites(row, cell, entry, weight, len(rays))
@@ -242,7 +249,7 @@ class Layout:
         return self._sites(nodes.row, nodes.cell, entry, nodes.weight, len(measure)), table
 
     def rows_at_once(self, observed: Observed) -> int:
-        """Rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
+        """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
         if isinstance(observed, LineIntegrals):
             nodes = int(step_counts(observed, self.grid, self.per_cell).sum())
         else:

@@ -1,4 +1,4 @@
-"""How many nodes per axis the stencils of local weights should have."""
+"""Choice of the number of nodes per axis of the stencils of local weights."""
 
 from dataclasses import dataclass
 from typing import final
@@ -24,9 +24,16 @@ from dustmap.gp.functionals import (
 class StencilOrder:
     """The chosen order p with what it was chosen by, for the run's report.
 
-    ratio2, ratio4: median of Var r_n / σ_n² over the sampled data for p = 2 and 4;
-    gain: median fraction by which p = 4 lowers Var r_n + σ_n²;
-    bytes2, bytes4: planned bytes of W for all data; reason: why, in words.
+    Parameters
+    ----------
+    ratio2, ratio4
+        Median of Var r_n / σ_n² over the sampled data for p = 2 and 4.
+    gain
+        Median fraction by which p = 4 lowers Var r_n + σ_n².
+    bytes2, bytes4
+        Planned bytes of W for all data.
+    reason
+        Why, in words.
     """
 
     order: int
@@ -50,7 +57,7 @@ def stencil_order(
     sample: int = 1000,
     seed: int = 0,
 ) -> StencilOrder:
-    """p = 4, unless p = 2 does as well for rays.
+    """Choose p = 4, unless p = 2 does as well for rays.
 
     Points and derivatives take 4. Rays take 2 where 4 would lower the variance Var r_n + σ_n² of
     the median datum by less than the fraction `gain`, or where W does not fit the memory with 4
@@ -79,6 +86,7 @@ def stencil_order(
 def _decision(
     rays: bool, ratio2: float, lowered: float, bytes4: int, memory: int, gain: float
 ) -> tuple[int, str]:
+    """Choose p by residual variances and bytes, and say why."""
     if not rays:
         return 4, "points and derivatives take 4 nodes per axis"
     if lowered < gain:
@@ -92,6 +100,7 @@ def _decision(
 
 
 def _has_rays(functional: AbstractFunctional) -> bool:
+    """Tell whether there are rays among the functionals."""
     if isinstance(functional, Stacked):
         return any(_has_rays(part) for part in functional.parts)
     if isinstance(functional, Sharded):

@@ -1,4 +1,4 @@
-"""What a datum observes: linear functionals of the field.
+"""Linear functionals of the field: what a datum observes.
 
 `PointValues` for ordinary regression, `Derivatives` for slopes, `LineIntegrals` for extinctions
 (plain, weighted along the ray, or means over segments), `Stacked` for several kinds at once.
@@ -9,6 +9,7 @@ Coordinates are float64 throughout; the covariance estimators choose the dtype o
 """
 
 from dustmap.gp.functionals._functional import AbstractFunctional as AbstractFunctional
+from dustmap.gp.functionals._functional import AbstractRows as AbstractRows
 from dustmap.gp.functionals._functional import AbstractRule as AbstractRule
 from dustmap.gp.functionals._functional import Derivatives as Derivatives
 from dustmap.gp.functionals._functional import GaussLegendre as GaussLegendre

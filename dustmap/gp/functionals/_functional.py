@@ -6,7 +6,8 @@ functionals at single points. Coordinates are checked to be finite float64 of th
 
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Self, final
 
 import torch
@@ -19,12 +20,12 @@ UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in flo
 
 
 def coordinates(name: str, x: Tensor, like: Tensor | None = None) -> Tensor:
-    """x as float64 (N, D), refused unless finite and of the shape of `like`."""
+    """Return x as float64 (N, D), refused unless finite and of the shape of `like`."""
     return _checked(name, x, "(N, D)", 2, like)
 
 
 def table(name: str, x: Tensor, rows: int) -> Tensor:
-    """x as float64 (rows, J), refused unless finite."""
+    """Return x as float64 (rows, J), refused unless finite."""
     checked = _checked(name, x, f"({rows}, J)", 2, None)
     if len(checked) != rows:
         raise ValueError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
@@ -32,7 +33,7 @@ def table(name: str, x: Tensor, rows: int) -> Tensor:
 
 
 def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
-    """x as float64 directions (N, D) of length one."""
+    """Return x as float64 directions (N, D) of length one."""
     direction = coordinates(name, x, like)
     off = (direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE
     if bool(off.any()):
@@ -45,6 +46,7 @@ def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
 
 
 def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -> Tensor:
+    """Return x in float64, refused unless of this rank, shape and device, and finite."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}, got {type(x).__name__}.")
     if x.ndim != rank or x.shape[-1] == 0:
@@ -67,10 +69,16 @@ class AbstractRule(ABC):
 
     @abstractmethod
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions s and weights v, both (N, Q).
+        """Return the positions s and weights v, both (N, Q).
 
-        edges (N, J + 1): segment boundaries; weights (N, J): w on each; keys (N,): identities of
-        the tracks, for rules that draw random numbers.
+        Parameters
+        ----------
+        edges : (N, J + 1)
+            Segment boundaries.
+        weights : (N, J)
+            w on each.
+        keys : (N,)
+            Identities of the tracks, for rules that draw random numbers.
         """
 
 
@@ -87,10 +95,7 @@ class GaussLegendre(AbstractRule):
         _check_count("panels", self.panels)
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        unit, unit_weights = (
-            torch.tensor(v, dtype=edges.dtype, device=edges.device)
-            for v in gauss_legendre(self.order)
-        )
+        unit, unit_weights = _rule_like(edges, self.order)
         start = torch.arange(self.panels, dtype=edges.dtype, device=edges.device)
         fractions = ((start[:, None] + unit) / self.panels).reshape(-1)  # (P · order,)
         lengths = edges.diff(dim=-1)
@@ -117,10 +122,7 @@ class SpacedGaussLegendre(AbstractRule):
             raise ValueError(f"longest must be positive, got {self.longest}.")
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        unit, unit_weights = (
-            torch.tensor(v, dtype=edges.dtype, device=edges.device)
-            for v in gauss_legendre(self.order)
-        )
+        unit, unit_weights = _rule_like(edges, self.order)
         lengths = edges.diff(dim=-1)[..., None]  # (N, J, 1)
         count = (lengths / self.longest).ceil().clamp_min(1.0)
         most = int(count.max()) if count.numel() else 1
@@ -165,12 +167,19 @@ class Stratified(AbstractRule):
 
 @functools.cache
 def gauss_legendre(order: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
+    """Return the nodes and weights of the Gauss-Legendre rule on [0, 1]."""
     nodes, weights = leggauss(order)
     return tuple((0.5 * (nodes + 1)).tolist()), tuple((0.5 * weights).tolist())
 
 
+def _rule_like(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
+    """Return `gauss_legendre` in the dtype and on the device of the edges."""
+    unit, weights = gauss_legendre(order)
+    return edges.new_tensor(unit), edges.new_tensor(weights)
+
+
 def _check_count(name: str, value: int) -> None:
+    """Raise unless the value is at least 1."""
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}.")
 
@@ -198,19 +207,54 @@ class AbstractFunctional(ABC):
 
     @abstractmethod
     def measure(self, rule: AbstractRule) -> "PointMeasure":
-        """The functionals as weighted sums over points, integrals by `rule`."""
+        """Return the functionals as weighted sums over points, integrals by `rule`."""
 
     @abstractmethod
     def moments(self) -> Tensor:
-        """L_n applied to the functions (1, x_1, .., x_D), exactly: (N, 1 + D)."""
+        """Return L_n applied to the functions (1, x_1, .., x_D), exactly: (N, 1 + D)."""
+
+
+class AbstractRows(AbstractFunctional):
+    """Functionals that are tensors of N rows: the coordinates (N, ..., D) first, or None."""
+
+    def __len__(self) -> int:
+        return len(self._coordinates)
+
+    @property
+    def dim(self) -> int:
+        return self._coordinates.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self._coordinates.device
+
+    def __getitem__(self, index: slice | Tensor) -> Self:
+        return self.rowwise(lambda rows: rows[index])
+
+    def rowwise(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the functionals whose tensors are function(rows)."""
+        tensors = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return type(self)(*(None if rows is None else function(rows) for rows in tensors))
+
+    @property
+    def _coordinates(self) -> Tensor:
+        tensor: Tensor = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        return tensor
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class PointMeasure(AbstractFunctional):
+class PointMeasure(AbstractRows):
     """f_n = Σ_q w_q ρ(x_q), or Σ_q w_q ∂_v ρ(x_q) where a direction v is given.
 
-    points (N, Q, D); weights (N, Q); direction (N, D) or None.
+    Parameters
+    ----------
+    points : (N, Q, D)
+        x_q.
+    weights : (N, Q)
+        w_q.
+    direction : (N, D)
+        v, or None for values.
     """
 
     points: Tensor
@@ -230,21 +274,6 @@ class PointMeasure(AbstractFunctional):
             direction = coordinates("direction", self.direction, self.points[:, 0])
             object.__setattr__(self, "direction", direction)
 
-    def __len__(self) -> int:
-        return len(self.points)
-
-    @property
-    def dim(self) -> int:
-        return self.points.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.points.device
-
-    def __getitem__(self, index: slice | Tensor) -> "PointMeasure":
-        direction = None if self.direction is None else self.direction[index]
-        return PointMeasure(self.points[index], self.weights[index], direction)
-
     def measure(self, rule: AbstractRule) -> "PointMeasure":
         return self
 
@@ -258,27 +287,25 @@ class PointMeasure(AbstractFunctional):
 
 @final
 @dataclass(frozen=True, eq=False)
-class PointValues(AbstractFunctional):
-    """f_n = ρ(x_n).   x (N, D)."""
+class PointValues(AbstractRows):
+    """Values of the field at points, f_n = ρ(x_n).
+
+    Parameters
+    ----------
+    x : (N, D)
+        Points, finite.
+
+    Examples
+    --------
+    >>> values = PointValues(torch.tensor([[0.0, 1.0], [2.0, 3.0]]))
+    >>> len(values), values.dim, len(values[:1])
+    (2, 2, 1)
+    """
 
     x: Tensor
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", coordinates("x", self.x))
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def dim(self) -> int:
-        return self.x.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def __getitem__(self, index: slice | Tensor) -> "PointValues":
-        return PointValues(self.x[index])
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
         return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]))
@@ -289,8 +316,16 @@ class PointValues(AbstractFunctional):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Derivatives(AbstractFunctional):
-    """f_n = v_n · ∇ρ(x_n).   x (N, D); direction v (N, D), unit vectors."""
+class Derivatives(AbstractRows):
+    """Directional derivatives of the field, f_n = v_n · ∇ρ(x_n).
+
+    Parameters
+    ----------
+    x : (N, D)
+        Points, finite.
+    direction : (N, D)
+        v, unit vectors.
+    """
 
     x: Tensor
     direction: Tensor
@@ -301,24 +336,10 @@ class Derivatives(AbstractFunctional):
 
     @classmethod
     def partial(cls, x: Tensor, axis: int) -> "Derivatives":
-        """∂ρ/∂x_axis at the points x (N, D)."""
+        """Return ∂ρ/∂x_axis at the points x (N, D)."""
         direction = torch.zeros_like(x)
         direction[:, axis] = 1
         return cls(x, direction)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def dim(self) -> int:
-        return self.x.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.x.device
-
-    def __getitem__(self, index: slice | Tensor) -> "Derivatives":
-        return Derivatives(self.x[index], self.direction[index])
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
         return PointMeasure(self.x[:, None], torch.ones_like(self.x[:, :1]), self.direction)

@@ -6,14 +6,14 @@ Where rays enter and leave the box, and what to do with those that leave.
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp.functionals._functional import (
-    AbstractFunctional,
+    AbstractRows,
     AbstractRule,
     PointMeasure,
     coordinates,
@@ -26,7 +26,7 @@ FACE_SLACK = 1e-6  # of the box: a ray that ends on a face but for round-off has
 
 @final
 class OutsidePolicy(enum.Enum):
-    """What happens to a ray that carries weight outside the box.
+    """Treatment of a ray that carries weight outside the box.
 
     PRIOR and TRUNCATE both keep the part inside: PRIOR expects of the rest what the prior expects,
     TRUNCATE nothing.
@@ -41,7 +41,7 @@ class OutsidePolicy(enum.Enum):
 @final
 @dataclass(frozen=True)
 class Counts:
-    """How many rays lost the part outside the box, and how many were left out."""
+    """Numbers of rays that lost the part outside the box, and that were left out."""
 
     truncated: int
     dropped: int
@@ -73,12 +73,27 @@ def chord(
 
 @final
 @dataclass(frozen=True, eq=False)
-class LineIntegrals(AbstractFunctional):
+class LineIntegrals(AbstractRows):
     """f_n = ∫ w_n(s) ρ(o_n + s ω_n) ds with w_n constant on each of J segments of the ray.
 
-    origin o (N, D); direction ω (N, D), unit vectors; edges (N, J + 1): segment boundaries, >= 0
-    and not decreasing; weights (N, J): w on each segment, >= 0; keys (N,) int64: identities of
-    the rays for seeded random rules (default 0..N-1; slices keep them).
+    Parameters
+    ----------
+    origin : (N, D)
+        o.
+    direction : (N, D)
+        ω, unit vectors.
+    edges : (N, J + 1)
+        Segment boundaries, ≥ 0 and not decreasing.
+    weights : (N, J)
+        w on each segment, ≥ 0.
+    keys : (N,) int64
+        Identities of the rays for seeded random rules, 0..N−1 by default; slices keep them.
+
+    Examples
+    --------
+    >>> rays = LineIntegrals.from_observer(torch.tensor([[3.0, 4.0]]))
+    >>> rays.edges, rays.moments()[:, 0]  # of length 5, the integral of 1
+    (tensor([[0., 5.]], dtype=torch.float64), tensor([5.], dtype=torch.float64))
     """
 
     origin: Tensor
@@ -120,7 +135,7 @@ class LineIntegrals(AbstractFunctional):
 
     @classmethod
     def segment(cls, start: Tensor, end: Tensor) -> "LineIntegrals":
-        """∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
+        """Return ∫ρ ds from start to end (N, D); a segment of no length integrates to zero."""
         start, end = coordinates("start", start), coordinates("end", end, start)
         length = (end - start).norm(dim=-1, keepdim=True)
         first_axis = torch.zeros_like(start)
@@ -132,7 +147,7 @@ class LineIntegrals(AbstractFunctional):
 
     @classmethod
     def from_observer(cls, positions: Tensor, observer: Tensor | float = 0.0) -> "LineIntegrals":
-        """∫ρ ds from the observer (D,) to each position (N, D)."""
+        """Return ∫ρ ds from the observer (D,) to each position (N, D)."""
         positions = coordinates("positions", positions)
         start = torch.as_tensor(observer, dtype=torch.float64, device=positions.device)
         return cls.segment(start.expand_as(positions), positions)
@@ -150,31 +165,16 @@ class LineIntegrals(AbstractFunctional):
             )
         return cls(plain.origin, plain.direction, plain.edges, 1 / length)
 
-    def __len__(self) -> int:
-        return len(self.origin)
-
-    @property
-    def dim(self) -> int:
-        return self.origin.shape[-1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.origin.device
-
-    def __getitem__(self, index: slice | Tensor) -> "LineIntegrals":
-        picked = (self.origin, self.direction, self.edges, self.weights, self.keys)
-        return LineIntegrals(*(values[index] for values in picked))
-
     def measure(self, rule: AbstractRule) -> PointMeasure:
         s, v = rule.nodes(self.edges, self.weights, self.keys)
         return PointMeasure(self.at(s), v)
 
     def at(self, s: Tensor) -> Tensor:
-        """Points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
+        """Return the points o + s ω at track coordinates s (N, Q): (N, Q, D)."""
         return self.origin[:, None] + s[..., None] * self.direction[:, None]
 
     def jumps(self) -> Tensor:
-        """Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
+        """Return Δ_e = w_{e-1} - w_e, the drop of the weight at every edge: (N, J + 1).
 
         ∫ w h' ds = Σ_e Δ_e h(s_e), so closed forms need one antiderivative per edge.
         """
@@ -195,7 +195,7 @@ class LineIntegrals(AbstractFunctional):
         policy: OutsidePolicy,
         negligible: float = 0.0,
     ) -> "tuple[LineIntegrals, Tensor, Counts]":
-        """The rays within the box [lower, upper], which rows they were (K,), and the counts.
+        """Return the rays within the box [lower, upper], which rows they were (K,), and the counts.
 
         TRUNCATE and PRIOR shorten a ray to its part inside and drop one without; DROP leaves out
         every ray with weight outside; ERROR raises. A ray that loses at most the fraction
@@ -220,9 +220,8 @@ class LineIntegrals(AbstractFunctional):
         cut = outside | (leave >= enter)
         edges = torch.where(cut[:, None], inside, self.edges)
         kept = (~gone).nonzero().squeeze(-1)
-        fields = (self.origin, self.direction, edges, self.weights, self.keys)
         counts = Counts(truncated=int((outside & ~gone).sum()), dropped=int(gone.sum()))
-        return LineIntegrals(*(values[kept] for values in fields)), kept, counts
+        return replace(self[kept], edges=edges[kept]), kept, counts
 
     def _mass(self, edges: Tensor) -> Tensor:
         return (self.weights * edges.diff(dim=-1)).sum(-1)

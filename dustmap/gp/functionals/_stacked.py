@@ -2,13 +2,18 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.functionals._functional import AbstractFunctional, AbstractRule, PointMeasure
+from dustmap.gp.functionals._functional import (
+    AbstractFunctional,
+    AbstractRows,
+    AbstractRule,
+    PointMeasure,
+)
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, ShardedRows
 
 F = TypeVar("F", bound=AbstractFunctional)
@@ -19,8 +24,13 @@ F = TypeVar("F", bound=AbstractFunctional)
 class Stacked(AbstractFunctional):
     """The functionals of several parts, one after the other.
 
-    parts: functionals of one dimension; order (N,): row n is entry order[n] of the concatenation
-    (the identity unless rows were picked in another order).
+    Parameters
+    ----------
+    parts
+        Functionals of one dimension.
+    order : (N,)
+        Row n is entry order[n] of the concatenation (the identity unless rows were picked in
+        another order).
     """
 
     parts: tuple[AbstractFunctional, ...]
@@ -53,7 +63,7 @@ class Stacked(AbstractFunctional):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Where each part starts in the concatenation, and its end: P + 1 positions."""
+        """Positions where the parts start in the concatenation, and its end: P + 1."""
         ends = [0]
         for part in self.parts:
             ends.append(ends[-1] + len(part))
@@ -73,7 +83,7 @@ class Stacked(AbstractFunctional):
         return Stacked(tuple(parts), order)
 
     def pieces(self) -> Sequence[tuple[AbstractFunctional, int, int]]:
-        """Each part with its first and last + 1 position in the concatenation."""
+        """Return each part with its first and last + 1 position in the concatenation."""
         ends = self.offsets
         return [(part, ends[i], ends[i + 1]) for i, part in enumerate(self.parts)]
 
@@ -102,11 +112,11 @@ class Stacked(AbstractFunctional):
 
 def _flattened(parts: Sequence[AbstractFunctional]) -> list[AbstractFunctional]:
     """Parts without nesting: a Stacked that is in its natural order is replaced by its parts."""
-    found: list[AbstractFunctional] = []
+    flat: list[AbstractFunctional] = []
     for part in parts:
         natural = isinstance(part, Stacked) and bool((part.order.diff() > 0).all())
-        found.extend(part.parts if isinstance(part, Stacked) and natural else [part])
-    return found
+        flat.extend(part.parts if isinstance(part, Stacked) and natural else [part])
+    return flat
 
 
 def _widened(points: Tensor, width: int) -> Tensor:
@@ -123,11 +133,20 @@ class Sharded(AbstractFunctional):
     Every rank has the same N, picks the same rows and gets the same numbers; what takes geometry is
     computed by the rank that has it and gathered, so that all ranks have to ask.
 
-    local: this rank's functionals; counts: how many each rank has; world: the ranks; order (N,):
-    row n is the order_n-th of the ranks' functionals, one after the other, None where that is n.
+    Parameters
+    ----------
+    local
+        This rank's functionals.
+    counts
+        How many each rank has.
+    world
+        The ranks.
+    order : (N,)
+        Row n is the order_n-th of the ranks' functionals, one after the other, None where that is
+        n.
     """
 
-    local: AbstractFunctional
+    local: AbstractRows
     counts: tuple[int, ...]
     world: AbstractWorld
     order: Tensor | None = None
@@ -138,15 +157,15 @@ class Sharded(AbstractFunctional):
                 f"counts must be those of {self.world.size} ranks, {len(self.local)} on rank "
                 f"{self.world.rank}, got {self.counts}"
             )
-        if any(not isinstance(value, Tensor | None) for value in _values(self.local)):
+        if not isinstance(self.local, AbstractRows):
             raise ValueError(
                 f"the ranks share functionals of one kind, got {type(self.local).__name__}: "
                 "share the parts of what is stacked"
             )
 
     @staticmethod
-    def of(local: AbstractFunctional, world: AbstractWorld) -> "Sharded":
-        """The functionals of all ranks, one rank's after the other's."""
+    def of(local: AbstractRows, world: AbstractWorld) -> "Sharded":
+        """Return the functionals of all ranks, one rank's after the other's."""
         counts = world.gathered(torch.tensor([len(local)]))
         return Sharded(local, tuple(counts.tolist()), world)
 
@@ -182,45 +201,44 @@ class Sharded(AbstractFunctional):
         return Sharded(local, tuple(counts), self.world, order)
 
     def measure(self, rule: AbstractRule) -> PointMeasure:
-        """Of all ranks: take it of few rows at a time."""
-        found = self.local.measure(rule)
-        direction = None if found.direction is None else self.gathered(found.direction)
-        return PointMeasure(self.gathered(found.points), self.gathered(found.weights), direction)
+        """Gather the measure of all ranks; take it of few rows at a time."""
+        own = self.local.measure(rule)
+        direction = None if own.direction is None else self.gathered(own.direction)
+        return PointMeasure(self.gathered(own.points), self.gathered(own.weights), direction)
 
     def moments(self) -> Tensor:
         return self.gathered(self.local.moments())
 
     def gathered(self, part: Tensor) -> Tensor:
         """(N, ...) of what every rank has of its functionals, (N_r, ...)."""
-        found = self.world.gathered(part.movedim(0, -1), self.counts).movedim(-1, 0)
-        return found if self.order is None else found.index_select(0, self.order)
+        rows = self.world.gathered(part.movedim(0, -1), self.counts).movedim(-1, 0)
+        return rows if self.order is None else rows.index_select(0, self.order)
 
     def rows(self, local: AbstractOperator) -> ShardedRows:
-        """The operator (N, n) of which every rank has the rows of its functionals."""
+        """Return the operator (N, n) of which every rank has the rows of its functionals."""
         return ShardedRows(local, self.counts, self.world, self.order)
 
-    def mapped(self, local: AbstractFunctional) -> "Sharded":
+    def mapped(self, local: AbstractRows) -> "Sharded":
         """With other functionals, one for one; local: those of this rank."""
         return replace(self, local=local)
 
     def whole(self) -> AbstractFunctional:
-        """The functionals of all ranks, on every rank."""
-        values = (None if value is None else self.gathered(value) for value in _values(self.local))
-        return type(self.local)(*values)
+        """Return the functionals of all ranks, on every rank."""
+        return self.local.rowwise(self.gathered)
 
 
 def whole(functional: AbstractFunctional) -> AbstractFunctional:
-    """All functionals, gathered where ranks share them."""
+    """Return all functionals, gathered where ranks share them."""
     return functional.whole() if isinstance(functional, Sharded) else functional
 
 
 def world_of(functional: AbstractFunctional) -> AbstractWorld:
-    """The ranks that share the functionals, or one alone."""
+    """Return the ranks that share the functionals, or one alone."""
     return functional.world if isinstance(functional, Sharded) else Alone()
 
 
 def by_rows(functional: AbstractFunctional, compute: Callable[[Any], Tensor]) -> Tensor:
-    """compute(functional) (N, ...), row by row where ranks share them."""
+    """Return compute(functional) (N, ...), row by row where ranks share them."""
     if isinstance(functional, Sharded):
         return functional.gathered(compute(functional.local))
     return compute(functional)
@@ -233,7 +251,3 @@ def operator_by_rows(
     if isinstance(functional, Sharded):
         return functional.rows(build(functional.local))
     return build(functional)
-
-
-def _values(functional: AbstractFunctional) -> Sequence[Any]:
-    return [getattr(functional, field.name) for field in fields(functional)]  # type: ignore[arg-type]

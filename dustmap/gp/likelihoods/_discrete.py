@@ -42,28 +42,24 @@ class BernoulliLikelihood(AbstractLikelihood):
         self._curve: _AbstractCurve = _Logit() if link is BernoulliLink.LOGIT else _Probit()
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """Zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
+        """Return zeros (N,): the classes are the noise. Refuses y other than 0 and 1."""
         other = (batch.y != 0) & (batch.y != 1)
-        if bool(other.any()):
-            first = int(other.nonzero()[0, 0])
-            raise ValueError(
-                f"BernoulliLikelihood needs y of 0 or 1, got {int(other.sum())} other values of "
-                f"{len(batch)}, the first is y[{first}] = {float(batch.y[first])}: encode the two "
-                f"classes as 0 and 1"
-            )
+        _refuse(
+            other, batch.y, "BernoulliLikelihood", "0 or 1", "encode the two classes as 0 and 1"
+        )
         return torch.zeros_like(batch.y)
 
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """E ln p(1 | s f), which is E ln p(y | f) by the symmetry of both links."""
+        """Return E ln p(1 | s f), which is E ln p(y | f) by the symmetry of both links."""
         rule = SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         return rule.expectation(self._curve.log_prob, _sign(y) * mean, variance)
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
+        """Return g1 = E[∂ ln p/∂f] and g2 = ½ E[∂² ln p/∂f²] ≤ 0 (Bonnet, Price)."""
         sign, rule = _sign(y), SinhTrapezoid(0.0, _LINK_BEND, _LINK_NODES)
         with torch.no_grad():
             slope, bend = rule.expectations(
@@ -74,13 +70,13 @@ class BernoulliLikelihood(AbstractLikelihood):
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """ln P(y)."""
+        """Return ln P(y)."""
         return self._curve.log_expected_prob(_sign(y) * mean, variance)
 
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """p = P(y = 1) and p (1 − p)."""
+        """Return p = P(y = 1) and p (1 − p)."""
         p = self._curve.log_expected_prob(mean, variance).exp()
         return p, p * self._curve.log_expected_prob(-mean, variance).exp()
 
@@ -90,19 +86,19 @@ class _AbstractCurve(ABC):
 
     @abstractmethod
     def log_prob(self, f: Tensor) -> Tensor:
-        """ln p(1 | f)."""
+        """Return ln p(1 | f)."""
 
     @abstractmethod
     def slope(self, f: Tensor) -> Tensor:
-        """∂ ln p(1 | f)/∂f."""
+        """Return ∂ ln p(1 | f)/∂f."""
 
     @abstractmethod
     def curvature(self, f: Tensor) -> Tensor:
-        """∂² ln p(1 | f)/∂f²."""
+        """Return ∂² ln p(1 | f)/∂f²."""
 
     @abstractmethod
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """ln E p(1 | f) (N,) under f ~ N(mean, variance)."""
+        """Return ln E p(1 | f) (N,) under f ~ N(mean, variance)."""
 
 
 @final
@@ -137,16 +133,27 @@ class _Probit(_AbstractCurve):
         return slope
 
     def curvature(self, f: Tensor) -> Tensor:
-        """−r (f + r), in (−1, 0); round-off far in the left tail is kept there."""
+        """Return −r (f + r), in (−1, 0); round-off far in the left tail is kept there."""
         slope = self.slope(f)
         return -(slope * (f + slope)).clamp(0.0, 1.0)
 
     def log_expected_prob(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """ln Φ(μ/√(1 + v))."""
+        """Return ln Φ(μ/√(1 + v))."""
         return self.log_prob(mean / (1.0 + variance).sqrt())
 
 
+def _refuse(other: Tensor, y: Tensor, name: str, expected: str, remedy: str) -> None:
+    """Raise where some y (N,) are none that a likelihood knows."""
+    if bool(other.any()):
+        first = int(other.nonzero()[0, 0])
+        raise ValueError(
+            f"{name} needs y of {expected}, got {int(other.sum())} other values of {len(y)}, the "
+            f"first is y[{first}] = {float(y[first])}: {remedy}"
+        )
+
+
 def _sign(y: Tensor) -> Tensor:
+    """Map classes 0 and 1 to −1 and 1."""
     return 2.0 * y - 1.0
 
 
@@ -159,27 +166,22 @@ class PoissonLikelihood(AbstractLikelihood):
     """
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """Zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
+        """Return zeros (N,): the counts are the noise. Refuses y other than whole numbers ≥ 0."""
         other = (batch.y < 0) | (batch.y != batch.y.round())
-        if bool(other.any()):
-            first = int(other.nonzero()[0, 0])
-            raise ValueError(
-                f"PoissonLikelihood needs y of whole numbers >= 0, got {int(other.sum())} other "
-                f"values of {len(batch)}, the first is y[{first}] = {float(batch.y[first])}: give "
-                f"it counts, not rates"
-            )
+        expected = "whole numbers >= 0"
+        _refuse(other, batch.y, "PoissonLikelihood", expected, "give it counts, not rates")
         return torch.zeros_like(batch.y)
 
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """y μ − e^{μ + v/2} − ln y!."""
+        """Return y μ − e^{μ + v/2} − ln y!."""
         return y * mean - (mean + 0.5 * variance).exp() - torch.lgamma(y + 1.0)
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = y − e^{μ + v/2}, g2 = −½ e^{μ + v/2}."""
+        """Return g1 = y − e^{μ + v/2}, g2 = −½ e^{μ + v/2}."""
         rate = (mean + 0.5 * variance).detach().exp()
         return y - rate, -0.5 * rate
 
@@ -199,13 +201,13 @@ class PoissonLikelihood(AbstractLikelihood):
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The mean rate e^{μ + v/2} = r, and r + r² (e^v − 1)."""
+        """Return the mean rate e^{μ + v/2} = r, and r + r² (e^v − 1)."""
         rate = (mean + 0.5 * variance).exp()
         return rate, rate + rate.square() * variance.expm1()
 
 
 def _mode_offset(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """f* − μ (N,) for the maximum f* of y f − e^f − (f − μ)²/2v.
+    """Return f* − μ (N,) for the maximum f* of y f − e^f − (f − μ)²/2v.
 
     There f* = μ + v y − W with W = v e^{f*}, so that u = ln W solves u + e^u = μ + v y + ln v.
     """

@@ -1,4 +1,4 @@
-"""What every likelihood supplies to inference, and expectations over f ~ N(μ, v) by quadrature."""
+"""Likelihoods as inference sees them, and expectations over f ~ N(μ, v) by quadrature."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,19 +27,19 @@ class AbstractLikelihood(AbstractParametric, ABC):
 
     @abstractmethod
     def noise_variance(self, batch: Batch) -> Tensor:
-        """σ_n² (N,) of each datum, differentiable in what is learned of it."""
+        """Return σ_n² (N,) of each datum, differentiable in what is learned of it."""
 
     @abstractmethod
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """E_n = E[ln p(y_n | f_n)] under f_n ~ N(μ_n, v_n)."""
+        """Return E_n = E[ln p(y_n | f_n)] under f_n ~ N(μ_n, v_n)."""
 
     @abstractmethod
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1_n = ∂E_n/∂μ_n and g2_n = ∂E_n/∂v_n, without a graph.
+        """Return g1_n = ∂E_n/∂μ_n and g2_n = ∂E_n/∂v_n, without a graph.
 
         The gradient of the data term in m is Σ_n g1_n φ_n, and −2 g2_n is the weight of φ_n φ_nᵀ
         in the precision of q.
@@ -49,13 +49,13 @@ class AbstractLikelihood(AbstractParametric, ABC):
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """ln ∫ p(y_n | f) N(f; μ_n, v_n) df, the score of a held-out datum."""
+        """Return ln ∫ p(y_n | f) N(f; μ_n, v_n) df, the score of a held-out datum."""
 
     @abstractmethod
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of a new y_n, noise included."""
+        """Return the mean and variance of a new y_n, noise included."""
 
 
 class AbstractQuadrature(ABC):
@@ -68,12 +68,12 @@ class AbstractQuadrature(ABC):
 
     @abstractmethod
     def standard(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """x and ln w, (Q,) or (N, Q), for float64 mean (N,) and variance (N,)."""
+        """Return x and ln w, (Q,) or (N, Q), for float64 mean (N,) and variance (N,)."""
 
     def expectation(
         self, function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
     ) -> Tensor:
-        """E[function(f)] (N,); function maps float64 (N, Q) to (N, Q)."""
+        """Return E[function(f)] (N,); function maps float64 (N, Q) to (N, Q)."""
         f, log_weights = self._nodes(mean, variance)
         return (log_weights.exp() * function(f)).sum(-1).to(mean.dtype)
 
@@ -84,7 +84,7 @@ class AbstractQuadrature(ABC):
         mean: Tensor,
         variance: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """E[first(f)] and E[second(f)] (N,) from the same nodes."""
+        """Return E[first(f)] and E[second(f)] (N,) from the same nodes."""
         f, log_weights = self._nodes(mean, variance)
         weights = log_weights.exp()
         values = ((weights * function(f)).sum(-1).to(mean.dtype) for function in (first, second))
@@ -93,7 +93,7 @@ class AbstractQuadrature(ABC):
     def log_expectation(
         self, log_function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor
     ) -> Tensor:
-        """ln E[exp(log_function(f))] (N,), which does not underflow."""
+        """Return ln E[exp(log_function(f))] (N,), which does not underflow."""
         f, log_weights = self._nodes(mean, variance)
         return torch.logsumexp(log_weights + log_function(f), -1).to(mean.dtype)
 
@@ -163,12 +163,13 @@ class SinhTrapezoid(AbstractQuadrature):
 
 
 def _like(value: Tensor | float, like: Tensor) -> Tensor:
+    """Expand a number to the shape of a tensor."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).expand_as(like)
 
 
 @lru_cache(maxsize=16)
 def _hermite(order: int) -> tuple[list[float], list[float]]:
-    """Nodes and ln weights of the rule for N(0, 1)."""
+    """Return the nodes and ln weights of the rule for N(0, 1)."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
     log_weights = np.log(np.maximum(weights, np.finfo(float).tiny) / math.sqrt(2.0 * math.pi))
     return nodes.tolist(), log_weights.tolist()

@@ -44,13 +44,17 @@ class GaussianLikelihood(AbstractLikelihood):
     GaussianLikelihood(scale=1.0, jitter=0.01)    both learned on top of the given σ_n
     GaussianLikelihood(relative=0.1)              noise that grows with the field
 
-    scale, jitter, relative > 0: starting values, jitter in the units of y; what is None is not in
-    the model. Parameters "noise" (ln scale), "scatter" (ln jitter) and "relative_scatter" (ln
-    relative); with `learn=False` they stay fixed.
+    Parameters "noise" (ln scale), "scatter" (ln jitter) and "relative_scatter" (ln relative).
 
     a_n = batch.response is what the model expects of datum n, never y_n: data that noise has made
     small would weigh more than those it has made large. Whoever fits the field sets it, and
     renews it as the field is found.
+
+    Parameters
+    ----------
+    scale, jitter, relative
+        Starting values > 0, jitter in the units of y; what is None is not in the model. With
+        `learn=False` they stay fixed.
     """
 
     def __init__(
@@ -94,14 +98,14 @@ class GaussianLikelihood(AbstractLikelihood):
         return self._log("relative")
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        given = batch.noise_variance
-        if given is None and (self.log_jitter is None or self.log_scale is not None):
+        stated = batch.noise_variance
+        if stated is None and (self.log_jitter is None or self.log_scale is not None):
             raise ValueError(
                 "the batch has noise_variance=None, but this GaussianLikelihood "
                 + ("scales given noise" if self.log_scale is not None else "has no jitter to learn")
                 + ": give the batch noise_variance (N,), or use GaussianLikelihood(jitter=...)"
             )
-        total = torch.zeros_like(batch.y) if given is None else given
+        total = torch.zeros_like(batch.y) if stated is None else stated
         if self.log_scale is not None:
             added = 0.0 if batch.added_variance is None else batch.added_variance
             total = (total - added) * (2.0 * self.log_scale).exp().to(total) + added
@@ -120,26 +124,26 @@ class GaussianLikelihood(AbstractLikelihood):
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """−½ ln 2πσ² − [(y − μ)² + v] / 2σ²  (eq. 14)."""
+        """Return −½ ln 2πσ² − [(y − μ)² + v] / 2σ²  (eq. 14)."""
         return _log_normal_density(y - mean, noise_variance) - 0.5 * variance / noise_variance
 
     def moment_gradients(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """g1 = (y − μ)/σ², g2 = −1/(2σ²)."""
+        """Return g1 = (y − μ)/σ², g2 = −1/(2σ²)."""
         weight = noise_variance.detach().reciprocal()
         return (y - mean).detach() * weight, -0.5 * weight
 
     def log_predictive_density(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> Tensor:
-        """ln N(y; μ, v + σ²)."""
+        """Return ln N(y; μ, v + σ²)."""
         return _log_normal_density(y - mean, variance + noise_variance)
 
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """μ and v + σ²."""
+        """Return μ and v + σ²."""
         return mean, variance + noise_variance
 
     def _log(self, part: str) -> Tensor | None:
@@ -148,6 +152,7 @@ class GaussianLikelihood(AbstractLikelihood):
 
 
 def _log_normal_density(residual: Tensor, variance: Tensor) -> Tensor:
+    """Return ln N(y; m, v) of every datum."""
     return -0.5 * ((2.0 * math.pi * variance).log() + residual.square() / variance)
 
 
@@ -185,13 +190,13 @@ class NormalMixture:
         return NormalMixture(mean, log_weights, variances)
 
     def log_density(self, y: Tensor) -> Tensor:
-        """ln p(y_n) (N,)."""
+        """Return ln p(y_n) (N,)."""
         square = (y.double() - self.mean).square()[:, None]
         terms = -0.5 * ((2.0 * math.pi * self.variances).log() + square / self.variances)
         return torch.logsumexp(self.log_weights + terms, dim=-1)
 
     def log_tail(self, y: Tensor) -> Tensor:
-        """ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
+        """Return ln P(Y_n − μ_n > |y_n − μ_n|) (N,), one half at most."""
         z = (y.double() - self.mean).abs()[:, None] / self.variances.sqrt()
         return torch.logsumexp(self.log_weights + torch.special.log_ndtr(-z), dim=-1)
 
@@ -232,10 +237,7 @@ def _nodes(residual: Tensor, width2: Tensor, dof: Tensor) -> Tensor:
 class StudentTLikelihood(AbstractLikelihood):
     """y_n = f_n + s_n t_ν: ln p = c − ½ (ν + 1) ln(1 + (y − f)²/a²), a² = ν s_n².
 
-    dof: ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2). scale > 0: where
-    the batch has no noise_variance it is s_n itself, in the units of y; where it has σ_n², the
-    factor of the given errors, s_n = scale · σ_n. Parameters "excess" (ln(ν − 2)) and "noise"
-    (ln scale), both learned unless `learn=False`.
+    Parameters "excess" (ln(ν − 2)) and "noise" (ln scale).
 
     Noise variances in the sense of the methods are the squared widths s_n², not the variances of
     the noise. Expectations by the trapezoidal rule in t, f = y + a sinh t, which is as good for a
@@ -244,6 +246,14 @@ class StudentTLikelihood(AbstractLikelihood):
 
     ln p is not concave beyond |y − f| = a: g2 may be positive, and the weight −2 g2 of an outlier
     in the precision of q negative.
+
+    Parameters
+    ----------
+    dof
+        ν > 2 to start from, so that a new datum has a variance, s² ν/(ν − 2).
+    scale
+        Positive; s_n itself, in the units of y, where the batch has no noise_variance, else the
+        factor of its errors, s_n = scale · σ_n. Both are learned unless `learn=False`.
     """
 
     def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
@@ -288,9 +298,9 @@ class StudentTLikelihood(AbstractLikelihood):
         return float(self.log_scale.detach().exp())
 
     def noise_variance(self, batch: Batch) -> Tensor:
-        """s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
-        given = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
-        return given * (2.0 * self.log_scale).exp().to(given)
+        """Return s_n² (N,), the squared width: scale², times σ_n² where the batch has it."""
+        stated = torch.ones_like(batch.y) if batch.noise_variance is None else batch.noise_variance
+        return stated * (2.0 * self.log_scale).exp().to(stated)
 
     def expected_log_prob(
         self, y: Tensor, mean: Tensor, variance: Tensor, noise_variance: Tensor
@@ -332,16 +342,16 @@ class StudentTLikelihood(AbstractLikelihood):
     def predictive_moments(
         self, mean: Tensor, variance: Tensor, noise_variance: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """μ and v + s² ν/(ν − 2)."""
+        """Return μ and v + s² ν/(ν − 2)."""
         dof = self._dof().to(noise_variance)
         return mean, variance + noise_variance * dof / (dof - _LEAST)
 
     def _dof(self) -> Tensor:
-        """ν, a float64 scalar."""
+        """Return ν, a float64 scalar."""
         return _LEAST + self.log_excess.exp()
 
     def _log_peak(self, width2: Tensor) -> Tensor:
-        """ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
+        """Return ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
         dof = self._dof()
         gammas = torch.lgamma(0.5 * (dof + 1.0)) - torch.lgamma(0.5 * dof)
         return gammas - 0.5 * (math.pi * dof * width2).log()
