@@ -5,18 +5,21 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import pytest
 import scipy.integrate
 import scipy.special
 import torch
 from torch import Tensor
 
+from dustmap import HIPGPRegressor
 from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid
 from dustmap.gp.covariances import ClosedForm, Quadrature
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import (
     KERNELS,
     AbstractProfile,
+    Matern12Profile,
     Matern32,
     Matern32Profile,
     SquaredExponential,
@@ -24,6 +27,7 @@ from dustmap.gp.kernels import (
     StationaryKernel,
     kernel_named,
 )
+from dustmap.gp.kernels._radial import fourier_transform
 
 
 @final
@@ -256,3 +260,27 @@ def test_kernels_by_name() -> None:
     assert torch.equal(smooth(dx), SquaredExponential([0.3, 0.4])(dx))
     with pytest.raises(ValueError, match="expected one of matern12"):
         kernel_named("matern42", 1.0, dim=1)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("closed", [Matern12Profile(), Matern32Profile()])
+def test_many_frequencies_are_read_off_a_table_with_a_tail(
+    closed: AbstractProfile, dim: int
+) -> None:
+    s = torch.cat([torch.zeros(1), torch.logspace(-3, 6, 6000)]).double()
+    found = fourier_transform(closed.value, s, dim, closed.cutoff(1e-16))
+    expected = closed.spectral_density(s, dim)
+    assert float((found - expected).abs().max() / expected[0]) < 2e-9
+    few = s[::100]
+    one = fourier_transform(closed.value, few, dim, closed.cutoff(1e-16))
+    assert float((one - expected[::100]).abs().max() / expected[0]) < 1e-11
+
+
+def test_a_profile_of_one_method_fits_on_an_automatic_grid() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(150, 1, generator=generator, dtype=torch.float64).numpy()
+    y = np.sin(6.0 * X[:, 0]) + 0.05 * np.random.default_rng(0).standard_normal(150)
+    kernel = StationaryKernel(HyperbolicSecant(), [0.3])
+    for engine in ("hip", "global"):
+        model = HIPGPRegressor(kernel, engine=engine, samples=4, n_learn=100).fit(X, y)
+        assert model.score(X, y) > 0.99
