@@ -11,7 +11,7 @@ import pytest
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
 from dustmap.runs.kept._written import OWN
 from dustmap.sky._outputs import foreign_entries
-from pipelines.reproduce.kills._outputs import left_over
+from tests.run_outputs import left_over
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """

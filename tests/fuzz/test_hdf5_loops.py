@@ -13,9 +13,9 @@ from dustmap.sky._hdf5 import open_hdf5
 from dustmap.sky.catalogs.readers import CatalogError, open_reader
 from dustmap.sky.catalogs.readers._base import ColumnRef, ColumnType
 from dustmap.sky.layouts import read_gtomo
-from pipelines.reproduce.fuzz._kinds import KINDS
-from pipelines.reproduce.fuzz._oracle import Verdict, Watch
-from pipelines.reproduce.fuzz._process import Input, judged
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.oracle import Verdict, Watch
+from tests.fuzz.process import Input, judged
 
 #: Seconds after which a process is taken to hang; each needs a fraction of one.
 PATIENCE = 60

@@ -9,8 +9,8 @@ import zarr
 
 from pipelines.reproduce import Request
 from pipelines.reproduce.kills import experiment as kills
-from pipelines.reproduce.kills._outputs import differences, left_over
 from pipelines.reproduce.kills._process import windows
+from tests.run_outputs import differences, left_over
 
 
 def a_run(path: Path, value: float) -> Path:
