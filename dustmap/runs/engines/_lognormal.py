@@ -92,13 +92,12 @@ def reopen_lognormal(config: Config, data: Batch, at: Hyperparameters, arrays: A
     Runs of earlier versions know no share that is explained; their coverage goes by the prior's
     variance.
     """
-    centre, samples, share = (
-        torch.from_numpy(np.asarray(arrays[name])).to(data.y.device) if name in arrays else None
-        for name in ("log_density", "log_samples", "explained")
-    )
-    assert centre is not None
-    assert samples is not None
-    posterior = LogNormalPosterior(_rows(config), centre, samples, share)
+
+    def of(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(arrays[name])).to(data.y.device)
+
+    share = of("explained") if "explained" in arrays else None
+    posterior = LogNormalPosterior(_rows(config), of("log_density"), of("log_samples"), share)
     return StarFit(posterior, at, {}, None, at_nodes=posterior.at_nodes)
 
 
