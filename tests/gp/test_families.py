@@ -21,7 +21,7 @@ from dustmap.gp.families import (
     diagonal_natural_to_moment,
 )
 from dustmap.linalg import TilePartition
-from tests.gp.family_cases import (
+from tests.contracts.families import (
     Case,
     dense_covariance,
     fitted,

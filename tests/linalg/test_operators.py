@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dustmap.linalg import DenseOperator, DiagonalOperator, SparseOperator
-from tests.contracts import OPERATOR_CASES, OPERATOR_CHECKS, OperatorCase
+from tests.contracts.operators import OPERATOR_CASES, OPERATOR_CHECKS, OperatorCase
 
 
 @pytest.mark.parametrize("check", OPERATOR_CHECKS, ids=lambda check: check.__name__)

@@ -16,8 +16,8 @@ from dustmap.gp.likelihoods import (
     PoissonLikelihood,
     StudentTLikelihood,
 )
+from tests.contracts.likelihoods import CASES
 from tests.cuda.pretended import pretended_gpu
-from tests.gp.likelihood_cases import CASES
 
 MEANS = (-10.0, -3.0, 0.0, 0.3, 1.0, 10.0)
 #: Poisson's rate e^{μ + v/2} overflows the references beyond.
