@@ -72,3 +72,10 @@ def test_impossible_starting_values_are_refused(value: float) -> None:
         GaussianLikelihood(scale=value)
     with pytest.raises(ValueError, match="relative must be a positive number"):
         GaussianLikelihood(relative=value)
+
+
+def test_predictions_are_those_of_f_with_the_noise_added() -> None:
+    _, mean, variance, noise = data()
+    mu, v = GaussianLikelihood().predictive_moments(mean, variance, noise)
+    assert torch.equal(mu, mean)
+    torch.testing.assert_close(v, variance + noise, rtol=1e-14, atol=0)
