@@ -71,7 +71,8 @@ def wrapped_value(kernel: AbstractKernel, dx: Tensor, periods: tuple[float, ...]
     """Σ_j k(dx + jL) over |j| <= 8 per axis."""
     cells = torch.tensor(list(itertools.product(range(-8, 9), repeat=dx.shape[-1])))
     shifts = cells * torch.tensor(periods, dtype=dx.dtype)
-    return kernel(dx[..., None, :] + shifts).detach().sum(-1)
+    total: Tensor = kernel(dx[..., None, :] + shifts).detach().sum(-1)
+    return total
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

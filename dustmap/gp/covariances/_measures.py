@@ -116,9 +116,9 @@ def measure_cross(
                 for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
                     part = nodes.part(piece)
                     for group in _groups(picked.points.shape[1], POINTS_PER_BLOCK):
-                        for few in shifts.split(
-                            max(1, BLOCK_ELEMENTS // (len(picked) * part.size))
-                        ):
+                        together = max(1, BLOCK_ELEMENTS // (len(picked) * part.size))
+                        for some in _groups(len(shifts), together):
+                            few = shifts[some]
                             evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
                             yield Block((rows, *piece), evaluate)
 
