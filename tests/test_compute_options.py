@@ -26,20 +26,6 @@ OPTIONS = {
     "simulate": {"threads", "memory", "json", "dry_run"},
     "ingest": {"threads", "json"},
 }
-RUN = """
-[data]
-catalog = "sky.fits"
-[grid]
-size = [200, 200, 120]
-spacing = 40
-[model]
-learn = []
-[fit]
-engine = "exact"
-[export]
-formats = ["zarr"]
-figures = []
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +36,8 @@ def _threads_as_before() -> object:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a finished run, beside its catalog."""
-    folder = tmp_path_factory.mktemp("compute")
-    sky = ["simulate", "--stars", "40", "--seed", "1", "--size", "200", "200", "120"]
-    assert main([*sky, "--step", "40", "--exact-distances", "--output", f"{folder}/sky.fits"]) == 0
-    (folder / "run.toml").write_text(RUN, encoding="utf-8")
-    assert main(["run", f"{folder}/run.toml", "--output", f"{folder}/run"]) in (0, 3)
-    return folder / "run"
+def finished(exact_run: Path) -> Path:
+    return exact_run / "run"
 
 
 @pytest.mark.parametrize("command", OPTIONS)

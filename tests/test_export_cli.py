@@ -16,7 +16,6 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.runs import open_star_map
 from dustmap.sky.layouts import LAYOUTS, read_gtomo
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
-from tests.skies import plain_sky, write_plain_sky
 from tests.sky.layouts.readers import BayestarQuery, Edenhofer2023Query
 
 NSIDE = 4
@@ -24,19 +23,8 @@ MEAN = MapRequest((Quantity.MEAN,))
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a box of 200 x 240 x 160 pc."""
-    folder = tmp_path_factory.mktemp("export")
-    write_plain_sky(folder, plain_sky(60, 3, (200.0, 240.0, 160.0)))
-    (folder / "run.toml").write_text(
-        "data = {catalog = 'sky.fits', holdout = 0.25}\n"
-        "grid = {size = [200, 240, 160], spacing = 40}\n"
-        "model = {length = 60, std = 0.8, learn = []}\n"
-        "fit = {samples = 4}\n"
-        "export = {formats = ['zarr'], figures = []}\n"
-    )
-    assert main(["run", str(folder / "run.toml"), "--output", str(folder / "run")]) == DONE
-    return folder / "run"
+def finished(positive_run: Path) -> Path:
+    return positive_run / "run"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "dustmap"
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent / "dustmap"
 
 _CORE = frozenset({"linalg", "gp", "inference", "distributed"})
 _BELOW_RUNS = _CORE | {"config", "engines", "estimators", "tables", "sky"}
@@ -122,3 +123,13 @@ def test_one_module_knows_of_processes() -> None:
         if any(name.startswith("torch.distributed") for name in imports(path))
     ]
     assert knowing == [PACKAGE / "distributed.py"]
+
+
+def test_only_tests_of_experiments_import_them() -> None:
+    """They are left out by default, and the package is tested without them."""
+    importing = {
+        path.relative_to(TESTS).parts[0]
+        for path in TESTS.rglob("*.py")
+        if any(name.split(".")[0] == "pipelines" for name in imports(path))
+    }
+    assert importing == {"pipelines"}

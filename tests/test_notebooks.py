@@ -53,7 +53,9 @@ def test_valid_and_stripped(path: Path) -> None:
 
 @every_notebook
 def test_code_compiles(path: Path) -> None:
-    for cell in code_cells(path):
+    cells = list(code_cells(path))
+    assert cells
+    for cell in cells:
         ast.parse(python_of(cell.source), filename=f"{path.name}, {cell.id}")
 
 

@@ -8,46 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
+from dustmap.cli import BAD_INPUT, DONE, FAILED, main
 from dustmap.runs.kept._written import OWN
 from dustmap.tables._outputs import foreign_entries
-from pipelines.reproduce.kills._outputs import left_over
-from tests.skies import plain_sky, write_plain_sky
-
-CONFIG = """
-[data]
-catalog = "sky.fits"
-holdout = 0.2
-[grid]
-size = [80, 80, 40]
-spacing = 20
-[model]
-length = 40
-std = 0.002
-learn = []
-[fit]
-engine = "exact"
-[export]
-figures = ["slice"]
-"""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sky, its configuration, a run and a star store."""
-    path = tmp_path_factory.mktemp("made")
-    write_plain_sky(path, plain_sky(60, 2, (80.0, 80.0, 40.0)))
-    (path / "run.toml").write_text(CONFIG)
-    run = ["run", str(path / "run.toml"), "--output", str(path / "run")]
-    assert main(run) in (DONE, CHECK_FAILED)
-    assert main(["ingest", str(path / "sky.fits"), "--output", str(path / "stars.zarr")]) == DONE
-    return path
+from tests.run_outputs import left_over
 
 
 @pytest.fixture
-def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(exact_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, which is the working directory."""
-    shutil.copytree(made, tmp_path / "place")
+    shutil.copytree(exact_run, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     return tmp_path / "place"
 
@@ -110,9 +80,9 @@ def test_what_no_run_has_written_is_not_removed(
     assert not (place / "run" / "map.fits").exists()
 
 
-def test_all_that_a_run_writes_is_known(made: Path) -> None:
+def test_all_that_a_run_writes_is_known(exact_run: Path) -> None:
     """Else --overwrite would refuse the run itself."""
-    assert foreign_entries(made / "run", OWN) == []
+    assert foreign_entries(exact_run / "run", OWN) == []
 
 
 @pytest.mark.usefixtures("place")

@@ -249,7 +249,7 @@ def gaussian(world: AbstractWorld, robust: bool = False) -> Arrays:
         order=2,
         padding=2.0,
         dtype=torch.float64,
-        learn=LearnSettings(max_steps=3, samples=4, max_samples=4),
+        learn=LearnSettings(max_steps=2, samples=4, max_samples=4),
         robust=RobustSettings(max_rounds=3, samples=4) if robust else None,
     )
     model = GPModel(kernel, ConstantMean(0.8), likelihood)

@@ -31,12 +31,11 @@ SLOW = ("preconditioner-uneven", "lognormal-robust", "gaussian-robust", "hip-str
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quick cases by one process and by two ranks, one of them twice."""
+    """All quick jobs, for which one process imports everything: the cases by one process and by
+    two ranks, one of them twice, and ranks that differ or end."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(folder, [f"{name}:{size}" for name in QUICK for size in (1, 2)])
-    again = folder / "again"
-    again.mkdir()
-    run_ranks(again, ["lognormal:2"])
+    cases = [f"{name}:{size}" for name in QUICK for size in (1, 2)]
+    run_ranks(folder, [*cases, "lognormal-again:2", "differing:3", "dying:3"])
     return folder
 
 
@@ -62,7 +61,7 @@ def test_two_ranks_find_what_one_process_finds(two: Path, name: str) -> None:
 
 
 def test_two_ranks_find_the_same_bits_again(two: Path) -> None:
-    first, second = found_by(two, "lognormal", 2), found_by(two / "again", "lognormal", 2)
+    first, second = found_by(two, "lognormal", 2), found_by(two, "lognormal-again", 2)
     for name, values in first[0].items():
         assert values.tobytes() == second[0][name].tobytes(), name
 
@@ -97,28 +96,31 @@ def test_a_rank_may_have_all_the_rays_and_others_none(tmp_path: Path) -> None:
     check(one, found_by(tmp_path, "lognormal-uneven", 3), TOLERANCE["lognormal-uneven"])
 
 
-def test_ranks_that_differ_are_refused_by_name(tmp_path: Path) -> None:
-    run_ranks(tmp_path, ["differing:3"])
+def test_ranks_that_differ_are_refused_by_name(two: Path) -> None:
     for rank in range(3):
-        text = (tmp_path / f"differing-3-{rank}.txt").read_text()
+        text = (two / f"differing-3-{rank}.txt").read_text()
         assert "rank 2 differs from rank 0 in version: 1.1 instead of 1.0" in text
 
 
+def check_the_others_end(folder: Path, name: str, said: str) -> None:
+    for rank in (0, 2):
+        last = (folder / f"{name}-3-{rank}.txt").read_text().splitlines()[-1]
+        assert last.startswith("dustmap.distributed.RankLost: rank ")
+        assert re.search(said, last), last
+
+
+def test_a_lost_rank_is_named_and_ends_the_others(two: Path) -> None:
+    check_the_others_end(two, "dying", "rank 1 has ended without a word")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("dying", "rank 1 has ended without a word"),
-        pytest.param(
-            "failing", "rank 1 has ended .ValueError: the disk is full", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "late", "waited 3 s for rank 1, alive but late.*compute.timeout", marks=pytest.mark.slow
-        ),
+        ("failing", "rank 1 has ended .ValueError: the disk is full"),
+        ("late", "waited 3 s for rank 1, alive but late.*compute.timeout"),
     ],
 )
-def test_a_lost_rank_is_named_and_ends_the_others(tmp_path: Path, name: str, said: str) -> None:
+def test_a_rank_that_fails_or_is_late_ends_the_others(tmp_path: Path, name: str, said: str) -> None:
     run_ranks(tmp_path, [f"{name}:3"], timeout=3.0 if name == "late" else 60.0)
-    for rank in (0, 2):
-        last = (tmp_path / f"{name}-3-{rank}.txt").read_text().splitlines()[-1]
-        assert last.startswith("dustmap.distributed.RankLost: rank ")
-        assert re.search(said, last), last
+    check_the_others_end(tmp_path, name, said)

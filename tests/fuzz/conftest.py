@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.reproduce.fuzz._oracle import Watch
-from pipelines.reproduce.fuzz._samples import make_samples
+from tests.fuzz.oracle import Watch
+from tests.fuzz.samples import make_samples
 
 
 @pytest.fixture(scope="session")

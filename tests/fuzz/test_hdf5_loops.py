@@ -12,9 +12,9 @@ import pytest
 from dustmap.sky.layouts import read_gtomo
 from dustmap.tables import CatalogError, ColumnRef, ColumnType, open_table
 from dustmap.tables._hdf5_files import open_hdf5
-from pipelines.reproduce.fuzz._kinds import KINDS
-from pipelines.reproduce.fuzz._oracle import Verdict, Watch
-from pipelines.reproduce.fuzz._process import Input, judged
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.oracle import Verdict, Watch
+from tests.fuzz.process import Input, judged
 
 #: Seconds after which a process is taken to hang; each needs a fraction of one.
 PATIENCE = 60

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.reproduce.fuzz._kinds import KINDS
-from pipelines.reproduce.fuzz._oracle import Complaint, Verdict, Watch, judge
-from pipelines.reproduce.fuzz._process import Input, judged
-from pipelines.reproduce.fuzz.experiment import inputs
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.oracle import Complaint, Verdict, Watch, judge
+from tests.fuzz.process import Input, inputs, judged
 
 #: All kinds together; those that compute have one each.
 INPUTS = 250

@@ -5,6 +5,7 @@ import json
 import math
 import string
 import tomllib
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,11 @@ values = st.recursive(
 )
 
 
-def _accepted(content: dict[str, dict[str, Any]]) -> Config | None:
+def _accepted(content: dict[str, dict[str, Any]], overrides: Sequence[str] = ()) -> Config | None:
     """The configuration, or None where it is refused in one line that is not too long."""
     said = None
     try:
-        return configuration.from_mapping(content)
+        return configuration.from_mapping(content, overrides)
     except ValueError as error:
         said = str(error)
     assert "\n" not in said
@@ -71,8 +72,9 @@ def test_any_value_of_any_key(changes: dict[str, Any]) -> None:
 @fuzzed
 @given(st.sampled_from(KEYS), st.text(alphabet=string.printable, max_size=30))
 def test_any_text_of_an_override(name: str, text: str) -> None:
-    with suppress(ConfigError):
-        configuration.from_mapping({}, ["data.catalog=stars.fits", f"{name}={text}"])
+    found = _accepted({}, ["data.catalog=stars.fits", f"{name}={text}"])
+    if found is not None:
+        assert configuration.from_mapping(tomllib.loads(configuration.echo(found))) == found
 
 
 @fuzzed

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dustmap.gp import GridPrior, RegularGrid
+from dustmap.gp import GridPrior
 from dustmap.gp.features import LocalFeatures
 from dustmap.gp.functionals import (
     Derivatives,
@@ -13,12 +13,8 @@ from dustmap.gp.functionals import (
     Stacked,
 )
 from dustmap.gp.kernels import Matern32
-
-SHAPES = [(14,), (7, 6), (5, 4, 4)]
-
-
-def make_grid(shape: tuple[int, ...]) -> RegularGrid:
-    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
+from tests.contracts.features import SHAPES as SHAPES
+from tests.contracts.features import unit_grid as unit_grid
 
 
 def draw(n: int, dim: int, seed: int) -> Tensor:
@@ -61,5 +57,5 @@ def make_features(
 ) -> LocalFeatures:
     """Short length scales, so that few images of the kernel matter; 2³ nodes in 3-D."""
     scales = (0.13, 0.1, 0.15)[: len(shape)]
-    prior = GridPrior.padded(Matern32(scales, 1.3), make_grid(shape), padding=2.0, dtype=dtype)
+    prior = GridPrior.padded(Matern32(scales, 1.3), unit_grid(shape), padding=2.0, dtype=dtype)
     return LocalFeatures(prior, order=order or (4 if len(shape) < 3 else 2), memory=memory)

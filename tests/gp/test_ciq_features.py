@@ -6,43 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp import Batch, ConstantMean, GridPrior
 from dustmap.gp.covariances import ClosedForm
 from dustmap.gp.families import FullRankFamily
 from dustmap.gp.features import AbstractFeatureMap, CholeskyFeatures, CIQFeatures
 from dustmap.gp.functionals import (
     AbstractFunctional,
-    Derivatives,
     LineIntegrals,
     PointValues,
     Stacked,
 )
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
+from dustmap.gp.kernels import Matern12, Matern32, Matern52, SquaredExponential
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import RowSource, VariationalModel, solve_direct
+from tests.contracts.features import SHAPES, every_datum, unit_grid
 from tests.cuda.pretended import pretended_gpu
-from tests.gp.parameters import of_parameters, traced
-
-SHAPES = [(14,), (7, 6), (5, 4, 4)]
+from tests.gp.parameters import traced
 
 
 def _draw(n: int, dim: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(n, dim, dtype=torch.float64, generator=generator)
-
-
-def _grid(shape: tuple[int, ...]) -> RegularGrid:
-    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
-
-
-def _functional(dim: int, n: int = 6) -> AbstractFunctional:
-    """Points, derivatives and rays inside the unit box."""
-    direction = _draw(n, dim, 1) + 0.1
-    direction = direction / direction.norm(dim=-1, keepdim=True)
-    segments = LineIntegrals.segment(_draw(n, dim, 3), _draw(n, dim, 4))
-    return Stacked(
-        (PointValues(_draw(n, dim, 5)), Derivatives(_draw(n, dim, 6), direction), segments)
-    )
 
 
 def _explained(features: AbstractFeatureMap, functional: AbstractFunctional) -> Tensor:
@@ -54,8 +38,8 @@ def _explained(features: AbstractFeatureMap, functional: AbstractFunctional) -> 
 @pytest.mark.parametrize("on_grid", [True, False])
 def test_rows_explain_what_those_of_cholesky_do(shape: tuple[int, ...], on_grid: bool) -> None:
     """Φ Φᵀ = K_fu K_uu⁻¹ K_uf, whatever the root."""
-    dim, functional = len(shape), _functional(len(shape))
-    inducing = _grid(shape) if on_grid else _draw(50, dim, 9)
+    dim, functional = len(shape), every_datum(len(shape))
+    inducing = unit_grid(shape) if on_grid else _draw(50, dim, 9)
     kernel = Matern32(0.4, 1.3, dim=dim)
     ciq = CIQFeatures(kernel, inducing, nugget=1e-6, nodes=25, rtol=1e-9)
     cholesky = CholeskyFeatures(kernel, inducing, nugget=1e-6)
@@ -72,7 +56,7 @@ def test_rows_explain_what_those_of_cholesky_do(shape: tuple[int, ...], on_grid:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_are_those_of_the_symmetric_root(shape: tuple[int, ...]) -> None:
-    kernel, grid = Matern12(0.3, 1.3, dim=len(shape)), _grid(shape)
+    kernel, grid = Matern12(0.3, 1.3, dim=len(shape)), unit_grid(shape)
     functional = Stacked((PointValues(_draw(6, len(shape))),))
     points = grid.points()
     eigenvalues, vectors = torch.linalg.eigh(kernel(points[:, None] - points[None]).detach())
@@ -84,10 +68,10 @@ def test_rows_are_those_of_the_symmetric_root(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_default_settings_explain_the_variance_to_a_few_times_rtol(shape: tuple[int, ...]) -> None:
-    functional = PointValues(torch.cat([_draw(20, len(shape)), _grid(shape).points()[:5]]))
+    functional = PointValues(torch.cat([_draw(20, len(shape)), unit_grid(shape).points()[:5]]))
     for kernel in (Matern12(0.3, 2.0, dim=len(shape)), Matern52(0.3, 2.0, dim=len(shape))):
-        rows = CIQFeatures(kernel, _grid(shape)).rows(functional)
-        wanted = CholeskyFeatures(kernel, _grid(shape)).rows(functional)
+        rows = CIQFeatures(kernel, unit_grid(shape)).rows(functional)
+        wanted = CholeskyFeatures(kernel, unit_grid(shape)).rows(functional)
         assert rows.solves.unconverged == 0
         error = (rows.residual_variance - wanted.residual_variance).abs().max().detach()
         assert float(error) < 5 * 1e-5 * 2.0
@@ -95,8 +79,8 @@ def test_default_settings_explain_the_variance_to_a_few_times_rtol(shape: tuple[
 
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_a_circulant_preconditioner_turns_the_rows_and_saves_steps(shape: tuple[int, ...]) -> None:
-    functional = _functional(len(shape))
-    plain = CIQFeatures(Matern32(0.3, dim=len(shape)), _grid(shape), nodes=20, rtol=1e-9)
+    functional = every_datum(len(shape))
+    plain = CIQFeatures(Matern32(0.3, dim=len(shape)), unit_grid(shape), nodes=20, rtol=1e-9)
     turned = plain.preconditioned()
     torch.testing.assert_close(
         _explained(turned, functional), _explained(plain, functional), rtol=0, atol=1e-7
@@ -107,26 +91,6 @@ def test_a_circulant_preconditioner_turns_the_rows_and_saves_steps(shape: tuple[
     assert turned.detached().preconditioner is turned.preconditioner
     with pytest.raises(ValueError, match="needs inducing points on a grid"):
         CIQFeatures(Matern32(0.3, dim=2), _draw(9, 2)).preconditioned()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ["grid", "points", "preconditioned"])
-def test_operator_equals_the_rows_and_is_an_adjoint_pair(kind: str, shape: tuple[int, ...]) -> None:
-    dim = len(shape)
-    inducing = _draw(30, dim, 9) if kind == "points" else _grid(shape)
-    features = CIQFeatures(Matern32(0.4, 1.3, dim=dim), inducing, nugget=1e-6, rtol=1e-10)
-    if kind == "preconditioned":
-        features = features.preconditioned()
-    functional = _functional(dim)
-    phi, operator = features.rows(functional).phi.detach(), features.operator(functional)
-    assert operator.shape == phi.shape
-    v = _draw(3, features.n_features) - 0.5
-    y = _draw(3, len(functional)) - 0.5
-    torch.testing.assert_close(operator.matmul(v), v @ phi.mT, rtol=0, atol=1e-7)
-    torch.testing.assert_close(operator.rmatmul(y), y @ phi, rtol=0, atol=1e-6)
-    torch.testing.assert_close(features.products(functional, v), v @ phi.mT, rtol=0, atol=1e-7)
-    left = features.rows(functional).residual_variance
-    torch.testing.assert_close(features.residual_variance(functional), left)
 
 
 def test_products_without_the_matrix_and_chunks_change_nothing() -> None:
@@ -144,58 +108,18 @@ def test_products_without_the_matrix_and_chunks_change_nothing() -> None:
 
 @pytest.mark.parametrize("wrapped_grid", [True, False])
 def test_wrapped_kernels(wrapped_grid: bool) -> None:
-    grid, kernel = _grid((6, 6)), Matern32(0.4, 1.3, dim=2)
+    grid, kernel = unit_grid((6, 6)), Matern32(0.4, 1.3, dim=2)
     wrapping = GridPrior.padded(kernel, grid).wrapping
     inducing = grid if wrapped_grid else grid.points()
     ciq = CIQFeatures(kernel, inducing, wrapping=wrapping, rtol=1e-9)
     cholesky = CholeskyFeatures(kernel, inducing, wrapping=wrapping)
-    functional = _functional(2)
+    functional = every_datum(2)
     torch.testing.assert_close(
         _explained(ciq, functional), _explained(cholesky, functional), rtol=0, atol=1e-6
     )
     if not wrapped_grid:
         with pytest.raises(MemoryError, match="leave out the wrapping"):
             replace(ciq, memory=1000)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_float32_rows_agree_with_float64(shape: tuple[int, ...]) -> None:
-    functional, kernel = _functional(len(shape)), Matern32(0.3, dim=len(shape))
-    double = CIQFeatures(kernel, _grid(shape), nugget=1e-4, rtol=1e-8).rows(functional)
-    single = CIQFeatures(
-        kernel, _grid(shape), nugget=1e-4, rtol=1e-4, rows_dtype=torch.float32
-    ).rows(functional)
-    assert single.phi.dtype == single.residual_variance.dtype == torch.float32
-    largest = float(double.phi.detach().abs().max())
-    torch.testing.assert_close(single.phi.double(), double.phi, rtol=0, atol=2e-3 * largest)
-    torch.testing.assert_close(
-        single.residual_variance.double(), double.residual_variance, rtol=0, atol=2e-3
-    )
-
-
-@pytest.mark.parametrize("preconditioned", [False, True])
-@pytest.mark.parametrize("shape", [(9,), (4, 4), (3, 3, 3)])
-def test_rows_are_differentiable_in_every_kernel_parameter(
-    shape: tuple[int, ...], preconditioned: bool
-) -> None:
-    dim, functional, grid = len(shape), _functional(len(shape), n=2), _grid(shape)
-    start = CIQFeatures(Matern32(0.5, dim=dim), grid, nodes=25, rtol=1e-11)
-    P = start.preconditioned().preconditioner if preconditioned else None
-
-    def outputs(kernel: AbstractKernel) -> tuple[Tensor, Tensor]:
-        features = CIQFeatures(kernel, grid, nodes=25, rtol=1e-11, preconditioner=P)
-        rows = features.rows(functional)
-        return rows.phi, rows.residual_variance
-
-    scales = torch.linspace(-1.0, -0.6, dim, dtype=torch.float64, requires_grad=True)
-    variance = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        of_parameters(Matern32((1.0,) * dim), outputs),
-        (scales, variance),
-        atol=1e-5,
-        rtol=1e-4,
-        fast_mode=True,
-    )
 
 
 @pytest.mark.parametrize("memory", [2**28, 15 * 15 * 8 - 1])
@@ -226,23 +150,24 @@ def test_points_that_are_a_parameter_are_learned_with_the_kernel() -> None:
 
 def test_other_parameters_make_other_features() -> None:
     kernel, x = Matern32(0.4, dim=2), PointValues(_draw(5, 2))
-    features = CIQFeatures(kernel, _grid((5, 5)), rtol=1e-9)
+    features = CIQFeatures(kernel, unit_grid((5, 5)), rtol=1e-9)
     moved = features.with_value("length", torch.tensor(-1.5))
-    fresh = CIQFeatures(Matern32(torch.tensor(-1.5).exp().item(), dim=2), _grid((5, 5)), rtol=1e-9)
+    shorter = Matern32(torch.tensor(-1.5).exp().item(), dim=2)
+    fresh = CIQFeatures(shorter, unit_grid((5, 5)), rtol=1e-9)
     torch.testing.assert_close(moved.rows(x).phi, fresh.rows(x).phi, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_elbo_of_the_full_family_is_that_of_cholesky(shape: tuple[int, ...]) -> None:
     """Turning the whitened space turns q with it, and changes nothing else."""
-    functional, kernel = _functional(len(shape), n=8), Matern32(0.4, 1.2, dim=len(shape))
+    functional, kernel = every_datum(len(shape), n=8), Matern32(0.4, 1.2, dim=len(shape))
     y = _draw(1, len(functional), 11)[0]
     batch = Batch(functional, y, torch.full_like(y, 0.05))
     elbos = []
     for features in (
-        CholeskyFeatures(kernel, _grid(shape)),
-        CIQFeatures(kernel, _grid(shape), nodes=20, rtol=1e-10),
-        CIQFeatures(kernel, _grid(shape), nodes=20, rtol=1e-10).preconditioned(),
+        CholeskyFeatures(kernel, unit_grid(shape)),
+        CIQFeatures(kernel, unit_grid(shape), nodes=20, rtol=1e-10),
+        CIQFeatures(kernel, unit_grid(shape), nodes=20, rtol=1e-10).preconditioned(),
     ):
         family = FullRankFamily(features.n_features)
         model = VariationalModel(features, ConstantMean(0.2), GaussianLikelihood(), family)
@@ -252,7 +177,7 @@ def test_elbo_of_the_full_family_is_that_of_cholesky(shape: tuple[int, ...]) -> 
 
 
 def test_badly_conditioned_rows_say_so_or_take_more_nodes() -> None:
-    kernel, grid = SquaredExponential(0.5, dim=1), _grid((40,))
+    kernel, grid = SquaredExponential(0.5, dim=1), unit_grid((40,))
     x = PointValues(_draw(8, 1))
     rows = CIQFeatures(kernel, grid, nugget=1e-10).rows(x)
     assert rows.solves.unconverged == 8
@@ -266,12 +191,12 @@ def test_badly_conditioned_rows_say_so_or_take_more_nodes() -> None:
 def test_bad_inducing_points_are_refused_and_numerically_singular_ones_are_not() -> None:
     """Rows live in the Krylov space of their covariances, where K_uu is as good as invertible."""
     points = torch.zeros(3, 1, dtype=torch.float64)
-    smooth = CIQFeatures(SquaredExponential(3.0, dim=1), _grid((60,)), rows_dtype=torch.float32)
+    smooth = CIQFeatures(SquaredExponential(3.0, dim=1), unit_grid((60,)), rows_dtype=torch.float32)
     rows = smooth.rows(PointValues(_draw(20, 1)))
     assert float(rows.residual_variance.max().detach()) < 1e-3
     assert 0 <= rows.clamped < 20
     with pytest.raises(ValueError, match=r"nugget is a fraction of the variance, got -0\.5"):
-        CIQFeatures(Matern32(0.4, dim=1), _grid((60,)), nugget=-0.5)
+        CIQFeatures(Matern32(0.4, dim=1), unit_grid((60,)), nugget=-0.5)
     assert CIQFeatures(Matern32(0.4, dim=1), points, nugget=1e-6).n_features == 3
     with pytest.raises(ValueError, match=r"inducing must be \(M, 2\)"):
         CIQFeatures(Matern32(0.4, dim=2), points)
@@ -285,7 +210,7 @@ def test_all_stays_on_the_device_of_the_data(kind: str) -> None:
     x, z = _draw(4, 2), _draw(20, 2, 9)
     with pretended_gpu():
         kernel, leaves = traced(Matern32(0.4, dim=2).to(torch.device("cuda")))
-        inducing = _grid((4, 4)) if kind == "grid" else z.to("cuda")
+        inducing = unit_grid((4, 4)) if kind == "grid" else z.to("cuda")
         memory = 2**28 if kind != "matrix-free" else 20 * 20 * 8 - 1
         features = CIQFeatures(kernel, inducing, nugget=1e-2, rtol=1e-3, memory=max(memory, 16384))
         functional = PointValues(x.to("cuda"))

@@ -69,9 +69,9 @@ def grid(dim: int) -> RegularGrid:
 
 def wrapped_value(kernel: AbstractKernel, dx: Tensor, periods: tuple[float, ...]) -> Tensor:
     """Σ_j k(dx + jL) over |j| <= 8 per axis."""
-    total = torch.zeros(dx.shape[:-1], dtype=dx.dtype)
-    for j in itertools.product(range(-8, 9), repeat=dx.shape[-1]):
-        total += kernel(dx + torch.tensor(j) * torch.tensor(periods, dtype=dx.dtype)).detach()
+    cells = torch.tensor(list(itertools.product(range(-8, 9), repeat=dx.shape[-1])))
+    shifts = cells * torch.tensor(periods, dtype=dx.dtype)
+    total: Tensor = kernel(dx[..., None, :] + shifts).detach().sum(-1)
     return total
 
 

@@ -10,7 +10,7 @@ from dustmap.gp.families import (
     MeanFieldFamily,
 )
 from dustmap.linalg import TilePartition
-from tests.gp.family_cases import Case, dense_covariance, fitted, over_cases, regression
+from tests.contracts.families import Case, dense_covariance, fitted, over_cases, regression
 
 
 @over_cases

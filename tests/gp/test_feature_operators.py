@@ -10,8 +10,8 @@ from dustmap.gp.features import CrossCovarianceOperator, InverseOperator, Produc
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import PrecisionOperator
 from dustmap.linalg import DenseOperator, DiagonalOperator, UnconvergedWarning
-from tests import contracts
-from tests.contracts import OperatorCase
+from tests.contracts import operators as contracts
+from tests.contracts.operators import OperatorCase
 
 CHECKS = (
     contracts.check_matmul_vector,

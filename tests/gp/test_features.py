@@ -17,33 +17,11 @@ from dustmap.gp.features import (
 )
 from dustmap.gp.functionals import (
     AbstractFunctional,
-    Derivatives,
-    LineIntegrals,
     PointValues,
-    Stacked,
 )
 from dustmap.gp.kernels import AbstractKernel, Matern32, Matern52
-from tests.gp.parameters import of_parameters, traced
-
-SHAPES = [(14,), (7, 6), (5, 4, 4)]
-
-
-def make_grid(shape: tuple[int, ...]) -> RegularGrid:
-    return RegularGrid.from_bounds((0.0,) * len(shape), (1.0,) * len(shape), shape)
-
-
-def make_functional(dim: int, n: int = 6) -> AbstractFunctional:
-    """Points, derivatives and rays inside the unit box."""
-    generator = torch.Generator().manual_seed(dim)
-
-    def draw() -> Tensor:
-        return torch.rand(n, dim, dtype=torch.float64, generator=generator)
-
-    direction = draw() + 0.1
-    direction = direction / direction.norm(dim=-1, keepdim=True)
-    return Stacked(
-        (PointValues(draw()), Derivatives(draw(), direction), LineIntegrals.segment(draw(), draw()))
-    )
+from tests.contracts.features import SHAPES, every_datum, unit_grid
+from tests.gp.parameters import traced
 
 
 def make_map(
@@ -71,8 +49,8 @@ def dense_terms(prior: GridPrior, functional: AbstractFunctional) -> tuple[Tenso
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_hip_rows_satisfy_the_whitening_equation(shape: tuple[int, ...]) -> None:
-    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), make_grid(shape))
-    functional = make_functional(len(shape))
+    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), unit_grid(shape))
+    functional = every_datum(len(shape))
     rows = HIPFeatures(prior, rtol=1e-12, max_steps=500, dense_below=0).rows(functional)
     K_uu, K_fu, k_ff = dense_terms(prior, functional)
     R = prior.root().to_dense().detach()
@@ -85,8 +63,8 @@ def test_hip_rows_satisfy_the_whitening_equation(shape: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torus_rows_satisfy_the_whitening_equation_and_explain_more(shape: tuple[int, ...]) -> None:
-    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), make_grid(shape))
-    functional = make_functional(len(shape))
+    prior = GridPrior.padded(Matern32(0.4, 1.3, dim=len(shape)), unit_grid(shape))
+    functional = every_datum(len(shape))
     rows = TorusFeatures(prior).rows(functional)
     _, K_fu, _ = dense_terms(prior, functional)
     R = prior.root().to_dense().detach()
@@ -100,8 +78,8 @@ def test_torus_rows_satisfy_the_whitening_equation_and_explain_more(shape: tuple
 def test_truncated_pcg_keeps_the_exact_residual_variance_of_its_weights(
     shape: tuple[int, ...],
 ) -> None:
-    prior = GridPrior.padded(Matern52(0.5, 0.7, dim=len(shape)), make_grid(shape))
-    functional = make_functional(len(shape))
+    prior = GridPrior.padded(Matern52(0.5, 0.7, dim=len(shape)), unit_grid(shape))
+    functional = every_datum(len(shape))
     features = HIPFeatures(prior, rtol=1e-12, max_steps=2, dense_below=0)
     w = features.weights(functional)[0].detach()
     rows = features.rows(functional)
@@ -114,8 +92,8 @@ def test_truncated_pcg_keeps_the_exact_residual_variance_of_its_weights(
 
 
 def test_cholesky_rows_are_the_textbook_ones() -> None:
-    grid = make_grid((6, 5))
-    kernel, functional = Matern32(0.4, 1.3, dim=2), make_functional(2)
+    grid = unit_grid((6, 5))
+    kernel, functional = Matern32(0.4, 1.3, dim=2), every_datum(2)
     rows = CholeskyFeatures(kernel, grid).rows(functional)
     points = grid.points()
     L = torch.linalg.cholesky(kernel(points[:, None] - points[None]).detach())
@@ -126,24 +104,8 @@ def test_cholesky_rows_are_the_textbook_ones() -> None:
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_operator_equals_the_rows_and_is_an_adjoint_pair(name: str, shape: tuple[int, ...]) -> None:
-    dim = len(shape)
-    features = make_map(name, Matern32(0.4, 1.3, dim=dim), make_grid(shape), torch.float64)
-    functional = make_functional(dim)
-    phi = features.rows(functional).phi.detach()
-    operator = features.operator(functional)
-    assert operator.shape == phi.shape
-    generator = torch.Generator().manual_seed(5)
-    v = torch.randn(3, features.n_features, dtype=torch.float64, generator=generator)
-    y = torch.randn(3, len(functional), dtype=torch.float64, generator=generator)
-    torch.testing.assert_close(operator.matmul(v), v @ phi.mT, rtol=0, atol=1e-7)
-    torch.testing.assert_close(operator.rmatmul(y), y @ phi, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", MAPS)
 def test_chunks_do_not_change_the_rows(name: str) -> None:
-    grid, functional = make_grid((7, 6)), make_functional(2)
+    grid, functional = unit_grid((7, 6)), every_datum(2)
     whole = make_map(name, Matern32(0.4, dim=2), grid, torch.float64)
     row_bytes = 2**28 // whole.chunk
     small = _with_memory(whole, 5 * row_bytes + row_bytes // 2)
@@ -163,55 +125,11 @@ def _with_memory(features: AbstractFeatureMap, memory: int) -> AbstractFeatureMa
     return CholeskyFeatures(features.kernel, features.inducing, memory=memory)
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_float32_rows_agree_with_float64(name: str) -> None:
-    grid, functional = make_grid((5, 4, 4)), make_functional(3)
-    double = make_map(name, Matern32(0.4, dim=3), grid, torch.float64).rows(functional)
-    single = make_map(name, Matern32(0.4, dim=3), grid, torch.float32).rows(functional)
-    assert single.phi.dtype == torch.float32
-    largest = float(double.phi.detach().abs().max())
-    torch.testing.assert_close(single.phi.double(), double.phi, rtol=0, atol=1e-4 * largest)
-
-
-@pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("shape", [(9,), (4, 4), (3, 3, 3)])
-def test_rows_are_differentiable_in_every_kernel_parameter(
-    name: str, shape: tuple[int, ...]
-) -> None:
-    dim, functional = len(shape), make_functional(len(shape), n=2)
-    grid = make_grid(shape)
-    torus = GridPrior.padded(Matern32(0.5, dim=dim), grid).torus_shape
-
-    def outputs(kernel: AbstractKernel) -> tuple[Tensor, Tensor]:
-        rows = _map_on(name, kernel, grid, torus).rows(functional)
-        return rows.phi, rows.residual_variance
-
-    objective = of_parameters(Matern32((1.0,) * dim), outputs)
-
-    scales = torch.linspace(-1.0, -0.6, dim, dtype=torch.float64, requires_grad=True)
-    variance = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        objective, (scales, variance), atol=1e-5, rtol=1e-4, fast_mode=True
-    )
-
-
-def _map_on(
-    name: str, kernel: AbstractKernel, grid: RegularGrid, torus: tuple[int, ...]
-) -> AbstractFeatureMap:
-    if name == "cholesky":
-        return CholeskyFeatures(kernel, grid)
-    prior = GridPrior.padded(kernel, grid, torus_shape=torus)
-    if name == "torus":
-        return TorusFeatures(prior)
-    below = 4096 if name == "hip-dense" else 0
-    return HIPFeatures(prior, rtol=1e-13, max_steps=200, dense_below=below)
-
-
 def test_finer_grids_leave_less_unexplained() -> None:
     functional = PointValues(torch.rand(20, 2, dtype=torch.float64, generator=torch.Generator()))
     left = []
     for m in (5, 9, 17):
-        prior = GridPrior.padded(Matern32(0.4, dim=2), make_grid((m, m)))
+        prior = GridPrior.padded(Matern32(0.4, dim=2), unit_grid((m, m)))
         with torch.no_grad():
             rows = HIPFeatures(prior, max_steps=500).rows(functional)
         left.append(float(rows.residual_variance.mean()))
@@ -219,7 +137,7 @@ def test_finer_grids_leave_less_unexplained() -> None:
 
 
 def test_torus_features_refuse_the_minimal_embedding() -> None:
-    prior = GridPrior.minimal(Matern32(0.1, dim=1), make_grid((9,)))
+    prior = GridPrior.minimal(Matern32(0.1, dim=1), unit_grid((9,)))
     with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
         TorusFeatures(prior)
 
@@ -232,15 +150,15 @@ def test_singular_inducing_points_ask_for_a_nugget() -> None:
 
 
 def test_a_row_beyond_the_memory_budget_names_its_bytes() -> None:
-    prior = GridPrior.padded(Matern32(0.4, dim=2), make_grid((20, 20)))
+    prior = GridPrior.padded(Matern32(0.4, dim=2), unit_grid((20, 20)))
     with pytest.raises(MemoryError, match=r"one row of features needs [\d,]+ bytes"):
-        HIPFeatures(prior, memory=1000).rows(make_functional(2))
+        HIPFeatures(prior, memory=1000).rows(every_datum(2))
     assert math.prod(prior.torus_shape) == prior.n_white
 
 
 @pytest.mark.parametrize("name", ["hip", "hip-dense", "torus"])
 def test_data_far_outside_the_grid_are_refused(name: str) -> None:
-    features = make_map(name, Matern32(0.2, dim=2), make_grid((6, 6)), torch.float64)
+    features = make_map(name, Matern32(0.2, dim=2), unit_grid((6, 6)), torch.float64)
     x = torch.tensor([[0.5, 0.5], [0.5, 2.5]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"1 of 2 points .* outside the grid \[0, 1\] on axis 1"):
         features.rows(PointValues(x))
@@ -249,8 +167,8 @@ def test_data_far_outside_the_grid_are_refused(name: str) -> None:
 
 
 def test_gradients_survive_a_first_use_without_them() -> None:
-    features = make_map("hip-dense", Matern32(0.4, dim=2), make_grid((6, 5)), torch.float64)
-    functional = make_functional(2)
+    features = make_map("hip-dense", Matern32(0.4, dim=2), unit_grid((6, 5)), torch.float64)
+    functional = every_datum(2)
     fresh, leaves = traced(features)
     expected = torch.autograd.grad(fresh.rows(functional).phi.square().sum(), leaves)
     used, leaves = traced(features)
@@ -259,9 +177,3 @@ def test_gradients_survive_a_first_use_without_them() -> None:
     loss = used.rows(functional).phi.square().sum()
     actual = torch.autograd.grad(loss, leaves)
     torch.testing.assert_close(actual, expected)
-
-
-def test_rows_of_no_data_are_an_error() -> None:
-    features = make_map("hip", Matern32(0.4, dim=1), make_grid((6,)), torch.float64)
-    with pytest.raises(ValueError, match="at least one datum"):
-        features.rows(PointValues(torch.zeros(0, 1, dtype=torch.float64)))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import (
-    AbstractFunctional,
     Counts,
     Derivatives,
     GaussLegendre,
@@ -19,67 +18,7 @@ from dustmap.gp.functionals import (
     Stacked,
     Stratified,
 )
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def unit(n: int, dim: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(n, dim, dtype=torch.float64, generator=generator)
-    return torch.nn.functional.normalize(v, dim=-1)
-
-
-def weighted_rays(n: int, dim: int, segments: int = 3, seed: int = 0) -> LineIntegrals:
-    edges = uniform(n, segments + 1, seed=seed + 1).sort(dim=-1).values
-    weights = uniform(n, segments, seed=seed + 2)
-    return LineIntegrals(uniform(n, dim, seed=seed), unit(n, dim, seed), edges, weights)
-
-
-def every_functional(dim: int, n: int = 5) -> list[AbstractFunctional]:
-    measure = PointMeasure(uniform(n, 4, dim), uniform(n, 4, seed=1))
-    directed = PointMeasure(uniform(n, 4, dim), uniform(n, 4, seed=1), unit(n, dim))
-    simple: list[AbstractFunctional] = [
-        PointValues(uniform(n, dim)),
-        Derivatives(uniform(n, dim), unit(n, dim)),
-        weighted_rays(n, dim),
-        measure,
-        directed,
-    ]
-    return [*simple, Stacked((simple[0], simple[2])), Stacked(tuple(simple))]
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_length_dimension_and_dtype(dim: int) -> None:
-    for functional in every_functional(dim):
-        assert functional.dim == dim
-        assert functional.device == torch.device("cpu")
-        assert len(functional) == len(functional.moments())
-        assert functional.moments().dtype == torch.float64
-        assert functional.moments().shape == (len(functional), 1 + dim)
-    single = PointValues(torch.rand(3, dim, generator=torch.Generator().manual_seed(0)))
-    assert single.x.dtype == torch.float64
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_selection_keeps_type_and_order(dim: int) -> None:
-    for functional in every_functional(dim):
-        n = len(functional)
-        reversed_rows = torch.arange(n - 1, -1, -1)
-        mask = torch.arange(n) % 2 == 0
-        for index in (slice(1, n - 1), reversed_rows, mask, torch.tensor([0, 0, n - 1])):
-            picked = functional[index]
-            assert type(picked) is type(functional)
-            torch.testing.assert_close(picked.moments(), functional.moments()[index])
-            again = picked[torch.arange(len(picked) - 1, -1, -1)]
-            torch.testing.assert_close(again.moments(), picked.moments().flip(0))
-
-
-def test_an_empty_selection_is_empty() -> None:
-    for functional in every_functional(2):
-        assert len(functional[:0]) == 0
-        assert functional[:0].dim == 2
+from tests.contracts.functionals import uniform, unit, weighted_rays
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

@@ -20,8 +20,8 @@ from dustmap.gp.functionals import (
     Stacked,
 )
 from dustmap.linalg import AbstractOperator
-from tests import contracts
-from tests.contracts import OperatorCase
+from tests.contracts import operators as contracts
+from tests.contracts.operators import OperatorCase
 
 SHAPES = [(9,), (5, 4), (4, 3, 5)]
 

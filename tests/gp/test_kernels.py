@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dustmap.gp.kernels import (
-    AbstractKernel,
     AbstractProfile,
     Matern12,
     Matern12Profile,
@@ -21,10 +20,10 @@ from dustmap.gp.kernels import (
     ScaledKernel,
     SquaredExponential,
     SquaredExponentialProfile,
-    StationaryKernel,
     SumKernel,
 )
-from tests.gp.parameters import traced, with_values
+from tests.contracts.kernels import radial_fourier, textbook
+from tests.gp.parameters import traced
 
 PROFILES: list[AbstractProfile] = [
     Matern12Profile(),
@@ -33,37 +32,12 @@ PROFILES: list[AbstractProfile] = [
     SquaredExponentialProfile(),
 ]
 SMOOTH = PROFILES[1:]
-NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
-CONSTRUCTORS = [Matern12, Matern32, Matern52, SquaredExponential]
-
-
-def bessel_matern(r: float, nu: float) -> float:
-    """Textbook Matérn, by the modified Bessel function."""
-    a = math.sqrt(2 * nu) * r
-    return float(2 ** (1 - nu) / math.gamma(nu) * a**nu * scipy.special.kv(nu, a))
-
-
-def radial_fourier(profile: AbstractProfile, s: float, dim: int) -> float:
-    """∫ k(|x|) cos(s x_1) dx by one-dimensional quadrature of its radial form."""
-
-    def radial(r: float) -> float:
-        k = profile.value(torch.tensor(r, dtype=torch.float64)).item()
-        if dim == 1:
-            return 2 * k * math.cos(s * r)
-        if dim == 2:
-            return float(2 * math.pi * r * k * scipy.special.j0(s * r))
-        return 4 * math.pi * r * r * k * float(scipy.special.spherical_jn(0, s * r))
-
-    return float(scipy.integrate.quad(radial, 0, 45, limit=400, epsabs=1e-11)[0])
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 def test_value_matches_the_textbook(profile: AbstractProfile) -> None:
     r = torch.tensor([1e-6, 0.03, 0.7, 2.0, 9.0], dtype=torch.float64)
-    if profile.name in NU:
-        expected = [bessel_matern(v, NU[profile.name]) for v in r.tolist()]
-    else:
-        expected = [math.exp(-(v**2) / 2) for v in r.tolist()]
+    expected = [textbook(profile.name, v) for v in r.tolist()]
     assert profile.value(r).tolist() == pytest.approx(expected, rel=1e-10)
     assert profile.value(torch.zeros(1)).item() == 1.0
 
@@ -159,36 +133,6 @@ def test_no_slope_integral_of_matern12() -> None:
         Matern12Profile().slope_track_integral(torch.zeros(1), torch.zeros(1))
 
 
-def kernels(dim: int) -> list[AbstractKernel]:
-    """Isotropic, per-axis, summed and scaled kernels."""
-    scales = [0.5 + 0.3 * d for d in range(dim)]
-    summed = Matern32(0.7, 1.5, dim) + SquaredExponential(scales, 0.3)
-    made: list[AbstractKernel] = [make(0.8, 1.3, dim) for make in CONSTRUCTORS]
-    return [*made, Matern52(scales, 2.0), summed, 0.5 * summed]
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_dense_matrices_are_positive_definite_and_symmetric(dim: int) -> None:
-    x = torch.randn(25, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for kernel in kernels(dim):
-        K = kernel(x[:, None] - x[None])
-        torch.testing.assert_close(K, K.T)
-        assert K.diagonal().tolist() == pytest.approx([kernel.variance().item()] * 25)
-        assert torch.linalg.eigvalsh(K).min() > -1e-12
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_directional_derivatives_match_autograd(dim: int) -> None:
-    generator = torch.Generator().manual_seed(2)
-    dx, a, b = (torch.randn(6, dim, dtype=torch.float64, generator=generator) for _ in range(3))
-    for kernel in kernels(dim)[1:]:
-        x = dx.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(kernel(x).sum(), x, create_graph=True)
-        (hessian_b,) = torch.autograd.grad((gradient * b).sum(), x)
-        torch.testing.assert_close(kernel.derivative(dx, a), (gradient * a).sum(-1))
-        torch.testing.assert_close(kernel.second_derivative(dx, a, b), -(hessian_b * a).sum(-1))
-
-
 def test_derivatives_at_zero_displacement_are_finite() -> None:
     zero, a = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.6, 0.8]]).double()
     for make, curvature in ((Matern32, 3.0), (Matern52, 5 / 3), (SquaredExponential, 1.0)):
@@ -200,44 +144,6 @@ def test_derivatives_at_zero_displacement_are_finite() -> None:
         assert kernel.derivative(zero, a).item() == 0.0
 
 
-@pytest.mark.parametrize("make", CONSTRUCTORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradient_at_zero_displacement_is_finite(
-    make: Callable[[list[float]], StationaryKernel], dtype: torch.dtype
-) -> None:
-    kernel, leaves = traced(make([0.5, 2.0]))
-    value = kernel(torch.zeros(3, 2, dtype=dtype))
-    assert value.dtype == dtype
-    assert value.tolist() == [1.0] * 3
-    gradients = torch.autograd.grad(value.sum(), leaves)
-    assert gradients[0].tolist() == [0.0, 0.0]
-    assert gradients[1].item() == 3.0
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_gradcheck_of_every_hyperparameter(dim: int) -> None:
-    dx = torch.randn(5, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    for kernel in kernels(dim):
-
-        def value(*values: Tensor, kernel: AbstractKernel = kernel) -> Tensor:
-            return with_values(kernel, values)(dx)
-
-        assert torch.autograd.gradcheck(value, traced(kernel)[1])
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_kernel_spectral_density_integrates_to_the_variance(dim: int) -> None:
-    """Per-axis length scales: S(ω) = variance Π ℓ_d S_1(|ℓ ω|), checked by a scaling identity."""
-    scales = [0.5 + 0.3 * d for d in range(dim)]
-    anisotropic, unit = Matern52(scales, 2.0), Matern52(1.0, 1.0, dim)
-    omega = torch.randn(7, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    expected = 2.0 * math.prod(scales) * unit.spectral_density(omega * torch.tensor(scales))
-    torch.testing.assert_close(anisotropic.spectral_density(omega), expected)
-    summed = anisotropic + unit
-    total = anisotropic.spectral_density(omega) + unit.spectral_density(omega)
-    torch.testing.assert_close(summed.spectral_density(omega), total)
-
-
 def test_sum_and_scaling_act_on_values() -> None:
     a, b = Matern12(1.0, 2.0, 2), Matern32([1.0, 3.0], 0.5)
     dx = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -247,15 +153,6 @@ def test_sum_and_scaling_act_on_values() -> None:
     assert isinstance(a * 2.0, ScaledKernel)
     assert len((2.0 * (a + b)).parameters()) == 5
     assert (a + b).variance().item() == pytest.approx(2.5)
-
-
-def test_cutoff_covers_every_term() -> None:
-    kernel = Matern32([1.0, 4.0]) + SquaredExponential(2.0, dim=2)
-    edge = kernel.cutoff(1e-6)
-    for d in range(2):
-        dx = torch.zeros(1, 2, dtype=torch.float64)
-        dx[0, d] = edge[d]
-        assert kernel(dx).item() <= 1e-6 * kernel.variance().item()
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,17 @@ from dustmap.gp.functionals import (
 )
 from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52
 from dustmap.linalg import AbstractOperator, CirculantOperator, SparseOperator
-from tests import contracts
-from tests.contracts import OperatorCase
+from tests.contracts import operators as contracts
+from tests.contracts.operators import OperatorCase
 from tests.gp.local_cases import (
     SHAPES,
     draw,
     make_features,
-    make_grid,
     some_mixed,
     some_points,
     some_rays,
     some_slopes,
+    unit_grid,
 )
 from tests.gp.parameters import traced
 
@@ -124,7 +124,7 @@ def test_finer_grids_bring_the_exact_covariances(
     functional, kernel = kind(dim, 6), Matern52(0.5, dim=dim)
     errors = []
     for m in (5, 9, 17):
-        prior = GridPrior.padded(kernel, make_grid((m,) * dim), padding=3.0)
+        prior = GridPrior.padded(kernel, unit_grid((m,) * dim), padding=3.0)
         operator = LocalFeatures(prior).operator(functional)
         phi = operator.rmatmul(torch.eye(6, dtype=torch.float64))
         exact = ClosedForm().between(kernel, functional, functional, prior.wrapping).detach()
@@ -240,7 +240,7 @@ def _outputs(
 def test_draws_match_the_residual_variance() -> None:
     """W u of draws of the field on the torus, with and without the point itself observed."""
     kernel = Matern12(0.4, dim=1)
-    prior = GridPrior.padded(kernel, make_grid((9,)), torus_shape=(24,))
+    prior = GridPrior.padded(kernel, unit_grid((9,)), torus_shape=(24,))
     fine = GridPrior.padded(kernel, RegularGrid((0.0,), (0.125 / 4,), (33,)), torus_shape=(96,))
     x = fine.grid.points()
     eps = torch.randn(4000, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -264,7 +264,7 @@ def test_estimators_that_pick_points_decide_what_is_observed() -> None:
 
 def test_other_parameters_make_other_features() -> None:
     kernel = Matern32(0.4, dim=1)
-    features = LocalFeatures(GridPrior.padded(kernel, make_grid((9,))))
+    features = LocalFeatures(GridPrior.padded(kernel, unit_grid((9,))))
     points, eps = some_points(1, 4), draw(1, features.n_features, 0)
     before = features.products(points, eps).detach()
     after = features.with_value("variance", kernel.log_variance + 2.0).products(points, eps)
@@ -272,13 +272,13 @@ def test_other_parameters_make_other_features() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    prior = GridPrior.padded(Matern32(0.4, dim=1), make_grid((9,)))
+    prior = GridPrior.padded(Matern32(0.4, dim=1), unit_grid((9,)))
     with pytest.raises(ValueError, match="expected 2 or 4, got 3"):
         LocalFeatures(prior, order=3)
     with pytest.raises(ValueError, match="per_cell must be positive"):
         LocalFeatures(prior, per_cell=0.0)
     with pytest.raises(ValueError, match=r"needs the wrapped kernel of GridPrior\.padded"):
-        LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), make_grid((9,))))
+        LocalFeatures(GridPrior.minimal(Matern32(0.1, dim=1), unit_grid((9,))))
     far = PointValues(torch.tensor([[0.5], [2.9]]).double())
     with pytest.raises(ValueError, match="1 of 2 points of the data lie outside the grid"):
         LocalFeatures(prior).operator(far)
@@ -286,7 +286,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_points_in_the_padding_are_seen() -> None:
-    features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), make_grid((9,))))
+    features = LocalFeatures(GridPrior.padded(Matern32(0.4, dim=1), unit_grid((9,))))
     beyond = PointValues(torch.tensor([[-0.3], [1.2]]).double())
     assert float(features.residual_variance(beyond).detach().max()) < 0.02
 

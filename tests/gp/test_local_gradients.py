@@ -7,14 +7,14 @@ from torch import Tensor
 from dustmap.gp import GridPrior
 from dustmap.gp.features import LocalFeatures
 from dustmap.gp.kernels import AbstractKernel, Matern32
-from tests.gp.local_cases import SHAPES, make_features, make_grid, some_mixed, some_points
+from tests.gp.local_cases import SHAPES, make_features, some_mixed, some_points, unit_grid
 from tests.gp.parameters import of_parameters, traced
 
 
 @pytest.mark.parametrize(("shape", "order"), [((9,), 4), ((4, 4), 4), ((3, 3, 3), 2)])
 def test_gradients_of_products(shape: tuple[int, ...], order: int) -> None:
     dim, functional = len(shape), some_mixed(len(shape), 2)
-    grid, torus = make_grid(shape), tuple(m + 5 for m in shape)
+    grid, torus = unit_grid(shape), tuple(m + 5 for m in shape)
     eps = torch.randn(2, _size(torus), dtype=torch.float64, generator=torch.Generator())
 
     def objective(log_lengthscale: Tensor, log_variance: Tensor, eps: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def test_gradients_of_products_against_dense_autograd(shape: tuple[int, ...]) ->
 def test_frozen_weights_lose_much_of_the_gradient() -> None:
     """∂ trace(Φ Φᵀ) / ∂ log ℓ at ℓ = h/2 needs the derivative of the weights."""
     kernel, (parameter, _) = traced(Matern32(1.0 / 12, dim=2))
-    prior = GridPrior.padded(kernel, make_grid((7, 7)), padding=3.0)
+    prior = GridPrior.padded(kernel, unit_grid((7, 7)), padding=3.0)
     features, points = LocalFeatures(prior, order=2), some_points(2, 40)
     eps = torch.eye(features.n_features, dtype=torch.float64)
     whole = features.products(points, eps).square().sum()

@@ -28,8 +28,8 @@ from dustmap.inference import (
     settle,
     solve_direct,
 )
+from tests.contracts.families import Regression, dense_covariance, regression
 from tests.cuda.pretended import pretended_gpu
-from tests.gp.family_cases import Regression, dense_covariance, regression
 from tests.inference.variational_cases import make_problem
 
 M = 40

@@ -1,16 +1,9 @@
-from collections.abc import Callable
+"""Operators one by one: how they are made, and what they refuse."""
 
 import pytest
 import torch
 
 from dustmap.linalg import DenseOperator, DiagonalOperator, SparseOperator
-from tests.contracts import OPERATOR_CASES, OPERATOR_CHECKS, OperatorCase
-
-
-@pytest.mark.parametrize("check", OPERATOR_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", OPERATOR_CASES, ids=lambda case: case.name)
-def test_contract(case: OperatorCase, check: Callable[[OperatorCase], None]) -> None:
-    check(case)
 
 
 def test_dense_refuses_what_is_no_matrix() -> None:

@@ -14,7 +14,7 @@ from dustmap.inference import Kept
 from dustmap.runs import Report, Stage, execute_run, prepare
 from dustmap.runs.kept._file import write_kept
 from dustmap.sky.simulation import Measurements, write_sky
-from pipelines.reproduce.kills._outputs import contents, differences, left_over
+from tests.run_outputs import contents, differences, left_over
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """

@@ -16,7 +16,7 @@ from dustmap.cli._exit import Preempted, preempting
 from dustmap.runs import status_of
 from dustmap.runs.kept._lock import holder, holding
 from dustmap.runs.kept._written import lines_of
-from pipelines.reproduce.kills._outputs import differences, left_over
+from tests.run_outputs import differences, left_over
 from tests.skies import plain_sky, write_plain_sky
 
 CONFIG = """

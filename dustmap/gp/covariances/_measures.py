@@ -114,13 +114,15 @@ def measure_cross(
     def blocks() -> Iterator[Block]:
         for rows in row_blocks(kernel, measure.points, nodes, BLOCK_ELEMENTS):
             picked = measure[rows]
-            for shift, box in kernel.images(picked.points, nodes):
+            for shifts, box in kernel.images_by_box(picked.points, nodes):
                 for piece in pieces(box, BLOCK_ELEMENTS // len(picked)):
+                    part = nodes.part(piece)
                     for group in chunks(picked.points.shape[1], POINTS_PER_BLOCK):
-                        evaluate = partial(
-                            _weighted_sum, picked, shift, nodes.part(piece), group, dtype
-                        )
-                        yield Block((rows, *piece), evaluate)
+                        together = max(1, BLOCK_ELEMENTS // (len(picked) * part.size))
+                        for some in chunks(len(shifts), together):
+                            few = shifts[some]
+                            evaluate = partial(_sum_of_images, picked, few, part, group, dtype)
+                            yield Block((rows, *piece), evaluate)
 
     shape = (len(measure), *nodes.shape)
     return accumulate(kernel.terms, blocks, shape, dtype, measure.device).flatten(1)
@@ -214,6 +216,27 @@ def _weighted_sum(
             total = value * weight if total is None else torch.addcmul(total, value, weight)
     assert total is not None
     return total
+
+
+def _sum_of_images(
+    measure: PointMeasure,
+    shifts: Tensor,
+    nodes: Nodes,
+    group: slice,
+    dtype: torch.dtype,
+    terms: Terms,
+) -> Tensor:
+    """`_weighted_sum` of all images x + shift, shifts (S, D), at once: (n, *shape)."""
+    if len(shifts) == 1:
+        return _weighted_sum(measure, shifts[0], nodes, group, dtype, terms)
+    count, rows = len(shifts), len(measure)
+    everywhere = measure[torch.arange(rows, device=shifts.device).repeat(count)]
+    moved = shifts.repeat_interleave(rows, dim=0)
+    images = PointMeasure(
+        everywhere.points + moved[:, None], everywhere.weights, everywhere.direction
+    )
+    single = _weighted_sum(images, torch.zeros_like(shifts[0]), nodes, group, dtype, terms)
+    return single.reshape(count, rows, *single.shape[1:]).sum(0)
 
 
 def _double_sum(

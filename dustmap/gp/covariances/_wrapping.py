@@ -4,6 +4,7 @@ Points against which it is evaluated are kept per axis, so that grids stay small
 are expanded in Chebyshev polynomials on boxes.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -86,15 +87,19 @@ class Nodes:
         """
         return tuple((self.column(x[:, d]) - a).to(dtype) for d, a in enumerate(self.axes))
 
-    def within(self, low: Sequence[float], high: Sequence[float]) -> Box | None:
-        """Sub-box of a product (or all of a list) that meets the box [low, high], if any does."""
-        if self.is_product:
-            box = [_slab(axis, a, b) for axis, a, b in zip(self.axes, low, high, strict=True)]
-            return None if any(s.stop <= s.start for s in box) else tuple(box)
-        for (first, last), a, b in zip(self.bounds(), low, high, strict=True):
-            if last < a or first > b:
-                return None
-        return tuple(slice(0, m) for m in self.shape)
+    def side(self, axis: int, low: float, high: float) -> tuple[int, int] | None:
+        """First and last + 1 of the nodes with low <= x_axis <= high, None where there are none.
+
+        A list has all its nodes or none.
+        """
+        values = self.axes[axis].flatten()
+        if not self.is_product:
+            meets = float(values.max()) >= low and float(values.min()) <= high
+            return (0, len(values)) if meets else None
+        ends = torch.tensor([low, high], dtype=values.dtype, device=values.device)
+        first = int(torch.searchsorted(values, ends[0], right=False))
+        last = int(torch.searchsorted(values, ends[1], right=True))
+        return (first, last) if first < last else None
 
     def part(self, box: Box) -> "Nodes":
         """Return the nodes of a sub-box."""
@@ -121,14 +126,6 @@ def _length(s: slice) -> int:
 def _shape_of_axis(axis: int, dim: int, length: int) -> tuple[int, ...]:
     """Return the shape (1, .., length, .., 1) of an axis."""
     return tuple(length if d == axis else 1 for d in range(dim))
-
-
-def _slab(axis: Tensor, low: float, high: float) -> slice:
-    """Find the entries of an ascending axis within [low, high]."""
-    flat = axis.flatten()
-    ends = torch.tensor([low, high], dtype=flat.dtype, device=flat.device)
-    start = int(torch.searchsorted(flat, ends[0], right=False))
-    return slice(start, int(torch.searchsorted(flat, ends[1], right=True)))
 
 
 @final
@@ -275,20 +272,36 @@ class WrappedKernel:
 
     def images(self, x: Tensor, nodes: Nodes) -> Iterator[tuple[Tensor, Box]]:
         """Shifts jL (D,) with the box of nodes within reach of the points x (..., D) + jL."""
+        for shifts, box in self.images_by_box(x, nodes):
+            for shift in shifts:
+                yield shift, box
+
+    def images_by_box(self, x: Tensor, nodes: Nodes) -> Iterator[tuple[Tensor, Box]]:
+        """`images` that reach the same box of nodes, together: their shifts (S, D), and the box.
+
+        A length beyond a narrow torus has hundreds of images, nearly all of which reach every node.
+        """
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) == 0:
             return
         low, high = flat.amin(0).tolist(), flat.amax(0).tolist()
         data = tuple(Interval(a, b) for a, b in zip(low, high, strict=True))
         bounds = tuple(Interval(a, b) for a, b in nodes.bounds())
+
+        @functools.cache
+        def side(axis: int, shift: float, reach: float) -> tuple[int, int] | None:
+            return nodes.side(axis, low[axis] + shift - reach, high[axis] + shift + reach)
+
+        found: dict[tuple[tuple[int, int] | None, ...], list[Shift]] = {}
         for shift, _ in self.image_gaps(data, bounds):
             reach = self.image_reach if any(shift) else self.reach
-            around = list(zip(data, shift, reach, strict=True))
-            box = nodes.within(
-                [i.low + s - r for i, s, r in around], [i.high + s + r for i, s, r in around]
-            )
-            if box is not None:
-                yield torch.tensor(shift, dtype=x.dtype, device=x.device), box
+            sides = tuple(map(side, range(nodes.dim), shift, reach))
+            found.setdefault(sides, []).append(shift)
+        for sides, shifts in found.items():
+            box = tuple(slice(*ends) for ends in sides if ends is not None)
+            if len(box) == nodes.dim:
+                stacked = torch.tensor(shifts, dtype=x.dtype, device=x.device)
+                yield stacked, box if nodes.is_product else box[:1]
 
     def image_gaps(
         self, data: Sequence[Interval], nodes: Sequence[Interval]

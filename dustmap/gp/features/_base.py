@@ -240,6 +240,11 @@ def refuse_outside(
     """An error for data beyond half of the padding: the torus would take them for nearer ones."""
     if wrapping is None or len(functional) == 0:
         return
+    if functional.dim != grid.dim:
+        raise ValueError(
+            f"the data have {functional.dim} input dimensions and the grid has {grid.dim}; build "
+            "both with the same dimension"
+        )
     points = support(functional)
     for axis, period in enumerate(wrapping.periods):
         low, high = grid.lower[axis], grid.upper[axis]

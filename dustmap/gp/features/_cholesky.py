@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.gp.features._base import Features, rows_within
+from dustmap.gp.features._base import Features, gathered, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -98,11 +98,8 @@ class CholeskyFeatures(AbstractInducingFeatures):
         return rows_within(self.memory, 8 * self.n_features * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
-        parts = [self._rows(functional[part]) for part in chunks(len(functional), self.chunk)]
-        return Features(
-            torch.cat([part.phi for part in parts]),
-            torch.cat([part.residual_variance for part in parts]),
-        )
+        parts = (self._rows(functional[part]) for part in chunks(len(functional), self.chunk))
+        return gathered(parts, len(functional))
 
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():

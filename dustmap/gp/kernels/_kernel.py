@@ -100,6 +100,11 @@ class AbstractKernel(AbstractParametric, ABC):
 
     def __call__(self, dx: Tensor) -> Tensor:
         """k(dx) for displacements dx (..., D): (...)."""
+        if dx.shape[-1:] != (self.dim,):
+            raise ValueError(
+                f"dx must have shape (..., {self.dim}), one number for each dimension of the "
+                f"kernel; got {tuple(dx.shape)}."
+            )
         axes = dx.unbind(-1)
         return torch.stack([term.covariance(axes) for term in self.terms()]).sum(0)
 

@@ -19,10 +19,10 @@ import torch
 
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row
 from pipelines.reproduce.fuzz import _figure as figure
-from pipelines.reproduce.fuzz._kinds import KINDS
-from pipelines.reproduce.fuzz._oracle import PATIENCE, ROOM, SECONDS, Verdict
-from pipelines.reproduce.fuzz._process import Input, Judged, judged_apart
-from pipelines.reproduce.fuzz._samples import make_samples
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.oracle import PATIENCE, ROOM, SECONDS, Verdict
+from tests.fuzz.process import Input, Judged, inputs, judged_apart
+from tests.fuzz.samples import make_samples
 
 INPUTS, QUICK = 10_000, 120
 
@@ -59,14 +59,6 @@ def _of_kind(given: Sequence[Input], samples: Path, scratch: Path) -> list[Judge
         found = [_told(one) for one in judged_apart(given, samples, Path(sandbox))]
     log.info("%d inputs, %s", len(found), KINDS[given[0].kind].name)
     return found
-
-
-def inputs(total: int) -> list[list[Input]]:
-    """At least one of each kind, and `total` together; the last kinds take what is left over."""
-    parts = sum(kind.share for kind in KINDS)
-    counts = [max(1, total * kind.share // parts) for kind in KINDS]
-    counts[0] += max(0, total - sum(counts))
-    return [[Input(kind, i) for i in range(count)] for kind, count in enumerate(counts)]
 
 
 def goals(found: Sequence[Judged], total: int) -> list[Goal]:

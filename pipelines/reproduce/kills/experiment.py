@@ -24,8 +24,8 @@ from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.kills import _figure as figure
 from pipelines.reproduce.kills import _process as process
-from pipelines.reproduce.kills._outputs import differences, left_over, opened
 from pipelines.reproduce.kills._process import Window
+from tests.run_outputs import differences, left_over, opened
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from dustmap.sky import DustMap
 from dustmap.sky.catalogs import ingest, read_catalog
 from dustmap.sky.stars import open_star_store, read_star_store
 from dustmap.sky.systems import system_named
-from pipelines.reproduce.fuzz._mutations import mutate_directory, mutate_file
-from pipelines.reproduce.fuzz._oracle import Complaint, Verdict
-from pipelines.reproduce.fuzz._words import COMMANDS, odd_arguments, odd_configuration
+from tests.fuzz.mutations import mutate_directory, mutate_file
+from tests.fuzz.oracle import Complaint, Verdict
+from tests.fuzz.words import COMMANDS, odd_arguments, odd_configuration
 
 #: Changes the first file of the kind in place; the name of the mutation.
 Break: TypeAlias = Callable[[Path, Random], str]

@@ -6,7 +6,7 @@ from random import Random
 from typing import get_type_hints
 
 from dustmap.config import Config
-from pipelines.reproduce.fuzz._mutations import ODD_NUMBERS, ODD_WORDS
+from tests.fuzz.mutations import ODD_NUMBERS, ODD_WORDS
 
 #: Command lines that work, of the samples (IN) into a folder (OUT).
 COMMANDS = (

@@ -16,8 +16,8 @@ from dustmap.gp.likelihoods import (
     PoissonLikelihood,
     StudentTLikelihood,
 )
+from tests.contracts.likelihoods import CASES
 from tests.cuda.pretended import pretended_gpu
-from tests.gp.likelihood_cases import CASES
 from tests.gp.parameters import traced, with_values
 
 MEANS = (-10.0, -3.0, 0.0, 0.3, 1.0, 10.0)

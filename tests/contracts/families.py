@@ -14,6 +14,7 @@ from dustmap.gp.families import (
     BlockFamily,
     FullRankFamily,
     KrylovFullRankFamily,
+    LowRankDiagonalFamily,
     MeanFieldFamily,
 )
 from dustmap.linalg import TilePartition
@@ -52,6 +53,8 @@ CASES = [
         KrylovFullRankFamily(11, rank=3, rtol=1e-13),
         torch.ones(11, 11, dtype=torch.bool),
     ),
+    # With as many directions as there are features it is the full family.
+    Case("low-rank", LowRankDiagonalFamily(11, 11), torch.ones(11, 11, dtype=torch.bool)),
 ]
 
 

@@ -15,6 +15,7 @@ from dustmap.gp.likelihoods import (
     AbstractLikelihood,
     BernoulliLikelihood,
     BernoulliLink,
+    GaussianLikelihood,
     PoissonLikelihood,
     StudentTLikelihood,
 )
@@ -130,7 +131,19 @@ def poisson(y: float) -> Case:
     return Case(PoissonLikelihood, y, 0.0, log_prob, bends)
 
 
+def gaussian(y: float, noise: float) -> Case:
+    constant = -0.5 * math.log(2.0 * math.pi * noise)
+
+    def log_prob(f: float) -> float:
+        return constant - 0.5 * (y - f) ** 2 / noise
+
+    bends = tuple(y + k * math.sqrt(noise) for k in (-10, -3, -1, 0, 1, 3, 10))
+    return Case(GaussianLikelihood, y, noise, log_prob, bends)
+
+
 CASES: dict[str, Case] = {
+    "gaussian": gaussian(0.3, 0.5),
+    "gaussian-narrow": gaussian(0.3, 0.01),
     "logit-0": bernoulli(0.0, BernoulliLink.LOGIT),
     "logit-1": bernoulli(1.0, BernoulliLink.LOGIT),
     "probit-0": bernoulli(0.0, BernoulliLink.PROBIT),

@@ -12,8 +12,8 @@ from typing import final
 
 import torch
 
-from pipelines.reproduce.fuzz._kinds import KINDS
-from pipelines.reproduce.fuzz._oracle import PATIENCE, Finding, Verdict, Watch, judge
+from tests.fuzz.kinds import KINDS
+from tests.fuzz.oracle import PATIENCE, Finding, Verdict, Watch, judge
 
 
 @final
@@ -27,6 +27,14 @@ class Input:
     @property
     def seed(self) -> str:
         return f"{KINDS[self.kind].name}/{self.number}"
+
+
+def inputs(total: int) -> list[list[Input]]:
+    """At least one of each kind, and `total` together; the last kinds take what is left over."""
+    parts = sum(kind.share for kind in KINDS)
+    counts = [max(1, total * kind.share // parts) for kind in KINDS]
+    counts[0] += max(0, total - sum(counts))
+    return [[Input(kind, i) for i in range(count)] for kind, count in enumerate(counts)]
 
 
 @final

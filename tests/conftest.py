@@ -1,0 +1,57 @@
+"""Runs that many tests read: one of a kind for each session, in a folder with its sky.
+
+A test that changes a run works on a copy (`shutil.copytree`).
+"""
+
+from pathlib import Path
+
+import pytest
+
+from dustmap.cli import CHECK_FAILED, DONE, main
+from tests.skies import plain_sky, write_plain_sky
+
+
+@pytest.fixture(scope="session")
+def positive_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log-normal density from 60 stars, 15 of them held out, with four samples.
+
+    The folder has sky.fits, truth.zarr, run.toml and run/, whose box is 200 × 240 × 160 pc.
+    """
+    folder = tmp_path_factory.mktemp("positive")
+    write_plain_sky(folder, plain_sky(60, 3, (200.0, 240.0, 160.0)))
+    (folder / "run.toml").write_text(
+        "data = {catalog = 'sky.fits', holdout = 0.25}\n"
+        "grid = {size = [200, 240, 160], spacing = 40}\n"
+        "model = {length = 60, std = 0.8, learn = []}\n"
+        "fit = {samples = 4}\n"
+        "export = {formats = ['zarr'], figures = []}\n"
+    )
+    _finish(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exact_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gaussian density by the exact engine, in seconds from start to end, and a star store.
+
+    The folder has sky.fits, truth.zarr, stars.zarr, run.toml and run/ with maps in both formats
+    and a slice.
+    """
+    folder = tmp_path_factory.mktemp("exact")
+    write_plain_sky(folder, plain_sky(60, 2, (200.0, 200.0, 120.0)))
+    (folder / "run.toml").write_text(
+        "data = {catalog = 'sky.fits', holdout = 0.2}\n"
+        "grid = {size = [200, 200, 120], spacing = 40}\n"
+        "model = {length = 60, std = 0.002, learn = []}\n"
+        "fit = {engine = 'exact'}\n"
+        "export = {figures = ['slice']}\n"
+    )
+    _finish(folder)
+    store = ["--output", str(folder / "stars.zarr")]
+    assert main(["ingest", str(folder / "sky.fits"), *store]) == DONE
+    return folder
+
+
+def _finish(folder: Path) -> None:
+    run = ["run", str(folder / "run.toml"), "--output", str(folder / "run")]
+    assert main(run) in (DONE, CHECK_FAILED)
