@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from dustmap._on_use import on_use
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["DustMap", "HIPGPClassifier", "HIPGPRegressor", "__version__"]
 
 if TYPE_CHECKING:

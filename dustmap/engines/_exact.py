@@ -36,8 +36,11 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
+#: Dense matrices of the evidence and its gradient, beside one for the factor. Those of rays are made
+#: in chunks, of which two are held where gradients are asked for.
+_GRADIENTS = 4
 #: Of a table of antiderivatives, and of covariances with rays a chunk at a time.
-_TABLE, _PREDICTIONS = 18 * MIB, 4 * 16 * MIB
+_TABLE, _CHUNK, _PREDICTIONS = 18 * MIB, 64 * MIB, 64 * MIB
 
 
 @final
@@ -59,7 +62,16 @@ def learning_component(problem: Problem, settings: EvidenceSettings) -> tuple[Co
         return ()
     n = min(len(problem.data), settings.rows)
     what = f"dense covariances of {n:,} data and their gradients"
-    return (Component("learning", 8 * n**2 * _DOUBLE, During.LEARNING, what),)
+    chunks = 0 if isinstance(problem.data.functional, PointValues) else 2 * _CHUNK
+    needed = _GRADIENTS * n**2 * _DOUBLE + chunks
+    return (Component("learning", needed, During.LEARNING, what),)
+
+
+def _ray_chunks(problem: Problem) -> tuple[Component, ...]:
+    """Chunks of covariances of rays; those of points are made in place."""
+    if isinstance(problem.data.functional, PointValues):
+        return ()
+    return (Component("chunks", _CHUNK, During.SOLVING, "covariances of rays that are being made"),)
 
 
 @final
@@ -82,6 +94,7 @@ class ExactEngine(AbstractEngine):
             Component("covariance", dense, During.SOLVING, f"dense, of {n:,} data"),
             Component("tables", _TABLE, During.WHOLE, "antiderivatives of the kernel, float64"),
             *learning_component(problem, self.settings.learning),
+            *_ray_chunks(problem),
             Component("predictions", _PREDICTIONS, During.EXPORT, "covariances, in chunks"),
         ]
         if self.settings.draws and problem.box is not None:

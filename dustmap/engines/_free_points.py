@@ -55,6 +55,9 @@ AUTO_INDUCING, AUTO_EPOCHS, _AUTO_STEPS = 500, 20, 200
 _NUGGET = 1e-6
 #: Of K_uu, its factor and their gradients, and of the matrices of q, in float64.
 _BYTES_PER_PAIR = 72
+#: Arrays of the size of a chunk of rows that `CholeskyFeatures` counts with, those that making one
+#: takes, and those of the graph of the collapsed bound.
+_ROWS_OF_CHUNK, _CHUNK_COPIES, _GRAPH_COPIES = 8, 4, 13
 #: Length of natural steps: the share of the data in a minibatch, between these.
 _LEAST_LENGTH, _MOST_LENGTH = 0.1, 0.5
 #: Adam's rate falls tenfold at each of these fractions of the passes.
@@ -145,10 +148,23 @@ class FreePointsEngine(AbstractEngine):
         return MOST_ROWS
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """Of K_uu, its factor and their gradients."""
-        count = self.settings.inducing or min(self.settings.most_points, len(problem.data))
+        """Of K_uu, its factor and their gradients, and of the rows: stored where half of the memory
+        holds them, and those of a chunk with what they are made of."""
+        n, settings = len(problem.data), self.settings
+        count = settings.inducing or min(settings.most_points, n)
+        row = count * torch.float64.itemsize
+        chunk = min(n * row, CholeskyFeatures.memory // _ROWS_OF_CHUNK)
+        stored = n * row if n * row <= settings.max_memory // 2 else 0
         what = f"covariance of {count:,} inducing points with its factor and gradients, float64"
-        return MemoryPlan((Component("points", _BYTES_PER_PAIR * count**2, During.WHOLE, what),))
+        parts = [
+            Component("points", _BYTES_PER_PAIR * count**2, During.WHOLE, what),
+            Component("rows", stored, During.SOLVING, f"{n:,} of {count:,} features"),
+            Component("chunk", _CHUNK_COPIES * chunk, During.SOLVING, "rows that are being made"),
+        ]
+        if self.collapsed and problem.model.is_learned:
+            what = "rows that are being made, with their gradients"
+            parts.append(Component("learning", _GRAPH_COPIES * chunk, During.LEARNING, what))
+        return MemoryPlan(tuple(parts))
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Learn from all rows; then q from all rows."""

@@ -79,8 +79,9 @@ _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
 #: over the prior variance.
 _ROUNDING_SHARE, _LEAST_NOISE = 0.1, 1e-13
-#: Of dense rows, with the parts that are joined and products with them; of rows made anew.
-_ROW_COPIES, _STREAMED = 2.75, 2**28
+#: Of dense rows of rays and of points, with the parts that are joined and products with them; of
+#: rows made anew.
+_ROW_COPIES, _POINT_COPIES, _STREAMED = 2.75, 1.25, 2**28
 
 
 @final
@@ -98,7 +99,9 @@ class InducingEngine(AbstractEngine):
         """Of inducing points at the length scale where learning starts."""
         plan, n = planned(problem, self.settings).plan, len(problem.data)
         is_stored = plan.bytes_rows <= plan.max_memory // 2
-        rows = round(_ROW_COPIES * plan.bytes_rows) if is_stored else _STREAMED
+        is_points = isinstance(problem.data.functional, PointValues)
+        copies = _POINT_COPIES if is_points else _ROW_COPIES
+        rows = round(copies * plan.bytes_rows) if is_stored else _STREAMED
         parts = [
             Component(
                 "inducing points", plan.bytes_prior, During.FIT, f"spectra of {plan.grid.size:,}"
