@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
-from dustmap.runs.kept._written import OWN
+from dustmap.runs.checkpoints._written import OWN
 from dustmap.tables._outputs import foreign_entries
 from pipelines.reproduce.kills._outputs import left_over
 from tests.skies import plain_sky, write_plain_sky

@@ -27,7 +27,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.functionals import LineIntegrals, Sharded
 from dustmap.gp.kernels import StationaryKernel
-from dustmap.inference import Kept
+from dustmap.inference import State
 
 #: Where the search starts, in standardised units: the evidence has several maxima, one of which
 #: calls everything noise.
@@ -85,10 +85,10 @@ def learn(
     """Maximise ln p(y) of a random part of the data over what is learned.
 
     A random part leaves noise and length scales unbiased; clusters of neighbours would not. Rays to
-    uncertain distances end at their means, see `at_mean_distances`. The journal keeps the end.
+    uncertain distances end at their means, see `at_mean_distances`. The checkpointer keeps the end.
     """
     watch, parameters = Watch() if watch is None else watch, Parameters.of(model)
-    kept = watch.journal.latest()
+    kept = watch.checkpointer.load()
     if kept is not None:
         learned = parameters.build(kept.arrays["theta"]).detached()
         return Learned(learned, _learning_of(kept.values["learning"]))
@@ -107,7 +107,7 @@ def learn(
     for step in () if learning is None else learning.trace:
         watch.on_step(step)
     plain = None if learning is None else asdict(learning)
-    watch.journal.finish(Kept({"learning": plain}, {"theta": Parameters.of(model).theta}))
+    watch.checkpointer.finish(State({"learning": plain}, {"theta": Parameters.of(model).theta}))
     return Learned(model, learning)
 
 

@@ -17,6 +17,11 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
+from dustmap.inference._checkpoint import NO_CHECKPOINTS as NO_CHECKPOINTS
+from dustmap.inference._checkpoint import AbstractCheckpointer as AbstractCheckpointer
+from dustmap.inference._checkpoint import NoCheckpoints as NoCheckpoints
+from dustmap.inference._checkpoint import Plain as Plain
+from dustmap.inference._checkpoint import State as State
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -29,11 +34,6 @@ from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
-from dustmap.inference._journal import NO_JOURNAL as NO_JOURNAL
-from dustmap.inference._journal import AbstractJournal as AbstractJournal
-from dustmap.inference._journal import Kept as Kept
-from dustmap.inference._journal import NoJournal as NoJournal
-from dustmap.inference._journal import Plain as Plain
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for

@@ -19,7 +19,7 @@ from dustmap.gp import (
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
-from dustmap.inference._journal import Kept, Plain, Reading
+from dustmap.inference._checkpoint import Plain, State, StateReader
 from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld, fast_length
@@ -92,24 +92,24 @@ class ModelMaker(AbstractMaker):
         self._torus = self._fitting(model.kernel, self._torus)
         return self.on_torus(model, self._torus, self.order)
 
-    def choices(self) -> Plain:
+    def snapshot(self) -> Plain:
         """The torus, and how the order of the stencils was chosen."""
         torus = None if self._torus is None else list(self._torus)
         stencils = None if self.stencils is None else asdict(self.stencils)
         return {"torus": torus, "stencils": stencils}
 
-    def choose(self, choices: Plain) -> None:
+    def restore(self, choices: Plain) -> None:
         assert isinstance(choices, Mapping)
-        reading = Reading("the model's grid", Kept(choices))
-        torus, stencils = reading.value("torus"), reading.value("stencils")
+        reader = StateReader("the model's grid", State(choices))
+        torus, stencils = reader.value("torus"), reader.value("stencils")
         self._torus = None
         if torus is not None:
-            self._torus = tuple(int(m) for m in reading.numbers("torus"))
+            self._torus = tuple(int(m) for m in reader.numbers("torus"))
             if len(self._torus) != self.grid.dim:
-                raise reading.refusal(f"a torus {self._torus}, this problem {self.grid.dim} axes")
+                raise reader.refusal(f"a torus {self._torus}, this problem {self.grid.dim} axes")
         self.stencils = None
         if stencils is not None:
-            told = Reading("the stencils' order", reading.inside("stencils"))
+            told = StateReader("the stencils' order", reader.inside("stencils"))
             self.stencils = StencilOrder(
                 told.integer("order"),
                 told.text("reason"),

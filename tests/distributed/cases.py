@@ -45,7 +45,12 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
-from dustmap.inference._journal import Reading, kept_preconditioner, restored_preconditioner, state
+from dustmap.inference._checkpoint import (
+    StateReader,
+    kept_preconditioner,
+    restored_preconditioner,
+    state,
+)
 from dustmap.inference.lognormal._lognormal import GramOperator
 from dustmap.linalg import (
     AbstractWorld,
@@ -192,9 +197,9 @@ def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
 
 def _restored(P: NystromPreconditioner, world: AbstractWorld) -> NystromPreconditioner:
     """What another world makes of what was kept."""
-    reading = Reading.of(state("fit", {}, {}, {"P": kept_preconditioner(P)}), "fit")
+    reader = StateReader.of(state("fit", {}, {}, {"P": kept_preconditioner(P)}), "fit")
     like = torch.zeros(COUNT, dtype=torch.float64)
-    found = restored_preconditioner(reading, "P", COUNT, like, world)
+    found = restored_preconditioner(reader, "P", COUNT, like, world)
     assert found is not None
     return found
 

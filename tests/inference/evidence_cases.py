@@ -19,15 +19,15 @@ from dustmap.gp.functionals import (
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     AbstractMaker,
     AbstractSolver,
     GridModel,
-    Kept,
     Plain,
+    State,
 )
-from dustmap.inference._journal import Reading, state
+from dustmap.inference._checkpoint import StateReader, state
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.
@@ -173,7 +173,7 @@ class DenseSolver(AbstractSolver[Dense]):
         sigma: Tensor,
         samples: int,
         start: Dense | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> Dense:
         phi = self.phi
         if phi is None:
@@ -188,7 +188,7 @@ class DenseSolver(AbstractSolver[Dense]):
         reused = 0 if start is None else start.reused + 1
         return Dense(mean, deviations, beta, reused)
 
-    def kept(self, solution: Dense) -> Kept:
+    def snapshot(self, solution: Dense) -> State:
         arrays = {
             "eps_mean": solution.eps_mean,
             "deviations": solution.deviations,
@@ -196,14 +196,14 @@ class DenseSolver(AbstractSolver[Dense]):
         }
         return state("dense", {"reused": solution.reused}, arrays)
 
-    def restored(self, model: GridModel, kept: Kept) -> Dense:
-        reading, n = Reading.of(kept, "dense"), model.features.n_features
+    def restored(self, model: GridModel, kept: State) -> Dense:
+        reader, n = StateReader.of(kept, "dense"), model.features.n_features
         like = torch.zeros(0, dtype=torch.float64)
         return Dense(
-            reading.array("eps_mean", like, n),
-            reading.array("deviations", like, None, n),
-            reading.array("beta", like, None),
-            reading.integer("reused"),
+            reader.array("eps_mean", like, n),
+            reader.array("deviations", like, None, n),
+            reader.array("beta", like, None),
+            reader.integer("reused"),
         )
 
     def _beta(self, model: GridModel, A: Tensor) -> Tensor:
@@ -228,10 +228,10 @@ class Maker(AbstractMaker):
         self.torus = torus_features(made).prior.torus_shape
         return made
 
-    def choices(self) -> Plain:
+    def snapshot(self) -> Plain:
         return list(self.torus)
 
-    def choose(self, choices: Plain) -> None:
+    def restore(self, choices: Plain) -> None:
         assert isinstance(choices, list)
         self.torus = tuple(choices)
 

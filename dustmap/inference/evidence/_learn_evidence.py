@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, FitStatus, GPModel, Parameters
-from dustmap.inference._journal import (
-    NO_JOURNAL,
-    AbstractJournal,
-    Kept,
+from dustmap.inference._checkpoint import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     PartOfWhole,
     Plain,
-    Reading,
+    State,
+    StateReader,
     state,
 )
 from dustmap.inference._newton import TrustRegion, bounded_step
@@ -56,9 +56,9 @@ class _Newton(Generic[T]):
         maker: AbstractMaker,
         settings: LearnSettings,
         floor: Tensor,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> None:
-        self._settings, self._maker, self._journal = settings, maker, journal
+        self._settings, self._maker, self._checkpointer = settings, maker, checkpointer
         self._evaluator, self._floor = evaluator, floor
         parameters = evaluator.parameters
         self._origin, self._low, self._high = parameters.theta, parameters.lower, parameters.upper
@@ -69,15 +69,15 @@ class _Newton(Generic[T]):
         self._status, self._is_over = FitStatus.MAX_STEPS, False
 
     def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
-        """One solve after the other, until the status is known; from where the journal is."""
-        reading = Reading.latest(self._journal, _NEWTON)
-        if reading is not None:
-            if reading.finished:
-                return self._restored_result(reading)
-            self._restore(reading)
+        """One solve after the other, until the status is known; from where the checkpointer is."""
+        reader = StateReader.load(self._checkpointer, _NEWTON)
+        if reader is not None:
+            if reader.finished:
+                return self._restored_result(reader)
+            self._restore(reader)
         while not self._is_over and len(self._history) < self._settings.max_steps:
             self._step(progress)
-            self._journal.keep(self._kept)
+            self._checkpointer.save_if_due(self._snapshot)
         return self._result()
 
     def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
@@ -124,10 +124,10 @@ class _Newton(Generic[T]):
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        self._journal.finish(self._kept_result(point, learned))
+        self._checkpointer.finish(self._kept_result(point, learned))
         return learned
 
-    def _kept(self) -> Kept:
+    def _snapshot(self) -> State:
         assert self._best is not None
         values = {
             "radius": self._radius,
@@ -138,54 +138,54 @@ class _Newton(Generic[T]):
             "history": self._plain_history(),
         }
         parts = {
-            "evaluator": self._evaluator.kept(),
+            "evaluator": self._evaluator.snapshot(),
             "best": self._evaluator.kept_point(self._best),
         }
         return state(_NEWTON, values, {"theta": self._theta}, parts)
 
-    def _restore(self, reading: Reading) -> None:
-        self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
-        self._samples = reading.integer("samples")
-        self._status = FitStatus(reading.text("status"))
-        self._is_over = reading.flag("is_over")
-        self._theta = reading.array("theta", self._origin, len(self._origin))
-        self._history = list(reading.each("history", LearnStep.read))
-        self._evaluator.restore(reading.part("evaluator", "evaluator"))
-        self._best = self._evaluator.restored_point(reading, "best")
+    def _restore(self, reader: StateReader) -> None:
+        self._radius, self._rejected = reader.number("radius"), reader.integer("rejected")
+        self._samples = reader.integer("samples")
+        self._status = FitStatus(reader.text("status"))
+        self._is_over = reader.flag("is_over")
+        self._theta = reader.array("theta", self._origin, len(self._origin))
+        self._history = list(reader.each("history", LearnStep.read))
+        self._evaluator.restore(reader.part("evaluator", "evaluator"))
+        self._best = self._evaluator.restored_point(reader, "best")
 
-    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> Kept:
+    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> State:
         values = {
             "status": learned.status.value,
             "history": self._plain_history(),
             "standard_deviations": list(learned.standard_deviations),
             "monte_carlo_errors": list(learned.monte_carlo_errors),
             "grid_error": learned.grid_error,
-            "choices": self._maker.choices(),
+            "choices": self._maker.snapshot(),
         }
         parts = {"solution": self._evaluator.kept_solved(point.solved)}
         return state(_NEWTON, values, {}, parts, finished=True)
 
-    def _restored_result(self, reading: Reading) -> LearnedModel[T]:
+    def _restored_result(self, reader: StateReader) -> LearnedModel[T]:
         """What `_result` gave, with the maker as it left it."""
-        best = self._evaluator.restored_solved(reading)
-        self._maker.choose(reading.value("choices"))
+        best = self._evaluator.restored_solved(reader)
+        self._maker.restore(reader.value("choices"))
         return LearnedModel(
             self._evaluator.gp_at(best.theta, best.solution),
             best.model,
             best.solution,
-            FitStatus(reading.text("status")),
-            reading.each("history", LearnStep.read),
-            reading.numbers("standard_deviations"),
-            reading.numbers("monte_carlo_errors"),
-            reading.number("grid_error"),
+            FitStatus(reader.text("status")),
+            reader.each("history", LearnStep.read),
+            reader.numbers("standard_deviations"),
+            reader.numbers("monte_carlo_errors"),
+            reader.number("grid_error"),
         )
 
     def _plain_history(self) -> list[Plain]:
         return [step.plain for step in self._history]
 
     def _point(self, theta: Tensor) -> Point[T]:
-        journal = PartOfWhole(self._journal.within("solve"), len(self._history))
-        return self._evaluator.at(theta, self._samples, journal)
+        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._history))
+        return self._evaluator.at(theta, self._samples, checkpointer)
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
         theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
@@ -257,7 +257,7 @@ def learn_evidence(
     ceilings: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> LearnedModel[T]:
     """Maximises ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
@@ -270,14 +270,14 @@ def learn_evidence(
     weights (N,): the noise variances are divided by them.
     ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
         so. floors: the least ones; what ends there is next to nothing, and that is no fault.
-    journal: kept after every step, and inside the solves; progress hears of new steps only.
+    checkpointer: kept after every step, and inside the solves; progress hears of new steps only.
     """
     start = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
     start.require_some("kernel or likelihood")
     parameters = start.limited(ceilings or {}, floors or {})
     floor = replace(start, lower=torch.full_like(start.theta, -torch.inf)).limited({}, floors or {})
     evaluator = Evaluator(maker, parameters, data, solve, prior_draws, weights)
-    return _Newton(evaluator, maker, settings, floor.lower, journal).learned(progress)
+    return _Newton(evaluator, maker, settings, floor.lower, checkpointer).learned(progress)
 
 
 def keyed_prior_draws(seed: int) -> PriorDraws:

@@ -9,7 +9,13 @@ from typing import Generic, Protocol, TypeVar, final
 from torch import Tensor
 
 from dustmap.gp import FitStatus, GPModel
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain, Reading
+from dustmap.inference._checkpoint import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
+    Plain,
+    State,
+    StateReader,
+)
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -42,7 +48,7 @@ T = TypeVar("T", bound=PosteriorMoments)
 
 
 class AbstractSolver(ABC, Generic[T]):
-    """Solves for the posterior of some data, and knows how a journal keeps its solutions."""
+    """Solves for the posterior of some data, and knows how a checkpointer keeps its solutions."""
 
     @abstractmethod
     def __call__(
@@ -51,7 +57,7 @@ class AbstractSolver(ABC, Generic[T]):
         sigma: Tensor,
         samples: int,
         start: T | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> T:
         """The solution at sigma Σ (N,).
 
@@ -60,11 +66,11 @@ class AbstractSolver(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def kept(self, solution: T) -> Kept:
+    def snapshot(self, solution: T) -> State:
         """A solution without its model."""
 
     @abstractmethod
-    def restored(self, model: GridModel, kept: Kept) -> T:
+    def restored(self, model: GridModel, kept: State) -> T:
         """The solution that was kept, to the bit; model: as it was when that was found."""
 
 
@@ -77,11 +83,11 @@ class AbstractMaker(ABC):
         before."""
 
     @abstractmethod
-    def choices(self) -> Plain:
+    def snapshot(self) -> Plain:
         """What models have from the past beside the parameters, such as their torus."""
 
     @abstractmethod
-    def choose(self, choices: Plain) -> None:
+    def restore(self, choices: Plain) -> None:
         """Goes by what `choices` told: `build` then makes the model it made before."""
 
 
@@ -138,20 +144,20 @@ class LearnStep:
 
     @property
     def plain(self) -> Plain:
-        """For a journal."""
+        """For a checkpointer."""
         return asdict(self)
 
     @staticmethod
-    def read(reading: Reading) -> "LearnStep":
+    def read(reader: StateReader) -> "LearnStep":
         """What `plain` gave."""
         return LearnStep(
-            reading.numbers("parameters"),
-            reading.numbers("gradient"),
-            reading.numbers("errors"),
-            reading.integer("samples"),
-            reading.integer("solver_steps"),
-            reading.integer("n_features"),
-            reading.flag("accepted"),
+            reader.numbers("parameters"),
+            reader.numbers("gradient"),
+            reader.numbers("errors"),
+            reader.integer("samples"),
+            reader.integer("solver_steps"),
+            reader.integer("n_features"),
+            reader.flag("accepted"),
         )
 
 

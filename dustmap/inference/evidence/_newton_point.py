@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
-from dustmap.inference._journal import AbstractJournal, Kept, Plain, Reading, state
+from dustmap.inference._checkpoint import AbstractCheckpointer, Plain, State, StateReader, state
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,
@@ -95,8 +95,8 @@ class Evaluator(Generic[T]):
         self._latest: Solved[T] | None = None
         self._rates: tuple[Tensor, Tensor] | None = None
 
-    def at(self, theta: Tensor, samples: int, journal: AbstractJournal) -> Point[T]:
-        """One solve at theta. journal: of the solve."""
+    def at(self, theta: Tensor, samples: int, checkpointer: AbstractCheckpointer) -> Point[T]:
+        """One solve at theta. checkpointer: of the solve."""
         leaf = theta.detach().clone().requires_grad_()
         data, weights = self._data, self._weights
         model = self._maker.build(self.parameters.build(leaf))
@@ -105,7 +105,7 @@ class Evaluator(Generic[T]):
             noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
-        latest = self._solved(theta, model, sigma.detach(), samples, journal)
+        latest = self._solved(theta, model, sigma.detach(), samples, checkpointer)
         model, solution = latest.model, latest.solution
         draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
         moments = Moments(solution.eps_mean, solution.deviations, draws)
@@ -129,7 +129,7 @@ class Evaluator(Generic[T]):
             return model
         return model.with_coefficients(solution.mean_coefficients)
 
-    def kept_point(self, point: Point[T]) -> Kept:
+    def kept_point(self, point: Point[T]) -> State:
         """A point; its solution only where that is not the latest."""
         arrays = {
             "gradient": point.gradient,
@@ -140,14 +140,14 @@ class Evaluator(Generic[T]):
         solved = None if is_latest else self.kept_solved(point.solved)
         return state(_POINT, {"grid_error": point.grid_error}, arrays, {_SOLVED: solved})
 
-    def restored_point(self, reading: Reading, name: str) -> Point[T]:
+    def restored_point(self, reader: StateReader, name: str) -> Point[T]:
         """The point kept under this name, after `restore`."""
         like, there = self.parameters.theta, self._latest
-        part, n = reading.part(name, _POINT), len(like)
+        part, n = reader.part(name, _POINT), len(like)
         if part.has(_SOLVED):
             there = self.restored_solved(part)
             if self._latest is not None:
-                self._maker.choose(self._latest.choices)
+                self._maker.restore(self._latest.choices)
         assert there is not None
         return Point(
             there,
@@ -157,35 +157,35 @@ class Evaluator(Generic[T]):
             part.number("grid_error"),
         )
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> State:
         """The latest solution, and what derivatives there are to reuse."""
         theta, rates = (None, None) if self._rates is None else self._rates
         latest = None if self._latest is None else self.kept_solved(self._latest)
         return state(_EVALUATOR, {}, {"theta": theta, "rates": rates}, {_SOLVED: latest})
 
-    def restore(self, reading: Reading) -> None:
+    def restore(self, reader: StateReader) -> None:
         """Goes back to where `kept` was called."""
         theta = self.parameters.theta
         wide = self._data.y[:0].double()
-        self._latest = self.restored_solved(reading)
-        if reading.has("rates"):
-            rates = reading.array("rates", wide, None, len(self._data))
-            self._rates = reading.array("theta", theta, len(theta)), rates
+        self._latest = self.restored_solved(reader)
+        if reader.has("rates"):
+            rates = reader.array("rates", wide, None, len(self._data))
+            self._rates = reader.array("theta", theta, len(theta)), rates
 
-    def kept_solved(self, solved: Solved[T]) -> Kept:
+    def kept_solved(self, solved: Solved[T]) -> State:
         """Where it is, and the solution."""
         values, arrays = {"choices": solved.choices}, {"theta": solved.theta}
-        return state(_SOLVED, values, arrays, {"found": self._solve.kept(solved.solution)})
+        return state(_SOLVED, values, arrays, {"found": self._solve.snapshot(solved.solution)})
 
-    def restored_solved(self, reading: Reading) -> Solved[T]:
+    def restored_solved(self, reader: StateReader) -> Solved[T]:
         """The solution kept in this state; leaves the maker there."""
-        part, like = reading.part(_SOLVED, _SOLVED), self.parameters.theta
+        part, like = reader.part(_SOLVED, _SOLVED), self.parameters.theta
         theta, choices = part.array("theta", like, len(like)), part.value("choices")
-        self._maker.choose(choices)
+        self._maker.restore(choices)
         model = self._maker.build(self.parameters.build(theta))
         solution = self._solve.restored(model, part.inside("found"))
         model = model.with_fitted_mean(solution.mean_coefficients)
-        return Solved(theta, self._maker.choices(), model, solution)
+        return Solved(theta, self._maker.snapshot(), model, solution)
 
     def _solved(
         self,
@@ -193,13 +193,13 @@ class Evaluator(Generic[T]):
         model: GridModel,
         sigma: Tensor,
         samples: int,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> Solved[T]:
         start = None if self._latest is None else self._latest.solution
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
-        choices = self._maker.choices()
-        solution = self._solve(model, sigma, samples, start, journal)
+        choices = self._maker.snapshot()
+        solution = self._solve(model, sigma, samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
         self._latest = Solved(theta, choices, model, solution)
         return self._latest

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import final
 
-from dustmap.inference._journal import Plain, Reading
+from dustmap.inference._checkpoint import Plain, StateReader
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 
 
@@ -68,19 +68,19 @@ class MGVIRound:
 
     @property
     def plain(self) -> Plain:
-        """For a journal."""
+        """For a checkpointer."""
         return asdict(self)
 
     @staticmethod
-    def read(reading: Reading) -> "MGVIRound":
+    def read(reader: StateReader) -> "MGVIRound":
         """What `plain` gave."""
         return MGVIRound(
-            reading.text("stage"),
-            reading.number("energy"),
-            reading.number("misfit"),
-            reading.number("moved"),
-            reading.numbers("parameters"),
-            reading.numbers("gradient"),
-            reading.numbers("gradient_error"),
-            reading.integer("cg_steps"),
+            reader.text("stage"),
+            reader.number("energy"),
+            reader.number("misfit"),
+            reader.number("moved"),
+            reader.numbers("parameters"),
+            reader.numbers("gradient"),
+            reader.numbers("gradient_error"),
+            reader.integer("cg_steps"),
         )

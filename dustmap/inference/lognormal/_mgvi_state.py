@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
-from dustmap.inference._journal import (
-    Kept,
+from dustmap.inference._checkpoint import (
     Plain,
-    Reading,
+    State,
+    StateReader,
     kept_preconditioner,
     restored_preconditioner,
     state,
@@ -144,7 +144,7 @@ class FitState:
             curved=bool(settings.curved),
         )
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> State:
         """All of it; of a fit that is done, what its result takes."""
         if self.phase is Phase.DONE:
             return state(MGVI, self._values(), self._place(), finished=True)
@@ -203,62 +203,64 @@ class FitState:
         }
 
     @staticmethod
-    def restored(problem: LogNormalProblem, settings: MGVISettings, reading: Reading) -> "FitState":
+    def restored(
+        problem: LogNormalProblem, settings: MGVISettings, reader: StateReader
+    ) -> "FitState":
         """What was kept of a fit of this problem."""
         y, n = problem.y, len(problem.y)
-        reading.refuse_other("data", n)
-        reading.refuse_other("nodes", problem.model.prior.grid.size)
+        reader.refuse_other("data", n)
+        reader.refuse_other("nodes", problem.model.prior.grid.size)
         present = problem.theta
-        origin = reading.array("origin", present, len(present))
+        origin = reader.array("origin", present, len(present))
         prior = learned_from(problem.model, origin, settings.prior_std)
-        problem = problem.at(reading.array("theta", present, len(present)))
-        problem = _on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
-        weights = _restored_weights(reading, settings, n, y)
+        problem = problem.at(reader.array("theta", present, len(present)))
+        problem = _on_torus(problem, tuple(int(m) for m in reader.numbers("torus")))
+        weights = _restored_weights(reader, settings, n, y)
         if weights is not None:
             problem = problem.weighted(weights.precision_weights)
-        if reading.has("response"):
-            problem = problem.with_response(reading.real("response", y, n))
+        if reader.has("response"):
+            problem = problem.with_response(reader.real("response", y, n))
         width = problem.n_latent
-        xi = reading.array("xi", y, width)
+        xi = reader.array("xi", y, width)
         centre = posterior_at(
-            problem.with_present_noise(), xi, reading.maybe("centre_deviations", y, None, width)
+            problem.with_present_noise(), xi, reader.maybe("centre_deviations", y, None, width)
         )
         found = FitState(
             prior,
             centre,
-            torch.zeros_like(y) if reading.finished else reading.array("z", y, n),
-            Phase(reading.text("phase")),
-            reading.integer("turn"),
-            restored_preconditioner(reading, "preconditioner", n, y, problem.model.prior.world),
-            deviations=reading.maybe("deviations", y, settings.samples, width),
-            evidence_draws=reading.maybe("evidence_draws", y, None, n),
-            sample_draws=reading.maybe("sample_draws", y, settings.samples // 2, n),
-            curve_draws=reading.maybe("curve_draws", y, settings.samples, n),
-            is_drawing=reading.flag("is_drawing"),
-            evidence_count=reading.integer("evidence_count"),
-            near=reading.integer("near"),
+            torch.zeros_like(y) if reader.finished else reader.array("z", y, n),
+            Phase(reader.text("phase")),
+            reader.integer("turn"),
+            restored_preconditioner(reader, "preconditioner", n, y, problem.model.prior.world),
+            deviations=reader.maybe("deviations", y, settings.samples, width),
+            evidence_draws=reader.maybe("evidence_draws", y, None, n),
+            sample_draws=reader.maybe("sample_draws", y, settings.samples // 2, n),
+            curve_draws=reader.maybe("curve_draws", y, settings.samples, n),
+            is_drawing=reader.flag("is_drawing"),
+            evidence_count=reader.integer("evidence_count"),
+            near=reader.integer("near"),
             trust=TrustRegion(
                 LARGEST_STEP,
-                reading.number("radius"),
-                reading.maybe("last_step", present, len(present)),
-                reading.maybe("last_gradient", present, len(present)),
-                reading.number("promised"),
+                reader.number("radius"),
+                reader.maybe("last_step", present, len(present)),
+                reader.maybe("last_gradient", present, len(present)),
+                reader.number("promised"),
             ),
-            slowest=reading.integer("slowest"),
-            moved=reading.flag("moved"),
-            unsolved=reading.flag("unsolved"),
-            strayed=reading.flag("strayed"),
-            curved=reading.flag("curved"),
+            slowest=reader.integer("slowest"),
+            moved=reader.flag("moved"),
+            unsolved=reader.flag("unsolved"),
+            strayed=reader.flag("strayed"),
+            curved=reader.flag("curved"),
             weights=weights,
-            history=list(reading.each("history", MGVIRound.read)),
+            history=list(reader.each("history", MGVIRound.read)),
         )
-        if reading.has("drawn_xi"):
-            drawn_xi = reading.array("drawn_xi", y, None, width)
-            drawn_z = reading.array("drawn_z", y, len(drawn_xi), n)
+        if reader.has("drawn_xi"):
+            drawn_xi = reader.array("drawn_xi", y, None, width)
+            drawn_z = reader.array("drawn_z", y, len(drawn_xi), n)
             found.drawn = list(zip(drawn_xi, drawn_z, strict=True))
-        if reading.has("mode_xi"):
-            mode = posterior_at(centre.problem, reading.array("mode_xi", y, width))
-            found.mode = mode.with_own_response(), reading.array("mode_z", y, n)
+        if reader.has("mode_xi"):
+            mode = posterior_at(centre.problem, reader.array("mode_xi", y, width))
+            found.mode = mode.with_own_response(), reader.array("mode_z", y, n)
         return found
 
 
@@ -270,13 +272,13 @@ def posterior_at(
 
 
 def _restored_weights(
-    reading: Reading, settings: MGVISettings, n: int, y: Tensor
+    reader: StateReader, settings: MGVISettings, n: int, y: Tensor
 ) -> StudentTWeights | None:
-    if not reading.has("weights"):
+    if not reader.has("weights"):
         return None
     if settings.robust is None:
-        raise reading.refusal("weights of Student-t noise, where this problem has none")
-    told = Reading("Student-t noise", reading.inside("noise"))
+        raise reader.refusal("weights of Student-t noise, where this problem has none")
+    told = StateReader("Student-t noise", reader.inside("noise"))
     noise = StudentTNoise(told.number("nu"), told.number("scale"))
-    weights = reading.real("weights", y, n)
-    return StudentTWeights(settings.robust, noise, weights, reading.number("change"))
+    weights = reader.real("weights", y, n)
+    return StudentTWeights(settings.robust, noise, weights, reader.number("change"))

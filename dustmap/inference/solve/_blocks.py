@@ -6,10 +6,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import (
-    AbstractJournal,
-    Kept,
-    Reading,
+from dustmap.inference._checkpoint import (
+    AbstractCheckpointer,
+    State,
+    StateReader,
     kept_preconditioner,
     restored_preconditioner,
     state,
@@ -93,7 +93,7 @@ class PartialSolve:
     filled: int = 0
     ends: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
-    def kept(self, n: int) -> Kept:
+    def snapshot(self, n: int) -> State:
         """All of it, for n data."""
         mean, arrays = self.mean, {"mean": self.mean.x}
         if self.filled:
@@ -112,28 +112,28 @@ class PartialSolve:
 
     @staticmethod
     def restored(
-        reading: Reading, n: int, x: Tensor, earlier: AbstractOperator | None
+        reader: StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
     ) -> "PartialSolve":
         """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
         began with, if that was another's."""
-        reading.refuse_other("data", n)
+        reader.refuse_other("data", n)
         count, width = x.shape
         mean = MeanEstimate(
-            reading.array("mean", x, width),
-            SolveStatus(reading.integer("mean_status")),
-            reading.integer("mean_steps"),
-            reading.number("mean_residual"),
+            reader.array("mean", x, width),
+            SolveStatus(reader.integer("mean_status")),
+            reader.integer("mean_steps"),
+            reader.number("mean_residual"),
         )
-        own = reading.flag("own")
-        made = restored_preconditioner(reading, "preconditioner", width, x)
+        own = reader.flag("own")
+        made = restored_preconditioner(reader, "preconditioner", width, x)
         found = PartialSolve(mean, made if own else earlier, own, x)
-        if reading.has("x"):
-            part = reading.array("x", x, None, width)
+        if reader.has("x"):
+            part = reader.array("x", x, None, width)
             found.filled = len(part)
             if found.filled > count:
-                raise reading.refusal(f"{found.filled} columns where this solve has {count}")
+                raise reader.refusal(f"{found.filled} columns where this solve has {count}")
             x[: found.filled] = part
-            found.ends.append(_ends_of(reading, found.filled, x))
+            found.ends.append(_ends_of(reader, found.filled, x))
         return found
 
     def result(self, rtol: float) -> SolveResult:
@@ -153,7 +153,7 @@ def solved(
     rtol: float,
     max_steps: int,
     memory: int,
-    journal: AbstractJournal,
+    checkpointer: AbstractCheckpointer,
     progress: Progress,
 ) -> SolveResult:
     """All columns, as many together as the memory allows; kept after every block.
@@ -182,20 +182,20 @@ def solved(
         partial.filled = first + len(part.x)
         partial.x[first : partial.filled] = part.x
         partial.ends.append((part.status, part.steps, part.residuals))
-        journal.keep(lambda: partial.kept(n))
+        checkpointer.save_if_due(lambda: partial.snapshot(n))
     progress(_DRAWS, count, count)
     return partial.result(rtol)
 
 
-def restored_result(reading: Reading, width: int, like: Tensor, rtol: float) -> SolveResult:
+def restored_result(reader: StateReader, width: int, like: Tensor, rtol: float) -> SolveResult:
     """All columns of a finished solve in a field of this width."""
-    x = reading.array("x", like, None, width)
-    return SolveResult(x, *_ends_of(reading, len(x), x), rtol)
+    x = reader.array("x", like, None, width)
+    return SolveResult(x, *_ends_of(reader, len(x), x), rtol)
 
 
-def _ends_of(reading: Reading, count: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _ends_of(reader: StateReader, count: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        reading.array("status", like[:0].to(torch.int8), count),
-        reading.array("steps", like[:0].long(), count),
-        reading.array("residuals", like[:0].double(), count),
+        reader.array("status", like[:0].to(torch.int8), count),
+        reader.array("steps", like[:0].long(), count),
+        reader.array("residuals", like[:0].double(), count),
     )

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import (
-    Kept,
-    Reading,
+from dustmap.inference._checkpoint import (
+    State,
+    StateReader,
     kept_preconditioner,
     restored_preconditioner,
     state,
@@ -95,7 +95,7 @@ class GlobalSolution:
         )
 
 
-def kept_solution(solution: GlobalSolution) -> Kept:
+def kept_solution(solution: GlobalSolution) -> State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
     spread = posterior.spread
@@ -122,36 +122,38 @@ def kept_solution(solution: GlobalSolution) -> Kept:
     )
 
 
-def restored_solution(model: GridModel, data: Batch, reading: Reading) -> GlobalSolution:
+def restored_solution(model: GridModel, data: Batch, reader: StateReader) -> GlobalSolution:
     """The solution of these data that was found with this model.
 
     An error if model or data have another size.
     """
     width, y = model.features.n_features, data.y
     like = torch.zeros(0, dtype=model.features.dtype, device=y.device)
-    solve = restored_result(reading, width, like, reading.number("rtol"))
+    solve = restored_result(reader, width, like, reader.number("rtol"))
     beta = model.mean.coefficients().detach()
-    coefficients = reading.array("coefficients", beta, len(beta))
+    coefficients = reader.array("coefficients", beta, len(beta))
     deviations = solve.x[1:]
-    spread = _spread(reading, beta, solve.x, len(deviations))
+    spread = _spread(reader, beta, solve.x, len(deviations))
     return GlobalSolution(
         PathwisePosterior(model, coefficients, solve.x[0], deviations, spread=spread),
-        reading.real("sigma", y, len(y)),
+        reader.real("sigma", y, len(y)),
         solve,
-        restored_preconditioner(reading, "preconditioner", width, like),
-        reading.number("quadratic_form"),
-        reading.number("scale"),
-        reading.number("rounding"),
+        restored_preconditioner(reader, "preconditioner", width, like),
+        reader.number("quadratic_form"),
+        reader.number("scale"),
+        reader.number("rounding"),
     )
 
 
-def _spread(reading: Reading, beta: Tensor, fields: Tensor, count: int) -> CoefficientSpread | None:
+def _spread(
+    reader: StateReader, beta: Tensor, fields: Tensor, count: int
+) -> CoefficientSpread | None:
     """None where there is none: of coefficients that were given, or of an earlier version."""
-    if not reading.has("spread_fields"):
+    if not reader.has("spread_fields"):
         return None
     return CoefficientSpread(
-        reading.array("spread_directions", beta, len(beta), None),
-        reading.array("spread_fields", fields, None, fields.shape[1]),
-        reading.array("spread_draws", beta, count, None),
-        reading.number("spread_error"),
+        reader.array("spread_directions", beta, len(beta), None),
+        reader.array("spread_fields", fields, None, fields.shape[1]),
+        reader.array("spread_draws", beta, count, None),
+        reader.number("spread_error"),
     )

@@ -13,7 +13,7 @@ from dustmap.gp import Batch, FitStatus, Parameters, maximise, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional, world_of
-from dustmap.inference._journal import Kept, Reading, state
+from dustmap.inference._checkpoint import State, StateReader, state
 from dustmap.inference.variational._collapsed import (
     AbstractCollapsedObjective,
     CollapsedGradient,
@@ -89,21 +89,21 @@ class HyperparameterLearner:
         """The model at θ (P,), without a graph; the one it started from when inactive."""
         return self.parameters.build(theta.detach()) if self.active else self.model
 
-    def kept(self) -> Kept | None:
+    def snapshot(self) -> State | None:
         """Parameters and Adam's averages, None when inactive."""
         if not self.active:
             return None
         arrays = {"theta": self.theta, "mean": self._adam.mean, "square": self._adam.square}
         return state(_ADAM, {"steps": self._adam.steps}, arrays)
 
-    def restore(self, reading: Reading, name: str) -> None:
+    def restore(self, reader: StateReader, name: str) -> None:
         """Goes back to where `kept` was called, which gave the part of this name."""
-        if reading.has(name) != self.active:
+        if reader.has(name) != self.active:
             told = "no learning of hyperparameters" if self.active else "learned hyperparameters"
-            raise reading.refusal(told)
+            raise reader.refusal(told)
         if not self.active:
             return
-        part, like = reading.part(name, _ADAM), self.parameters.theta
+        part, like = reader.part(name, _ADAM), self.parameters.theta
         mean, square, theta = (
             part.array(each, like, len(like)) for each in ("mean", "square", "theta")
         )

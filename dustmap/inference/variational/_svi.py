@@ -11,7 +11,13 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading, state
+from dustmap.inference._checkpoint import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
+    State,
+    StateReader,
+    state,
+)
 from dustmap.inference.variational._all_data import one_pass_covariance
 from dustmap.inference.variational._hyperparameters import HyperparameterLearner
 from dustmap.inference.variational._model import RowSource, VariationalModel
@@ -141,7 +147,7 @@ class SVIState:
         """q(ε)."""
         return self.taken.posterior
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> State:
         """All of it but the model."""
         taken = self.taken
         values = {
@@ -160,22 +166,22 @@ class SVIState:
         return state(_STATE, values, arrays)
 
     @staticmethod
-    def restored(learner: HyperparameterLearner, reading: Reading, like: Tensor) -> "SVIState":
+    def restored(learner: HyperparameterLearner, reader: StateReader, like: Tensor) -> "SVIState":
         """What was kept of a state of this learner's model; on the device of `like`."""
         model, start = learner.model, learner.parameters.theta
-        theta = reading.maybe("theta", start, len(start))
+        theta = reader.maybe("theta", start, len(start))
         family, mean = model.family, like[:0].to(model.features.dtype)
         sizes = family.zero_statistics("meta").shape
         q = family.posterior(
-            reading.array("mean", mean, family.n_features),
-            reading.array("statistics", mean.double(), *sizes),
+            reader.array("mean", mean, family.n_features),
+            reader.array("statistics", mean.double(), *sizes),
         )
-        fit, stability, length = map(reading.number, ("fit", "stability", "length_mean"))
-        divergence = KnownDivergence(reading.number("divergence"))
-        negative, share = reading.integer("negative"), reading.number("share")
+        fit, stability, length = map(reader.number, ("fit", "stability", "length_mean"))
+        divergence = KnownDivergence(reader.number("divergence"))
+        negative, share = reader.integer("negative"), reader.number("share")
         return SVIState(
-            reading.integer("step"),
-            reading.integer("epoch"),
+            reader.integer("step"),
+            reader.integer("epoch"),
             model if theta is None else learner.at(theta),
             NaturalStep(
                 q,
@@ -185,7 +191,7 @@ class SVIState:
                 length,
                 negative,
                 share,
-                reading.integer("halvings"),
+                reader.integer("halvings"),
             ),
             theta,
         )
@@ -219,18 +225,18 @@ class _Run:
         source: RowSource,
         settings: SVISettings,
         generator: torch.Generator,
-        reading: Reading | None,
+        reader: StateReader | None,
     ) -> None:
         self.batch, self.source, self.settings, self.generator = batch, source, settings, generator
-        if reading is None:
+        if reader is None:
             self.posterior = _start(model, batch, source, settings)
         self.learner = HyperparameterLearner(model, settings.learning_rate)
         self.step = self.epoch = 0
-        if reading is not None:
-            reading.refuse_other("data", len(batch))
-            self.step, self.epoch = reading.integer("step"), reading.integer("epoch")
-            self.learner.restore(reading, "learner")
-            self.generator.set_state(reading.array("generator", generator.get_state(), None))
+        if reader is not None:
+            reader.refuse_other("data", len(batch))
+            self.step, self.epoch = reader.integer("step"), reader.integer("epoch")
+            self.learner.restore(reader, "learner")
+            self.generator.set_state(reader.array("generator", generator.get_state(), None))
 
     def one_pass(self) -> Iterator[SVIState]:
         """A step with every minibatch."""
@@ -260,19 +266,19 @@ def fit_svi(
     *,
     score: Callable[[SVIState], float] | None = None,
     progress: Callable[[SVIState], None] | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
     progress: called with every state.
-    journal: kept after every epoch, with the state of the generator.
+    checkpointer: kept after every epoch, with the state of the generator.
     """
-    reading = Reading.latest(journal, _SVI)
-    run = _Run(model, batch, source, settings, generator, reading)
-    passes = _Passes.of(run, reading)
-    if reading is None or not reading.finished:
+    reader = StateReader.load(checkpointer, _SVI)
+    run = _Run(model, batch, source, settings, generator, reader)
+    passes = _Passes.of(run, reader)
+    if reader is None or not reader.finished:
         while run.epoch < settings.epochs and passes.waited < settings.patience:
             for state in run.one_pass():
                 passes.last = state
@@ -280,12 +286,12 @@ def fit_svi(
                     progress(state)
             if score is not None and passes.last is not None:
                 passes.judge(passes.last, score(passes.last))
-            journal.keep(lambda: passes.kept(run, finished=False))
+            checkpointer.save_if_due(lambda: passes.snapshot(run, finished=False))
     chosen = passes.best or passes.last
     if chosen is None:
         raise ValueError("the data set is empty: at least one datum is needed")
-    if reading is None or not reading.finished:
-        journal.finish(passes.kept(run, finished=True))
+    if reader is None or not reader.finished:
+        checkpointer.finish(passes.snapshot(run, finished=True))
     if chosen.theta is None:
         return chosen
     return replace(chosen, model=run.learner.at(chosen.theta))
@@ -312,7 +318,7 @@ class _Passes:
         else:
             self.waited += 1
 
-    def kept(self, run: _Run, *, finished: bool) -> Kept:
+    def snapshot(self, run: _Run, *, finished: bool) -> State:
         """With all that the next pass goes by."""
         values = {
             "data": len(run.batch),
@@ -323,26 +329,26 @@ class _Passes:
         }
         is_best = self.best is self.last
         parts = {
-            "learner": run.learner.kept(),
-            "last": None if self.last is None else self.last.kept(),
-            "best": None if self.best is None or is_best else self.best.kept(),
+            "learner": run.learner.snapshot(),
+            "last": None if self.last is None else self.last.snapshot(),
+            "best": None if self.best is None or is_best else self.best.snapshot(),
         }
         arrays = {"generator": run.generator.get_state()}
         return state(_SVI, {**values, "is_best": is_best}, arrays, parts, finished=finished)
 
     @staticmethod
-    def of(run: _Run, reading: Reading | None) -> "_Passes":
+    def of(run: _Run, reader: StateReader | None) -> "_Passes":
         """None yet, or those that were kept; the run then goes on from the last."""
-        if reading is None:
+        if reader is None:
             return _Passes()
         learner, y = run.learner, run.batch.y
-        last = SVIState.restored(learner, reading.part("last", _STATE), y)
+        last = SVIState.restored(learner, reader.part("last", _STATE), y)
         best = None
-        if reading.has("best"):
-            best = SVIState.restored(learner, reading.part("best", _STATE), y)
+        if reader.has("best"):
+            best = SVIState.restored(learner, reader.part("best", _STATE), y)
         run.posterior = last.posterior
-        chosen = last if reading.flag("is_best") else best
-        return _Passes(last, chosen, reading.number("best_score"), reading.integer("waited"))
+        chosen = last if reader.flag("is_best") else best
+        return _Passes(last, chosen, reader.number("best_score"), reader.integer("waited"))
 
 
 def _start(

@@ -18,7 +18,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, OnStep, no_step
 from dustmap.gp import Batch
-from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, State
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import predicted
 from dustmap.runs.stars._beyond import first_dust, with_level
@@ -57,21 +57,23 @@ def fit_distances(
     config: Config,
     observed: Observations,
     train: Tensor,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     on_step: OnStep = no_step,
     progress: Progress = unwatched,
 ) -> DistanceFit:
     """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 
-    journal: keeps every fit, and what every round has found.
+    checkpointer: keeps every fit, and what every round has found.
     """
-    kept = journal.latest()
+    kept = checkpointer.load()
     if kept is not None:
         return _found_before(config, observed, train, kept)
-    found = _Rounds(config, observed, train, journal, on_step, progress).found()
+    found = _Rounds(config, observed, train, checkpointer, on_step, progress).found()
     whole = kept_of(found.fit)
     added = {} if found.added is None else arrays_of_added(found.added)
-    journal.finish(Kept({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added}))
+    checkpointer.finish(
+        State({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added})
+    )
     return found
 
 
@@ -94,7 +96,9 @@ def added_of(arrays: Mapping[str, Tensor], like: Tensor) -> Moments | None:
     return Moments(*(values.to(like.device) for values in (mean, variance, shared)))
 
 
-def _found_before(config: Config, observed: Observations, train: Tensor, kept: Kept) -> DistanceFit:
+def _found_before(
+    config: Config, observed: Observations, train: Tensor, kept: State
+) -> DistanceFit:
     """What `fit_distances` has kept as its result."""
     added, lines = added_of(kept.arrays, observed.batch.y), kept.values["rounds"]
     assert isinstance(lines, list)
@@ -111,7 +115,7 @@ class _Rounds:
     config: Config
     observed: Observations
     train: Tensor
-    journal: AbstractJournal
+    checkpointer: AbstractCheckpointer
     on_step: OnStep
     progress: Progress
 
@@ -145,11 +149,11 @@ class _Rounds:
         dust: Hyperparameters | None = None,
     ) -> StarFit:
         """The fit of one round, from the start or from where it was; dust: that beyond the box."""
-        part, data = self.journal.within(f"fit-{number}"), observed.training(self.train)
-        kept = part.latest()
+        part, data = self.checkpointer.child(f"fit-{number}"), observed.training(self.train)
+        kept = part.load()
         if kept is not None:
             return reopened_fit(self.config, data, kept)
-        watched = part.within("engine"), self.on_step, self.progress
+        watched = part.child("engine"), self.on_step, self.progress
         fit = fit_stars(self.config, data, start, *watched)
         if dust is not None:
             level = {name: getattr(dust, name) for name in _LEVEL}
@@ -161,8 +165,8 @@ class _Rounds:
         self, number: int, fit: StarFit, added: Moments
     ) -> tuple[Mapping[str, Any], Moments]:
         """The line of a round, and what the density found adds to the observations."""
-        part = self.journal.within(f"noise-{number}")
-        kept = part.latest()
+        part = self.checkpointer.child(f"noise-{number}")
+        kept = part.load()
         if kept is not None:
             fresh = added_of(kept.arrays, added.mean)
             assert fresh is not None
@@ -176,11 +180,11 @@ class _Rounds:
             "(median)",
             line["median_change_of_the_noise"],
         )
-        part.finish(Kept(line, arrays_of_added(fresh)))
+        part.finish(State(line, arrays_of_added(fresh)))
         return line, fresh
 
 
-def kept_of(fit: StarFit) -> Kept:
+def kept_of(fit: StarFit) -> State:
     """Hyperparameters, report and arrays: all that `load_stars` needs beside the data."""
     values = {
         "hyperparameters": fit.hyperparameters.as_dict(),
@@ -188,10 +192,10 @@ def kept_of(fit: StarFit) -> Kept:
         "learning": None if fit.learning is None else asdict(fit.learning),
     }
     arrays = {f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in fit.arrays.items()}
-    return Kept(values, arrays)
+    return State(values, arrays)
 
 
-def reopened_fit(config: Config, data: Batch, kept: Kept) -> StarFit:
+def reopened_fit(config: Config, data: Batch, kept: State) -> StarFit:
     """The fit of `kept_of`: the same bits."""
     values: Mapping[str, Any] = kept.values
     arrays = {

@@ -17,7 +17,7 @@ from dustmap.inference import scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import comparison_of
 from dustmap.runs.stars._data_checks import catalog_checks, warn_of
 from dustmap.runs.stars._distance_rounds import reopened

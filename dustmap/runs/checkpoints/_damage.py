@@ -17,7 +17,7 @@ _DAMAGE = (
 
 
 @contextmanager
-def opening(path: Path) -> Iterator[None]:
+def translating_damage(path: Path) -> Iterator[None]:
     """Inside, whatever damage makes of the files of the run at `path` becomes a ValueError."""
     try:
         yield

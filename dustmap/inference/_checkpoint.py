@@ -1,6 +1,6 @@
-"""Where a long computation leaves its state: journals, and states put together and taken apart.
+"""Where a long computation leaves its state, and how states are put together and taken apart.
 
-A journal keeps a state to the bit; what cannot be read back is refused in one line.
+A checkpointer keeps a state to the bit; what cannot be read back is refused in one line.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 @final
 @dataclass(frozen=True, eq=False)
-class Kept:
+class State:
     """A complete state: going on from it gives the bits that never stopping gives.
 
     values: counters, flags, histories; floats come back exactly. arrays: of any dtype and device;
@@ -36,19 +36,19 @@ class Kept:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class AbstractJournal(ABC):
-    """The journal of one computation; its parts have their own, by name."""
+class AbstractCheckpointer(ABC):
+    """The checkpointer of one computation; its parts have their own, by name."""
 
     @abstractmethod
-    def within(self, name: str) -> "AbstractJournal":
-        """The journal of a part of this computation."""
+    def child(self, name: str) -> "AbstractCheckpointer":
+        """The checkpointer of a part of this computation."""
 
     @abstractmethod
-    def latest(self) -> Kept | None:
+    def load(self) -> State | None:
         """What was kept last before an interruption, or the result of a finished computation."""
 
     @abstractmethod
-    def keep(self, make: Callable[[], Kept]) -> None:
+    def save_if_due(self, make: Callable[[], State]) -> None:
         """A place to go on from: make() is called and its state kept where one is due.
 
         Its arrays are safe, or copied, when this returns: the computation changes them further on.
@@ -56,39 +56,39 @@ class AbstractJournal(ABC):
         """
 
     @abstractmethod
-    def finish(self, result: Kept) -> None:
+    def finish(self, result: State) -> None:
         """Keeps the result, always; what the parts have kept is no longer needed."""
 
 
 @final
-class NoJournal(AbstractJournal):
+class NoCheckpoints(AbstractCheckpointer):
     """Keeps nothing."""
 
-    def within(self, name: str) -> "NoJournal":
+    def child(self, name: str) -> "NoCheckpoints":
         return self
 
-    def latest(self) -> None:
+    def load(self) -> None:
         return None
 
-    def keep(self, make: Callable[[], Kept]) -> None:
+    def save_if_due(self, make: Callable[[], State]) -> None:
         """Nothing is due."""
 
-    def finish(self, result: Kept) -> None:
+    def finish(self, result: State) -> None:
         """Nothing is kept."""
 
 
 #: What functions take where they are given none.
-NO_JOURNAL = NoJournal()
+NO_CHECKPOINTS = NoCheckpoints()
 
 
 def state(
     what: str,
     values: Mapping[str, Plain],
     arrays: Mapping[str, Tensor | None],
-    parts: Mapping[str, Kept | None] | None = None,
+    parts: Mapping[str, State | None] | None = None,
     *,
     finished: bool = False,
-) -> Kept:
+) -> State:
     """A state of `what`; what is None in arrays and parts is left out.
 
     The strides of arrays are kept too: sums over a transposed matrix end in other last digits than
@@ -106,33 +106,35 @@ def state(
         if part is not None:
             every[name] = part.values
             stored.update({f"{name}.{inner}": array for inner, array in part.arrays.items()})
-    return Kept({**every, _STRIDES: strides}, stored)
+    return State({**every, _STRIDES: strides}, stored)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Reading:
+class StateReader:
     """A kept state while it is taken apart.
 
     what: whose state it must be. Whatever is not as expected is a ValueError of one line.
     """
 
     what: str
-    kept: Kept
+    kept: State
 
     @staticmethod
-    def latest(journal: AbstractJournal, what: str) -> "Reading | None":
+    def load(checkpointer: AbstractCheckpointer, what: str) -> "StateReader | None":
         """Where to go on from, if anywhere."""
-        kept = journal.latest()
-        return None if kept is None else Reading.of(kept, what)
+        kept = checkpointer.load()
+        return None if kept is None else StateReader.of(kept, what)
 
     @staticmethod
-    def of(kept: Kept, what: str) -> "Reading":
+    def of(kept: State, what: str) -> "StateReader":
         """A state of `what`; an error if it is one of something else."""
         found = kept.values.get(_WHAT)
         if found != what:
-            raise ValueError(f"journal: expected a state of {what}, got one of {found}; {_REMEDY}")
-        return Reading(what, kept)
+            raise ValueError(
+                f"checkpoint: expected a state of {what}, got one of {found}; {_REMEDY}"
+            )
+        return StateReader(what, kept)
 
     @property
     def finished(self) -> bool:
@@ -159,11 +161,11 @@ class Reading:
         """The same, None where there is none."""
         return self.array(name, like, *shape) if name in self.kept.arrays else None
 
-    def part(self, name: str, what: str) -> "Reading":
+    def part(self, name: str, what: str) -> "StateReader":
         """The state of a part, which must be one of `what`."""
-        return Reading.of(self.inside(name), what)
+        return StateReader.of(self.inside(name), what)
 
-    def inside(self, name: str) -> Kept:
+    def inside(self, name: str) -> State:
         """The state of a part, of whatever it is."""
         values = self.kept.values.get(name)
         if not isinstance(values, Mapping):
@@ -174,7 +176,7 @@ class Reading:
             for full, array in self.kept.arrays.items()
             if full.startswith(start)
         }
-        return Kept(values, arrays)
+        return State(values, arrays)
 
     def value(self, name: str) -> Plain:
         """A plain value as it is."""
@@ -212,12 +214,12 @@ class Reading:
             raise self._wrong(name, value)
         return tuple(float(n) for n in value)
 
-    def each(self, name: str, make: Callable[["Reading"], V]) -> tuple[V, ...]:
+    def each(self, name: str, make: Callable[["StateReader"], V]) -> tuple[V, ...]:
         """One of every entry of a list of mappings, e.g. a history."""
         value = self.value(name)
         if not isinstance(value, (list, tuple)):
             raise self._wrong(name, value)
-        return tuple(make(Reading(f"{self.what}.{name}", Kept(entry))) for entry in value)
+        return tuple(make(StateReader(f"{self.what}.{name}", State(entry))) for entry in value)
 
     def refuse_other(self, name: str, present: int) -> None:
         """An error unless a number is that of this problem."""
@@ -226,7 +228,7 @@ class Reading:
 
     def refusal(self, found: str) -> ValueError:
         """The error for a state that says what this problem cannot have."""
-        return ValueError(f"journal: the state of {self.what} has {found}; {_REMEDY}")
+        return ValueError(f"checkpoint: the state of {self.what} has {found}; {_REMEDY}")
 
     def _array(
         self, name: str, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
@@ -240,7 +242,7 @@ class Reading:
         if not fits or stored.dtype != dtype:
             wanted = ", ".join("any" if n is None else str(n) for n in shape)
             raise ValueError(
-                f"journal: {name} of {self.what} must have shape ({wanted}) in {dtype}, got "
+                f"checkpoint: {name} of {self.what} must have shape ({wanted}) in {dtype}, got "
                 f"{tuple(stored.shape)} in {stored.dtype}; {_REMEDY}"
             )
         known = self.kept.values.get(_STRIDES)
@@ -260,56 +262,56 @@ _REMEDY = "it belongs to another computation: start this one anew"
 
 @final
 @dataclass(frozen=True)
-class PartOfWhole(AbstractJournal):
-    """The journal of a part that comes again and again, and whose result goes into the next state
-    of the whole: it needs no record of its own.
+class PartOfWhole(AbstractCheckpointer):
+    """The checkpointer of a part that comes again and again, and whose result goes into the next
+    state of the whole: it needs no record of its own.
 
     turn: which time this is. States of other turns are of no use.
     """
 
-    journal: AbstractJournal
+    checkpointer: AbstractCheckpointer
     turn: int
 
-    def within(self, name: str) -> AbstractJournal:
-        return PartOfWhole(self.journal.within(name), self.turn)
+    def child(self, name: str) -> AbstractCheckpointer:
+        return PartOfWhole(self.checkpointer.child(name), self.turn)
 
-    def latest(self) -> Kept | None:
-        kept = self.journal.latest()
+    def load(self) -> State | None:
+        kept = self.checkpointer.load()
         return None if kept is None or kept.values.get(_TURN) != self.turn else kept
 
-    def keep(self, make: Callable[[], Kept]) -> None:
-        self.journal.keep(lambda: self._marked(make()))
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        self.checkpointer.save_if_due(lambda: self._marked(make()))
 
-    def finish(self, result: Kept) -> None:
+    def finish(self, result: State) -> None:
         """The whole keeps it."""
 
-    def _marked(self, kept: Kept) -> Kept:
-        return Kept({**kept.values, _TURN: self.turn}, kept.arrays)
+    def _marked(self, kept: State) -> State:
+        return State({**kept.values, _TURN: self.turn}, kept.arrays)
 
 
-def kept_preconditioner(operator: AbstractOperator | None) -> Kept | None:
+def kept_preconditioner(operator: AbstractOperator | None) -> State | None:
     """A Nyström preconditioner, or none."""
     if operator is None:
         return None
     if not isinstance(operator, NystromPreconditioner):
         raise ValueError(
-            f"a journal keeps preconditioners made by nystrom, got {type(operator).__name__}: "
-            "solve without a journal, or with another preconditioner"
+            f"a checkpointer keeps preconditioners made by nystrom, got {type(operator).__name__}: "
+            "solve without a checkpointer, or with another preconditioner"
         )
     values = {"shift": operator.shift, "tail": operator.tail}
     return state(_NYSTROM, values, {"vectors": operator.vectors, "values": operator.values})
 
 
 def restored_preconditioner(
-    reading: Reading, name: str, width: int, like: Tensor, world: AbstractWorld | None = None
+    reader: StateReader, name: str, width: int, like: Tensor, world: AbstractWorld | None = None
 ) -> NystromPreconditioner | None:
     """The preconditioner (width, width) kept as a part of this name, None if there was none.
 
     world: the ranks that apply it; it may have been made by others.
     """
-    if not reading.has(name):
+    if not reader.has(name):
         return None
-    part = reading.part(name, _NYSTROM)
+    part = reader.part(name, _NYSTROM)
     vectors = part.array("vectors", like, None, width)
     values = part.array("values", like[:0].double(), len(vectors))
     shift, tail = part.number("shift"), part.number("tail")
