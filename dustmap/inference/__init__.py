@@ -20,8 +20,6 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 from dustmap.inference._checkpoint import NO_CHECKPOINTS as NO_CHECKPOINTS
 from dustmap.inference._checkpoint import AbstractCheckpointer as AbstractCheckpointer
 from dustmap.inference._checkpoint import NoCheckpoints as NoCheckpoints
-from dustmap.inference._checkpoint import Plain as Plain
-from dustmap.inference._checkpoint import State as State
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -42,6 +40,12 @@ from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._precision import power_stability as power_stability
+from dustmap.inference._state import Layout as Layout
+from dustmap.inference._state import ParameterVector as ParameterVector
+from dustmap.inference._state import Plain as Plain
+from dustmap.inference._state import State as State
+from dustmap.inference._state import StateReader as StateReader
+from dustmap.inference._state import state_of as state_of
 from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws as keyed_prior_draws

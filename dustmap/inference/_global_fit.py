@@ -11,8 +11,9 @@ from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference._model_maker import GridSettings, ModelMaker
+from dustmap.inference._state import State, StateReader
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
 from dustmap.inference.evidence._learn_values import (
     AbstractSolver,
@@ -32,7 +33,7 @@ from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import GlobalSolution, kept_solution, restored_solution
+from dustmap.inference.solve._solution import GlobalSolution, restored_solution, solution_state
 from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.
@@ -370,10 +371,10 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         )
 
     def snapshot(self, solution: GlobalSolution) -> State:
-        return kept_solution(solution)
+        return solution_state(solution)
 
-    def restored(self, model: GridModel, kept: State) -> GlobalSolution:
-        return restored_solution(model, self.data, StateReader.of(kept, SOLVE))
+    def restored(self, model: GridModel, state: State) -> GlobalSolution:
+        return restored_solution(model, self.data, StateReader.of(state, SOLVE))
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -24,10 +25,9 @@ from dustmap.inference import (
     AbstractMaker,
     AbstractSolver,
     GridModel,
-    Plain,
     State,
 )
-from dustmap.inference._checkpoint import StateReader, state
+from dustmap.inference._state import REBUILT, Layout, StateReader, state_of
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.
@@ -148,11 +148,11 @@ def dense_log_evidence(grid_model: GridModel, batch: Batch) -> Tensor:
 class Dense:
     """A dense solution that looks like a global one; reused counts the starts it came from."""
 
-    eps_mean: Tensor
-    deviations: Tensor
-    mean_coefficients: Tensor
+    eps_mean: Annotated[Tensor, Layout("dense", "M")]
+    deviations: Annotated[Tensor, Layout("dense", "S M")]
+    mean_coefficients: Annotated[Tensor, Layout("dense", "P")]
     reused: int
-    preconditioner: AbstractOperator | None = None
+    preconditioner: Annotated[AbstractOperator | None, REBUILT] = None
     block_steps: int = 0
 
 
@@ -189,22 +189,11 @@ class DenseSolver(AbstractSolver[Dense]):
         return Dense(mean, deviations, beta, reused)
 
     def snapshot(self, solution: Dense) -> State:
-        arrays = {
-            "eps_mean": solution.eps_mean,
-            "deviations": solution.deviations,
-            "beta": solution.mean_coefficients,
-        }
-        return state("dense", {"reused": solution.reused}, arrays)
+        return state_of("dense", solution)
 
-    def restored(self, model: GridModel, kept: State) -> Dense:
-        reader, n = StateReader.of(kept, "dense"), model.features.n_features
-        like = torch.zeros(0, dtype=torch.float64)
-        return Dense(
-            reader.array("eps_mean", like, n),
-            reader.array("deviations", like, None, n),
-            reader.array("beta", like, None),
-            reader.integer("reused"),
-        )
+    def restored(self, model: GridModel, state: State) -> Dense:
+        like = {"dense": torch.zeros(0, dtype=torch.float64)}
+        return StateReader.of(state, "dense").read(Dense, like, M=model.features.n_features)
 
     def _beta(self, model: GridModel, A: Tensor) -> Tensor:
         beta = model.mean.coefficients().detach()
@@ -228,12 +217,16 @@ class Maker(AbstractMaker):
         self.torus = torus_features(made).prior.torus_shape
         return made
 
-    def snapshot(self) -> Plain:
-        return list(self.torus)
+    def snapshot(self) -> State:
+        return state_of("maker", _Torus(self.torus))
 
-    def restore(self, choices: Plain) -> None:
-        assert isinstance(choices, list)
-        self.torus = tuple(choices)
+    def restore(self, state: State) -> None:
+        self.torus = StateReader.of(state, "maker").read(_Torus).torus
+
+
+@dataclass(frozen=True)
+class _Torus:
+    torus: tuple[int, ...]
 
 
 def white(count: int, size: int, stream: int) -> Tensor:

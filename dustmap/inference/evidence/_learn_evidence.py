@@ -6,7 +6,7 @@ steps in log-parameters with the average information as metric, inside a trust r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, final
 
 import torch
@@ -17,12 +17,10 @@ from dustmap.inference._checkpoint import (
     NO_CHECKPOINTS,
     AbstractCheckpointer,
     PartOfWhole,
-    Plain,
-    State,
-    StateReader,
-    state,
+    load_reader,
 )
 from dustmap.inference._newton import TrustRegion, bounded_step
+from dustmap.inference._state import ParameterVector, State, StateReader, state_of
 from dustmap.inference.evidence._learn_values import (
     AbstractMaker,
     AbstractSolver,
@@ -32,7 +30,13 @@ from dustmap.inference.evidence._learn_values import (
     PriorDraws,
     T,
 )
-from dustmap.inference.evidence._newton_point import Evaluator, Point
+from dustmap.inference.evidence._newton_point import (
+    Evaluator,
+    EvaluatorState,
+    Point,
+    PointState,
+    SolvedState,
+)
 from dustmap.inference.solve._grid_model import GRID_STREAM
 from dustmap.linalg import KeyedNormal
 
@@ -42,8 +46,46 @@ _SMALL = 0.2
 _PATIENCE = 4
 
 
-#: What the states of the iteration are called.
+#: The name of the states of the iteration.
 _NEWTON = "learn_evidence"
+
+
+@final
+@dataclass(eq=False)
+class _Iteration:
+    """θ (P,) of the next solve and its samples; radius of the trust region; rejected: trials in a
+    row; status: where the iteration is over; history: every solve."""
+
+    theta: ParameterVector
+    radius: float
+    samples: int
+    rejected: int = 0
+    status: FitStatus = FitStatus.MAX_STEPS
+    is_over: bool = False
+    history: list[LearnStep] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """The best point, and the evaluator that found it."""
+
+    evaluator: EvaluatorState
+    best: PointState
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Result:
+    """What `LearnedModel` has beside its models; maker: as the last solve left it."""
+
+    best: SolvedState
+    maker: State
+    status: FitStatus
+    history: tuple[LearnStep, ...]
+    standard_deviations: tuple[float, ...]
+    monte_carlo_errors: tuple[float, ...]
+    grid_error: float
 
 
 @final
@@ -62,49 +104,46 @@ class _Newton(Generic[T]):
         self._evaluator, self._floor = evaluator, floor
         parameters = evaluator.parameters
         self._origin, self._low, self._high = parameters.theta, parameters.lower, parameters.upper
-        self._samples = settings.samples
-        self._theta, self._radius, self._rejected = self._origin, settings.largest_step, 0
+        self._at = _Iteration(self._origin, settings.largest_step, settings.samples)
         self._best: Point[T] | None = None
-        self._history: list[LearnStep] = []
-        self._status, self._is_over = FitStatus.MAX_STEPS, False
 
     def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
         """One solve after the other, until the status is known; from where the checkpointer is."""
-        reader = StateReader.load(self._checkpointer, _NEWTON)
+        reader = load_reader(self._checkpointer, _NEWTON)
         if reader is not None:
             if reader.finished:
                 return self._restored_result(reader)
             self._restore(reader)
-        while not self._is_over and len(self._history) < self._settings.max_steps:
+        while not self._at.is_over and len(self._at.history) < self._settings.max_steps:
             self._step(progress)
             self._checkpointer.save_if_due(self._snapshot)
         return self._result()
 
     def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
         """One solve, and where it leads."""
-        theta, base = self._theta, self._best
+        theta, base = self._at.theta, self._best
         point, fraction = self._point(theta), 1.0
         if base is not None and _comparable(base, point):
             fraction = _fraction(base, point)
         accepted = base is None or fraction >= 1.0
         if base is None or accepted:
-            self._rejected = 0
+            self._at.rejected = 0
             if base is not None:
-                self._radius = self._new_radius(base, point)
+                self._at.radius = self._new_radius(base, point)
             self._best = base = point
         else:
-            self._rejected += 1
-            self._radius = fraction * float((theta - base.theta).abs().max())
+            self._at.rejected += 1
+            self._at.radius = fraction * float((theta - base.theta).abs().max())
         step = self._record(point, accepted)
-        self._history.append(step)
+        self._at.history.append(step)
         if progress is not None:
             progress(step)
         if accepted:
-            self._is_over = self._finished(point)
-        elif self._rejected >= _PATIENCE or self._radius < self._settings.tolerance:
-            self._status, self._is_over = FitStatus.STAGNATED, True
-        if not self._is_over:
-            self._theta = self._next(base, self._radius)
+            self._at.is_over = self._finished(point)
+        elif self._at.rejected >= _PATIENCE or self._at.radius < self._settings.tolerance:
+            self._at.status, self._at.is_over = FitStatus.STAGNATED, True
+        if not self._at.is_over:
+            self._at.theta = self._next(base, self._at.radius)
 
     def _result(self) -> LearnedModel[T]:
         """The best point."""
@@ -113,79 +152,63 @@ class _Newton(Generic[T]):
         down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
         room = torch.minimum(down, self._high - point.theta)
         if bool((room < 1e-3).any()):
-            self._status = FitStatus.AT_BOUND
+            self._at.status = FitStatus.AT_BOUND
         learned = LearnedModel(
             self._evaluator.gp_at(point.theta, point.solution),
             point.model.detached(),
             point.solution,
-            self._status,
-            tuple(self._history),
+            self._at.status,
+            tuple(self._at.history),
             tuple(point.standard_deviations.tolist()),
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        self._checkpointer.finish(self._kept_result(point, learned))
+        self._checkpointer.finish(self._result_state(point, learned))
         return learned
 
     def _snapshot(self) -> State:
         assert self._best is not None
-        values = {
-            "radius": self._radius,
-            "rejected": self._rejected,
-            "samples": self._samples,
-            "status": self._status.value,
-            "is_over": self._is_over,
-            "history": self._plain_history(),
-        }
-        parts = {
-            "evaluator": self._evaluator.snapshot(),
-            "best": self._evaluator.kept_point(self._best),
-        }
-        return state(_NEWTON, values, {"theta": self._theta}, parts)
+        best = self._evaluator.point_state(self._best)
+        return state_of(_NEWTON, self._at, _Points(self._evaluator.snapshot(), best))
 
     def _restore(self, reader: StateReader) -> None:
-        self._radius, self._rejected = reader.number("radius"), reader.integer("rejected")
-        self._samples = reader.integer("samples")
-        self._status = FitStatus(reader.text("status"))
-        self._is_over = reader.flag("is_over")
-        self._theta = reader.array("theta", self._origin, len(self._origin))
-        self._history = list(reader.each("history", LearnStep.read))
-        self._evaluator.restore(reader.part("evaluator", "evaluator"))
-        self._best = self._evaluator.restored_point(reader, "best")
+        like, sizes = self._evaluator.like, self._evaluator.sizes
+        self._at = reader.read(_Iteration, like, **sizes)
+        points = reader.read(_Points, like, **sizes)
+        self._evaluator.restore(points.evaluator)
+        self._best = self._evaluator.point(points.best)
 
-    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> State:
-        values = {
-            "status": learned.status.value,
-            "history": self._plain_history(),
-            "standard_deviations": list(learned.standard_deviations),
-            "monte_carlo_errors": list(learned.monte_carlo_errors),
-            "grid_error": learned.grid_error,
-            "choices": self._maker.snapshot(),
-        }
-        parts = {"solution": self._evaluator.kept_solved(point.solved)}
-        return state(_NEWTON, values, {}, parts, finished=True)
+    def _result_state(self, point: Point[T], learned: LearnedModel[T]) -> State:
+        result = _Result(
+            self._evaluator.solved_state(point.solved),
+            self._maker.snapshot(),
+            learned.status,
+            learned.history,
+            learned.standard_deviations,
+            learned.monte_carlo_errors,
+            learned.grid_error,
+        )
+        return state_of(_NEWTON, result, finished=True)
 
     def _restored_result(self, reader: StateReader) -> LearnedModel[T]:
         """What `_result` gave, with the maker as it left it."""
-        best = self._evaluator.restored_solved(reader)
-        self._maker.restore(reader.value("choices"))
+        result = reader.read(_Result, self._evaluator.like, **self._evaluator.sizes)
+        best = self._evaluator.solved(result.best)
+        self._maker.restore(result.maker)
         return LearnedModel(
             self._evaluator.gp_at(best.theta, best.solution),
             best.model,
             best.solution,
-            FitStatus(reader.text("status")),
-            reader.each("history", LearnStep.read),
-            reader.numbers("standard_deviations"),
-            reader.numbers("monte_carlo_errors"),
-            reader.number("grid_error"),
+            result.status,
+            result.history,
+            result.standard_deviations,
+            result.monte_carlo_errors,
+            result.grid_error,
         )
 
-    def _plain_history(self) -> list[Plain]:
-        return [step.plain for step in self._history]
-
     def _point(self, theta: Tensor) -> Point[T]:
-        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._history))
-        return self._evaluator.at(theta, self._samples, checkpointer)
+        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._at.history))
+        return self._evaluator.at(theta, self._at.samples, checkpointer)
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
         theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
@@ -197,7 +220,7 @@ class _Newton(Generic[T]):
         return above | ((point.theta <= self._low) & (point.gradient < 0))
 
     def _new_radius(self, base: Point[T], point: Point[T]) -> float:
-        region = TrustRegion(self._settings.largest_step, self._radius)
+        region = TrustRegion(self._settings.largest_step, self._at.radius)
         taken = region.after(point.theta - base.theta, base.gradient, base.information)
         return taken.radius_at(point.gradient)
 
@@ -210,10 +233,10 @@ class _Newton(Generic[T]):
         if bool((step.abs() > allowed).any()):
             return False
         coarse = ~held & (errors > self._settings.accuracy * point.standard_deviations)
-        if bool(coarse.any()) and 2 * self._samples <= self._settings.max_samples:
-            self._samples *= 2
+        if bool(coarse.any()) and 2 * self._at.samples <= self._settings.max_samples:
+            self._at.samples *= 2
             return False
-        self._status = FitStatus.CONVERGED
+        self._at.status = FitStatus.CONVERGED
         return True
 
     def _record(self, point: Point[T], accepted: bool) -> LearnStep:

@@ -3,19 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
 from dustmap.gp import FitStatus, GPModel
-from dustmap.inference._checkpoint import (
-    NO_CHECKPOINTS,
-    AbstractCheckpointer,
-    Plain,
-    State,
-    StateReader,
-)
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
+from dustmap.inference._state import State
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -48,7 +43,7 @@ T = TypeVar("T", bound=PosteriorMoments)
 
 
 class AbstractSolver(ABC, Generic[T]):
-    """Solves for the posterior of some data, and knows how a checkpointer keeps its solutions."""
+    """Solves for the posterior of some data, and takes and restores states of its solutions."""
 
     @abstractmethod
     def __call__(
@@ -70,8 +65,8 @@ class AbstractSolver(ABC, Generic[T]):
         """A solution without its model."""
 
     @abstractmethod
-    def restored(self, model: GridModel, kept: State) -> T:
-        """The solution that was kept, to the bit; model: as it was when that was found."""
+    def restored(self, model: GridModel, state: State) -> T:
+        """The solution of a snapshot, to the bit; model: as it was when that was found."""
 
 
 class AbstractMaker(ABC):
@@ -83,12 +78,12 @@ class AbstractMaker(ABC):
         before."""
 
     @abstractmethod
-    def snapshot(self) -> Plain:
+    def snapshot(self) -> State:
         """What models have from the past beside the parameters, such as their torus."""
 
     @abstractmethod
-    def restore(self, choices: Plain) -> None:
-        """Goes by what `choices` told: `build` then makes the model it made before."""
+    def restore(self, state: State) -> None:
+        """Go back to where `snapshot` was called: `build` then makes the model it made before."""
 
 
 @final
@@ -141,24 +136,6 @@ class LearnStep:
     solver_steps: int
     n_features: int
     accepted: bool
-
-    @property
-    def plain(self) -> Plain:
-        """For a checkpointer."""
-        return asdict(self)
-
-    @staticmethod
-    def read(reader: StateReader) -> "LearnStep":
-        """What `plain` gave."""
-        return LearnStep(
-            reader.numbers("parameters"),
-            reader.numbers("gradient"),
-            reader.numbers("errors"),
-            reader.integer("samples"),
-            reader.integer("solver_steps"),
-            reader.integer("n_features"),
-            reader.flag("accepted"),
-        )
 
 
 @final

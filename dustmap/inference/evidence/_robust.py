@@ -5,8 +5,8 @@ the map cannot explain have sites of next to no precision instead of bending it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Generic, final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Generic, final
 
 import torch
 from torch import Tensor
@@ -16,11 +16,9 @@ from dustmap.inference._checkpoint import (
     NO_CHECKPOINTS,
     AbstractCheckpointer,
     PartOfWhole,
-    Plain,
-    State,
-    StateReader,
-    state,
+    load_reader,
 )
+from dustmap.inference._state import Layout, State, StateReader, state_of
 from dustmap.inference.evidence._information import noise_variance
 from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
@@ -72,22 +70,6 @@ class RobustStep:
     nats: float
     outliers: int
     solver_steps: int
-
-    @property
-    def plain(self) -> Plain:
-        """For a checkpointer."""
-        return {**asdict(self), **asdict(self.noise)}
-
-    @staticmethod
-    def read(reader: StateReader) -> "RobustStep":
-        """What `plain` gave."""
-        return RobustStep(
-            StudentTNoise(reader.number("nu"), reader.number("scale")),
-            reader.number("change"),
-            reader.number("nats"),
-            reader.integer("outliers"),
-            reader.integer("solver_steps"),
-        )
 
 
 @final
@@ -155,8 +137,21 @@ def fit_student_t(
     return _Rounds(model, data, settings, solver, start, checkpointer).fit(progress)
 
 
-#: What the states of rounds are called.
+#: The name of the states of rounds.
 _ROBUST = "fit_student_t"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RoundsState:
+    """history: every round; law: values of all parameters of the noise; sites and weights (N,) of
+    the next solve; solution: the last one."""
+
+    history: list[RobustStep]
+    law: tuple[float, ...]
+    sites: Sites
+    weights: Annotated[Tensor, Layout("sites", "N")]
+    solution: State
 
 
 @final
@@ -188,7 +183,7 @@ class _Rounds(Generic[T]):
     @torch.no_grad()
     def fit(self, progress: Callable[[RobustStep], None] | None) -> RobustFit[T]:
         """One round after the other until all rests; from where the checkpointer is."""
-        reader = StateReader.load(self._checkpointer, _ROBUST)
+        reader = load_reader(self._checkpointer, _ROBUST)
         if reader is not None:
             self._restore(reader)
         if reader is None or not reader.finished:
@@ -268,29 +263,19 @@ class _Rounds(Generic[T]):
 
     def _snapshot(self, finished: bool = False) -> State:
         assert self._solution is not None
-        law = [float(p.value) for p in self._law.parameters()]
-        return state(
-            _ROBUST,
-            {"history": [step.plain for step in self._steps], "law": law},
-            {
-                "weights": self._weights,
-                "target": self._sites.target,
-                "precision": self._sites.precision,
-            },
-            {"solution": self._solving.snapshot(self._solution)},
-            finished=finished,
-        )
+        law = tuple(float(p.value) for p in self._law.parameters())
+        solution = self._solving.snapshot(self._solution)
+        rounds = _RoundsState(self._steps, law, self._sites, self._weights, solution)
+        return state_of(_ROBUST, rounds, finished=finished)
 
     def _restore(self, reader: StateReader) -> None:
-        n, like = len(self._data), self._weights
-        self._steps = list(reader.each("history", RobustStep.read))
-        self._weights = reader.array("weights", like, n)
-        self._sites = Sites(reader.array("target", like, n), reader.array("precision", like, n))
-        pairs = zip(self._law.parameters(), reader.numbers("law"), strict=True)
+        state = reader.read(_RoundsState, {"sites": self._weights}, N=len(self._data))
+        self._steps, self._sites, self._weights = state.history, state.sites, state.weights
+        pairs = zip(self._law.parameters(), state.law, strict=True)
         self._law = self._law.with_parameters(
             [p.at(torch.full_like(p.value, value)) for p, value in pairs]
         )
-        self._solution = self._solving.restored(self._model, reader.inside("solution"))
+        self._solution = self._solving.restored(self._model, state.solution)
 
 
 def site_data(data: Batch, sites: Sites) -> Batch:

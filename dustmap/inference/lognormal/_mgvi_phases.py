@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._checkpoint import AbstractCheckpointer, StateReader
+from dustmap.inference._checkpoint import AbstractCheckpointer, load_reader
 from dustmap.inference._newton import TrustRegion
 from dustmap.inference.evidence._student_t_noise import measured_share
 from dustmap.inference.evidence._student_t_weights import StudentTWeights
@@ -88,7 +88,7 @@ class Fit:
         self.settings, self.rounds, self.progress = settings, rounds, progress
         self.checkpointer = checkpointer
         self.at_once = draws_at_once(max(settings.samples // 2, settings.draws))
-        reader = StateReader.load(checkpointer, MGVI)
+        reader = load_reader(checkpointer, MGVI)
         if reader is None:
             self.state = FitState.first(problem, settings, origin)
         else:

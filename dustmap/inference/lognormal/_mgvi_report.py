@@ -1,9 +1,8 @@
 """How a log-normal fit is set, and what its rounds report."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import final
 
-from dustmap.inference._checkpoint import Plain, StateReader
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 
 
@@ -65,22 +64,3 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
-
-    @property
-    def plain(self) -> Plain:
-        """For a checkpointer."""
-        return asdict(self)
-
-    @staticmethod
-    def read(reader: StateReader) -> "MGVIRound":
-        """What `plain` gave."""
-        return MGVIRound(
-            reader.text("stage"),
-            reader.number("energy"),
-            reader.number("misfit"),
-            reader.number("moved"),
-            reader.numbers("parameters"),
-            reader.numbers("gradient"),
-            reader.numbers("gradient_error"),
-            reader.integer("cg_steps"),
-        )

@@ -1,30 +1,23 @@
 """The columns of a global solve, as many at a time as the memory allows."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from dustmap.inference._checkpoint import (
-    AbstractCheckpointer,
-    State,
-    StateReader,
-    kept_preconditioner,
-    restored_preconditioner,
-    state,
-)
+from dustmap.inference._checkpoint import AbstractCheckpointer, NystromState
+from dustmap.inference._state import REBUILT, Layout, State, StateReader, state_of
 from dustmap.inference.solve._grid_model import Draws, MeanEstimate
 from dustmap.linalg import (
     AbstractOperator,
     AdaptiveBatch,
     Progress,
     SolveResult,
-    SolveStatus,
     block_pcg,
 )
 
-#: What the states of a global solve are called.
+#: The name of the states of a global solve.
 SOLVE = "solve_global"
 #: Vectors over the whitened field, and over the data, that one right-hand side needs.
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
@@ -76,6 +69,36 @@ class System:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class SolvedColumns:
+    """x (k, M_w), with status, steps and residuals of each column, see `SolveResult`."""
+
+    x: Annotated[Tensor, Layout("field", "k M")]
+    status: Annotated[Tensor, Layout("field", "k", dtype=torch.int8)]
+    steps: Annotated[Tensor, Layout("field", "k", dtype=torch.int64)]
+    residuals: Annotated[Tensor, Layout("field", "k", dtype=torch.float64)]
+
+    @staticmethod
+    def of(solve: SolveResult) -> "SolvedColumns":
+        """All columns of a solve."""
+        return SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals)
+
+    def result(self, rtol: float) -> SolveResult:
+        """The solve that they came from."""
+        return SolveResult(self.x, self.status, self.steps, self.residuals, rtol)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Filled:
+    """The columns solved for so far, in a solve of so many data."""
+
+    data: int
+    columns: SolvedColumns | None
+    made: NystromState | None
+
+
+@final
 @dataclass(eq=False)
 class PartialSolve:
     """How far a global solve has come: the first approach to the mean, then one block after
@@ -87,28 +110,17 @@ class PartialSolve:
     """
 
     mean: MeanEstimate
-    preconditioner: AbstractOperator | None
+    preconditioner: Annotated[AbstractOperator | None, REBUILT]
     own: bool
-    x: Tensor
+    x: Annotated[Tensor, REBUILT]
     filled: int = 0
-    ends: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], REBUILT] = field(default_factory=list)
 
     def snapshot(self, n: int) -> State:
         """All of it, for n data."""
-        mean, arrays = self.mean, {"mean": self.mean.x}
-        if self.filled:
-            status, steps, residuals = self._ends()
-            arrays |= {"status": status, "steps": steps, "residuals": residuals}
-            arrays |= {"x": self.x[: self.filled]}
-        values = {
-            "data": n,
-            "mean_status": mean.status.value,
-            "mean_steps": mean.steps,
-            "mean_residual": mean.residual,
-            "own": self.own,
-        }
-        made = kept_preconditioner(self.preconditioner) if self.own else None
-        return state(SOLVE, values, arrays, {"preconditioner": made})
+        columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
+        made = NystromState.of(self.preconditioner) if self.own else None
+        return state_of(SOLVE, self, _Filled(n, columns, made))
 
     @staticmethod
     def restored(
@@ -116,25 +128,19 @@ class PartialSolve:
     ) -> "PartialSolve":
         """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
         began with, if that was another's."""
-        reader.refuse_other("data", n)
-        count, width = x.shape
-        mean = MeanEstimate(
-            reader.array("mean", x, width),
-            SolveStatus(reader.integer("mean_status")),
-            reader.integer("mean_steps"),
-            reader.number("mean_residual"),
-        )
-        own = reader.flag("own")
-        made = restored_preconditioner(reader, "preconditioner", width, x)
-        found = PartialSolve(mean, made if own else earlier, own, x)
-        if reader.has("x"):
-            part = reader.array("x", x, None, width)
-            found.filled = len(part)
-            if found.filled > count:
-                raise reader.refusal(f"{found.filled} columns where this solve has {count}")
-            x[: found.filled] = part
-            found.ends.append(_ends_of(reader, found.filled, x))
-        return found
+        (count, width), like = x.shape, {"field": x, "space": x}
+        stored = reader.read(_Filled, like, M=width, d=width)
+        reader.refuse_other("data", stored.data, n)
+        values = reader.fields(PartialSolve, like, M=width)
+        made = None if stored.made is None else stored.made.operator()
+        partial = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        if partial.filled > count:
+            raise reader.refusal(f"{partial.filled} columns where this solve has {count}")
+        if stored.columns is not None:
+            columns = stored.columns
+            x[: partial.filled] = columns.x
+            partial.ends.append((columns.status, columns.steps, columns.residuals))
+        return partial
 
     def result(self, rtol: float) -> SolveResult:
         """Of all columns."""
@@ -185,17 +191,3 @@ def solved(
         checkpointer.save_if_due(lambda: partial.snapshot(n))
     progress(_DRAWS, count, count)
     return partial.result(rtol)
-
-
-def restored_result(reader: StateReader, width: int, like: Tensor, rtol: float) -> SolveResult:
-    """All columns of a finished solve in a field of this width."""
-    x = reader.array("x", like, None, width)
-    return SolveResult(x, *_ends_of(reader, len(x), x), rtol)
-
-
-def _ends_of(reader: StateReader, count: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        reader.array("status", like[:0].to(torch.int8), count),
-        reader.array("steps", like[:0].long(), count),
-        reader.array("residuals", like[:0].double(), count),
-    )

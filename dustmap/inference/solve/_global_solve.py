@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, StateReader
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
 from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
     GlobalSolution,
-    kept_solution,
     restored_solution,
+    solution_state,
 )
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
@@ -95,7 +95,7 @@ def solve_global(
     first approach to the mean and after every block of columns. progress: called with draws and
     steps of CG.
     """
-    reader = StateReader.load(checkpointer, SOLVE)
+    reader = load_reader(checkpointer, SOLVE)
     if reader is not None and reader.finished:
         return restored_solution(model, data, reader)
     sigma = checked(model, data, sigma)
@@ -124,7 +124,7 @@ def solve_global(
     solve = _with_mean(solve, mean, draws.length)
     spread = _spread(A, profile, T, settings, progress)
     solution = _solution(model, profile, draws, solve, T, settings, spread)
-    checkpointer.finish(kept_solution(solution))
+    checkpointer.finish(solution_state(solution))
     return solution
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -11,15 +11,17 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
-from dustmap.inference._checkpoint import (
-    NO_CHECKPOINTS,
-    AbstractCheckpointer,
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
+from dustmap.inference._state import (
+    REBUILT,
+    Layout,
+    ParameterVector,
     State,
     StateReader,
-    state,
+    state_of,
 )
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._hyperparameters import HyperparameterLearner
+from dustmap.inference.variational._hyperparameters import HyperparameterLearner, LearnerState
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
 
@@ -129,6 +131,16 @@ class SVISettings:
 
 @final
 @dataclass(frozen=True, eq=False)
+class _GaussianState:
+    """q by its mean and the statistics of its family, with its divergence from the prior."""
+
+    mean: Annotated[Tensor, Layout("field", "M")]
+    statistics: Annotated[Tensor, Layout("field", "statistics", dtype=torch.float64)]
+    divergence: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class SVIState:
     """One state of the iteration.
 
@@ -138,9 +150,9 @@ class SVIState:
 
     step: int
     epoch: int
-    model: VariationalModel
-    taken: NaturalStep
-    theta: Tensor | None = None
+    model: Annotated[VariationalModel, REBUILT]
+    taken: Annotated[NaturalStep, REBUILT]
+    theta: ParameterVector | None = None
 
     @property
     def posterior(self) -> AbstractGaussian:
@@ -149,52 +161,26 @@ class SVIState:
 
     def snapshot(self) -> State:
         """All of it but the model."""
-        taken = self.taken
-        values = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "fit": taken.fit,
-            "divergence": taken.divergence.value(),
-            "stability": taken.stability,
-            "length_mean": taken.length_mean,
-            "negative": taken.negative,
-            "share": taken.share,
-            "halvings": taken.halvings,
-        }
-        q = taken.posterior
-        arrays = {"mean": q.mean, "statistics": q.statistics, "theta": self.theta}
-        return state(_STATE, values, arrays)
+        q, divergence = self.posterior, self.taken.divergence.value()
+        gaussian = _GaussianState(q.mean, q.statistics, divergence)
+        return state_of(_STATE, self, self.taken, gaussian)
 
     @staticmethod
-    def restored(learner: HyperparameterLearner, reader: StateReader, like: Tensor) -> "SVIState":
-        """What was kept of a state of this learner's model; on the device of `like`."""
-        model, start = learner.model, learner.parameters.theta
-        theta = reader.maybe("theta", start, len(start))
-        family, mean = model.family, like[:0].to(model.features.dtype)
-        sizes = family.zero_statistics("meta").shape
-        q = family.posterior(
-            reader.array("mean", mean, family.n_features),
-            reader.array("statistics", mean.double(), *sizes),
+    def restored(learner: HyperparameterLearner, state: State, y: Tensor) -> "SVIState":
+        """The state of this learner's model in a snapshot; on the device of y."""
+        model, family, start = learner.model, learner.model.family, learner.parameters.theta
+        reader = StateReader.of(state, _STATE)
+        like = {"theta": start, "field": y[:0].to(model.features.dtype)}
+        sizes = tuple(family.zero_statistics("meta").shape)
+        gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
+        taken = NaturalStep(
+            posterior=family.posterior(gaussian.mean, gaussian.statistics),
+            divergence=KnownDivergence(gaussian.divergence),
+            **reader.fields(NaturalStep),
         )
-        fit, stability, length = map(reader.number, ("fit", "stability", "length_mean"))
-        divergence = KnownDivergence(reader.number("divergence"))
-        negative, share = reader.integer("negative"), reader.number("share")
-        return SVIState(
-            reader.integer("step"),
-            reader.integer("epoch"),
-            model if theta is None else learner.at(theta),
-            NaturalStep(
-                q,
-                fit,
-                divergence,
-                stability,
-                length,
-                negative,
-                share,
-                reader.integer("halvings"),
-            ),
-            theta,
-        )
+        values = reader.fields(SVIState, like, P=len(start))
+        theta = values["theta"]
+        return SVIState(model=model if theta is None else learner.at(theta), taken=taken, **values)
 
 
 def svi(
@@ -233,10 +219,23 @@ class _Run:
         self.learner = HyperparameterLearner(model, settings.learning_rate)
         self.step = self.epoch = 0
         if reader is not None:
-            reader.refuse_other("data", len(batch))
-            self.step, self.epoch = reader.integer("step"), reader.integer("epoch")
-            self.learner.restore(reader, "learner")
-            self.generator.set_state(reader.array("generator", generator.get_state(), None))
+            self._restore(self.stored(reader))
+
+    def stored(self, reader: StateReader) -> "_RunState":
+        """The state of a fit of these data."""
+        theta = self.learner.parameters.theta
+        like = {"theta": theta, "generator": self.generator.get_state()}
+        state = reader.read(_RunState, like, P=len(theta))
+        reader.refuse_other("data", state.data, len(self.batch))
+        if (state.learner is not None) != self.learner.active:
+            other = "no learning of" if self.learner.active else "learned"
+            raise reader.refusal(f"{other} hyperparameters")
+        return state
+
+    def _restore(self, state: "_RunState") -> None:
+        self.step, self.epoch = state.step, state.epoch
+        self.learner.restore(state.learner)
+        self.generator.set_state(state.generator)
 
     def one_pass(self) -> Iterator[SVIState]:
         """A step with every minibatch."""
@@ -273,9 +272,9 @@ def fit_svi(
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
     progress: called with every state.
-    checkpointer: kept after every epoch, with the state of the generator.
+    checkpointer: saves a state after every epoch, with the state of the generator.
     """
-    reader = StateReader.load(checkpointer, _SVI)
+    reader = load_reader(checkpointer, _SVI)
     run = _Run(model, batch, source, settings, generator, reader)
     passes = _Passes.of(run, reader)
     if reader is None or not reader.finished:
@@ -297,8 +296,24 @@ def fit_svi(
     return replace(chosen, model=run.learner.at(chosen.theta))
 
 
-#: What the states of a fit are called.
+#: The names of the states of a fit, and of one step.
 _SVI, _STATE = "fit_svi", "svi_state"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RunState:
+    """A fit of so many data after some passes. last, best: None where there is none; best_is_last:
+    where both are one."""
+
+    data: int
+    step: int
+    epoch: int
+    learner: LearnerState | None
+    generator: Annotated[Tensor, Layout("generator", "bytes")]
+    last_state: State | None
+    best_state: State | None
+    best_is_last: bool
 
 
 @final
@@ -306,8 +321,8 @@ _SVI, _STATE = "fit_svi", "svi_state"
 class _Passes:
     """The last state, the best one by its score, and the epochs since."""
 
-    last: SVIState | None = None
-    best: SVIState | None = None
+    last: Annotated[SVIState | None, REBUILT] = None
+    best: Annotated[SVIState | None, REBUILT] = None
     best_score: float = -math.inf
     waited: int = 0
 
@@ -320,35 +335,33 @@ class _Passes:
 
     def snapshot(self, run: _Run, *, finished: bool) -> State:
         """With all that the next pass goes by."""
-        values = {
-            "data": len(run.batch),
-            "step": run.step,
-            "epoch": run.epoch,
-            "best_score": self.best_score,
-            "waited": self.waited,
-        }
         is_best = self.best is self.last
-        parts = {
-            "learner": run.learner.snapshot(),
-            "last": None if self.last is None else self.last.snapshot(),
-            "best": None if self.best is None or is_best else self.best.snapshot(),
-        }
-        arrays = {"generator": run.generator.get_state()}
-        return state(_SVI, {**values, "is_best": is_best}, arrays, parts, finished=finished)
+        stored = _RunState(
+            len(run.batch),
+            run.step,
+            run.epoch,
+            run.learner.snapshot(),
+            run.generator.get_state(),
+            None if self.last is None else self.last.snapshot(),
+            None if self.best is None or is_best else self.best.snapshot(),
+            is_best,
+        )
+        return state_of(_SVI, self, stored, finished=finished)
 
     @staticmethod
     def of(run: _Run, reader: StateReader | None) -> "_Passes":
-        """None yet, or those that were kept; the run then goes on from the last."""
+        """None yet, or those that were stored; the run then goes on from the last."""
         if reader is None:
             return _Passes()
-        learner, y = run.learner, run.batch.y
-        last = SVIState.restored(learner, reader.part("last", _STATE), y)
-        best = None
-        if reader.has("best"):
-            best = SVIState.restored(learner, reader.part("best", _STATE), y)
+        stored, y = run.stored(reader), run.batch.y
+        last, best = (
+            None if state is None else SVIState.restored(run.learner, state, y)
+            for state in (stored.last_state, stored.best_state)
+        )
+        assert last is not None
         run.posterior = last.posterior
-        chosen = last if reader.flag("is_best") else best
-        return _Passes(last, chosen, reader.number("best_score"), reader.integer("waited"))
+        chosen = last if stored.best_is_last else best
+        return _Passes(last=last, best=chosen, **reader.fields(_Passes))
 
 
 def _start(
