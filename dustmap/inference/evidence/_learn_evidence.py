@@ -34,7 +34,6 @@ from dustmap.inference.evidence._newton_point import (
     Evaluator,
     EvaluatorState,
     Point,
-    PointState,
     SolvedState,
 )
 from dustmap.inference.solve._grid_model import GRID_STREAM
@@ -67,25 +66,11 @@ class _Iteration:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Points:
-    """The best point, and the evaluator that found it."""
+class _Best:
+    """The solution of a result, and the maker's state after the last solve."""
 
-    evaluator: EvaluatorState
-    best: PointState
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Result:
-    """What `LearnedModel` has beside its models; maker: as the last solve left it."""
-
-    best: SolvedState
+    solved: SolvedState
     maker: State
-    status: FitStatus
-    history: tuple[LearnStep, ...]
-    standard_deviations: tuple[float, ...]
-    monte_carlo_errors: tuple[float, ...]
-    grid_error: float
 
 
 @final
@@ -163,48 +148,28 @@ class _Newton(Generic[T]):
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        self._checkpointer.finish(self._result_state(point, learned))
+        best = _Best(self._evaluator.solved_state(point.solved), self._maker.snapshot())
+        self._checkpointer.finish(state_of(_NEWTON, learned, best, finished=True))
         return learned
 
     def _snapshot(self) -> State:
         assert self._best is not None
-        best = self._evaluator.point_state(self._best)
-        return state_of(_NEWTON, self._at, _Points(self._evaluator.snapshot(), best))
+        return state_of(_NEWTON, self._at, self._best, self._evaluator.snapshot(self._best))
 
     def _restore(self, reader: StateReader) -> None:
         like, sizes = self._evaluator.like, self._evaluator.sizes
         self._at = reader.read(_Iteration, like, **sizes)
-        points = reader.read(_Points, like, **sizes)
-        self._evaluator.restore(points.evaluator)
-        self._best = self._evaluator.point(points.best)
-
-    def _result_state(self, point: Point[T], learned: LearnedModel[T]) -> State:
-        result = _Result(
-            self._evaluator.solved_state(point.solved),
-            self._maker.snapshot(),
-            learned.status,
-            learned.history,
-            learned.standard_deviations,
-            learned.monte_carlo_errors,
-            learned.grid_error,
-        )
-        return state_of(_NEWTON, result, finished=True)
+        solved = self._evaluator.restore(reader.read(EvaluatorState, like, **sizes))
+        self._best = Point(solved=solved, **reader.fields(Point, like, **sizes))
 
     def _restored_result(self, reader: StateReader) -> LearnedModel[T]:
         """What `_result` gave, with the maker as it left it."""
-        result = reader.read(_Result, self._evaluator.like, **self._evaluator.sizes)
-        best = self._evaluator.solved(result.best)
-        self._maker.restore(result.maker)
-        return LearnedModel(
-            self._evaluator.gp_at(best.theta, best.solution),
-            best.model,
-            best.solution,
-            result.status,
-            result.history,
-            result.standard_deviations,
-            result.monte_carlo_errors,
-            result.grid_error,
-        )
+        stored = reader.read(_Best, self._evaluator.like, **self._evaluator.sizes)
+        best = self._evaluator.solved(stored.solved)
+        self._maker.restore(stored.maker)
+        gp = self._evaluator.gp_at(best.theta, best.solution)
+        fields = reader.fields(LearnedModel)
+        return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
 
     def _point(self, theta: Tensor) -> Point[T]:
         checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._at.history))

@@ -4,13 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, final
+from typing import Annotated, Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
 from dustmap.gp import FitStatus, GPModel
 from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
-from dustmap.inference._state import State
+from dustmap.inference._state import REBUILT, State
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -150,9 +150,9 @@ class LearnedModel(Generic[T]):
     grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
     """
 
-    gp: GPModel
-    model: GridModel
-    solution: T
+    gp: Annotated[GPModel, REBUILT]
+    model: Annotated[GridModel, REBUILT]
+    solution: Annotated[T, REBUILT]
     status: FitStatus
     history: tuple[LearnStep, ...]
     standard_deviations: tuple[float, ...]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
 from dustmap.inference._checkpoint import AbstractCheckpointer
-from dustmap.inference._state import Layout, ParameterVector, State
+from dustmap.inference._state import REBUILT, Layout, ParameterVector, State
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,
@@ -49,22 +49,11 @@ class ResidualRates:
 
 @final
 @dataclass(frozen=True, eq=False)
-class PointState:
-    """A point; solved: None where that is the latest of the evaluator."""
-
-    solved: SolvedState | None
-    gradient: ParameterVector
-    information: Annotated[Tensor, Layout("theta", "P P")]
-    error: Annotated[Tensor, Layout("theta", "P P")]
-    grid_error: float
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class EvaluatorState:
-    """The latest solution, and the derivatives that may be used again."""
+    """The latest solution, that of the best point where it is another, and derivatives to reuse."""
 
-    latest: SolvedState | None
+    latest: SolvedState
+    best: SolvedState | None
     rates: ResidualRates | None
 
 
@@ -87,10 +76,10 @@ class Point(Generic[T]):
     grid_error: median of Var r / σ² over the data.
     """
 
-    solved: Solved[T]
-    gradient: Tensor
-    information: Tensor
-    error: Tensor
+    solved: Annotated[Solved[T], REBUILT]
+    gradient: ParameterVector
+    information: Annotated[Tensor, Layout("theta", "P P")]
+    error: Annotated[Tensor, Layout("theta", "P P")]
     grid_error: float
 
     @property
@@ -178,30 +167,17 @@ class Evaluator(Generic[T]):
         """The lengths of axes of stored tensors."""
         return {"P": len(self.parameters.theta), "N": len(self._data)}
 
-    def snapshot(self) -> EvaluatorState:
-        """The state between two points."""
-        latest = None if self._latest is None else self.solved_state(self._latest)
-        return EvaluatorState(latest, self._rates)
+    def snapshot(self, best: Point[T]) -> EvaluatorState:
+        """The state between two points, of which this is the best so far."""
+        assert self._latest is not None
+        other = None if best.solved is self._latest else self.solved_state(best.solved)
+        return EvaluatorState(self.solved_state(self._latest), other, self._rates)
 
-    def restore(self, state: EvaluatorState) -> None:
-        """Go back to where `snapshot` was called."""
-        self._rates = state.rates
-        self._latest = None if state.latest is None else self.solved(state.latest)
-
-    def point_state(self, point: Point[T]) -> PointState:
-        """A point; its solution only where that is not the latest."""
-        solved = None if point.solved is self._latest else self.solved_state(point.solved)
-        return PointState(solved, point.gradient, point.information, point.error, point.grid_error)
-
-    def point(self, state: PointState) -> Point[T]:
-        """The point of a state, after `restore`; leaves the maker at the latest solution."""
-        solved = self._latest
-        if state.solved is not None:
-            solved = self.solved(state.solved)
-            if self._latest is not None:
-                self._maker.restore(self._latest.maker)
-        assert solved is not None
-        return Point(solved, state.gradient, state.information, state.error, state.grid_error)
+    def restore(self, state: EvaluatorState) -> Solved[T]:
+        """Go back to where `snapshot` was called; the solution of the best point."""
+        best = None if state.best is None else self.solved(state.best)
+        self._latest, self._rates = self.solved(state.latest), state.rates
+        return self._latest if best is None else best
 
     def solved_state(self, solved: Solved[T]) -> SolvedState:
         """A solution without its model."""

@@ -36,7 +36,7 @@ _LARGEST_WRAP = 0.15
 _WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
-#: ξ (n,) and multipliers (N,) of the data, and several of each.
+#: ξ (n,), and multipliers (N,) of the data.
 _Latent: TypeAlias = Annotated[Tensor, Layout("data", "n")]
 _Multipliers: TypeAlias = Annotated[Tensor, Layout("data", "N")]
 #: CG steps below which a preconditioner need not be renewed.
@@ -97,8 +97,8 @@ class Phase(enum.Enum):
 @final
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Hyperparameters θ with the centre of their prior, the noise of the data, the centre and the
-    mode: what problem, weights and iterates are rebuilt from."""
+    """What problem, weights, centre and mode are rebuilt from: θ with the centre of its prior, the
+    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
 
     data: int
     nodes: int
@@ -109,18 +109,11 @@ class _Place:
     change: float
     tau: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
     response: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Iterates:
-    """ξ (n,) of the centre with its deviations, and of the mode with its multipliers."""
-
     xi: _Latent
     centre_deviations: Annotated[Tensor, Layout("data", "C n")] | None
     mode_xi: _Latent | None
     mode_z: _Multipliers | None
-    stored_preconditioner: NystromState | None
+    made: NystromState | None
 
 
 @final
@@ -180,22 +173,20 @@ class FitState:
     def snapshot(self) -> State:
         """All of it; of a fit that is done, what its result takes."""
         if self.phase is not Phase.DONE:
-            return state_of(MGVI, self, self._place(), self._iterates())
+            return state_of(MGVI, self, self._place())
         result = replace(
             self,
             preconditioner=None,
             evidence_draws=None,
             sample_draws=None,
             curve_draws=None,
-            drawn=[],
             mode=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
-        places = result._place(), result._iterates()
-        return state_of(MGVI, result, *places, finished=True)
+        return state_of(MGVI, result, result._place(), finished=True)
 
     def _place(self) -> _Place:
-        problem, weights = self.centre.problem, self.weights
+        centre, problem, weights = self.centre, self.centre.problem, self.weights
         return _Place(
             len(self.z),
             problem.model.prior.grid.size,
@@ -206,15 +197,10 @@ class FitState:
             0.0 if weights is None else weights.change,
             None if weights is None else weights.tau,
             problem.data.response,
-        )
-
-    def _iterates(self) -> _Iterates:
-        centre, mode = self.centre, self.mode
-        return _Iterates(
             centre.xi,
             None if len(centre.deviations) == 1 else centre.deviations,
-            None if mode is None else mode[0].xi,
-            None if mode is None else mode[1],
+            None if self.mode is None else self.mode[0].xi,
+            None if self.mode is None else self.mode[1],
             NystromState.of(self.preconditioner),
         )
 
@@ -225,8 +211,7 @@ class FitState:
         """The state of a fit of this problem."""
         y, theta = problem.y, problem.theta
         like = {"data": y, "theta": theta, "space": y}
-        sizes = {"N": len(y), "P": len(theta)}
-        place = reader.read(_Place, like, **sizes)
+        place = reader.read(_Place, like, N=len(y), d=len(y), P=len(theta))
         reader.refuse_other("data", place.data, len(y))
         reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
         prior = learned_from(problem.model, place.origin, settings.prior_std)
@@ -236,22 +221,22 @@ class FitState:
             problem = problem.weighted(weights.precision_weights)
         if place.response is not None:
             problem = problem.with_response(place.response)
-        sizes |= {"n": problem.n_latent, "d": len(y)}
-        sizes |= {"S": settings.samples, "pairs": settings.samples // 2}
-        stored = reader.read(_Iterates, like, **sizes)
+        reader.refuse_other("numbers of the field", len(place.xi), problem.n_latent)
         present = problem.with_present_noise()
-        centre, mode = posterior_at(present, stored.xi, stored.centre_deviations), None
-        if stored.mode_xi is not None and stored.mode_z is not None:
-            there = posterior_at(centre.problem, stored.mode_xi)
-            mode = there.with_own_response(), stored.mode_z
-        made = stored.stored_preconditioner
+        centre, mode = posterior_at(present, place.xi, place.centre_deviations), None
+        if place.mode_xi is not None and place.mode_z is not None:
+            there = posterior_at(centre.problem, place.mode_xi)
+            mode = there.with_own_response(), place.mode_z
+        sizes = {"N": len(y), "n": len(place.xi), "P": len(theta)}
+        samples = {"S": settings.samples, "pairs": settings.samples // 2}
+        world, made = problem.model.prior.world, place.made
         return FitState(
             prior=prior,
             centre=centre,
-            preconditioner=None if made is None else made.operator(problem.model.prior.world),
+            preconditioner=None if made is None else made.operator(world),
             mode=mode,
             weights=weights,
-            **reader.fields(FitState, like, **sizes),
+            **reader.fields(FitState, like, **sizes, **samples),
         )
 
 
