@@ -195,14 +195,14 @@ def svi(
     The order of the data comes from `generator`. With learning_rate > 0 the rows of a minibatch
     are computed once with their graph: detached for the natural step, with it for Adam's.
     """
-    run = _Run(model, batch, source, settings, generator, None)
+    run = _Run(model, batch, source, settings, generator, resumed=False)
     while run.epoch < settings.epochs:
         yield from run.one_pass()
 
 
 @final
 class _Run:
-    """The iteration between two passes over the data."""
+    """The iteration between two passes over the data; resumed: its state comes from elsewhere."""
 
     def __init__(
         self,
@@ -211,31 +211,14 @@ class _Run:
         source: RowSource,
         settings: SVISettings,
         generator: torch.Generator,
-        reader: StateReader | None,
+        *,
+        resumed: bool,
     ) -> None:
         self.batch, self.source, self.settings, self.generator = batch, source, settings, generator
-        if reader is None:
+        if not resumed:
             self.posterior = _start(model, batch, source, settings)
         self.learner = HyperparameterLearner(model, settings.learning_rate)
         self.step = self.epoch = 0
-        if reader is not None:
-            self._restore(self.stored(reader))
-
-    def stored(self, reader: StateReader) -> "_RunState":
-        """The state of a fit of these data."""
-        theta = self.learner.parameters.theta
-        like = {"theta": theta, "generator": self.generator.get_state()}
-        state = reader.read(_RunState, like, P=len(theta))
-        reader.refuse_other("data", state.data, len(self.batch))
-        if (state.learner is not None) != self.learner.active:
-            other = "no learning of" if self.learner.active else "learned"
-            raise reader.refusal(f"{other} hyperparameters")
-        return state
-
-    def _restore(self, state: "_RunState") -> None:
-        self.step, self.epoch = state.step, state.epoch
-        self.learner.restore(state.learner)
-        self.generator.set_state(state.generator)
 
     def one_pass(self) -> Iterator[SVIState]:
         """A step with every minibatch."""
@@ -275,7 +258,7 @@ def fit_svi(
     checkpointer: saves a state after every epoch, with the state of the generator.
     """
     reader = load_reader(checkpointer, _SVI)
-    run = _Run(model, batch, source, settings, generator, reader)
+    run = _Run(model, batch, source, settings, generator, resumed=reader is not None)
     passes = _Passes.of(run, reader)
     if reader is None or not reader.finished:
         while run.epoch < settings.epochs and passes.waited < settings.patience:
@@ -350,16 +333,24 @@ class _Passes:
 
     @staticmethod
     def of(run: _Run, reader: StateReader | None) -> "_Passes":
-        """None yet, or those that were stored; the run then goes on from the last."""
+        """None yet, or those of a state, which the run then goes on from."""
         if reader is None:
             return _Passes()
-        stored, y = run.stored(reader), run.batch.y
+        learner, y, theta = run.learner, run.batch.y, run.learner.parameters.theta
+        like = {"theta": theta, "generator": run.generator.get_state()}
+        stored = reader.read(_RunState, like, P=len(theta))
+        reader.refuse_other("data", stored.data, len(y))
+        if (stored.learner is not None) != learner.active:
+            other = "no learning of" if learner.active else "learned"
+            raise reader.refusal(f"{other} hyperparameters")
+        learner.restore(stored.learner)
+        run.generator.set_state(stored.generator)
         last, best = (
-            None if state is None else SVIState.restored(run.learner, state, y)
+            None if state is None else SVIState.restored(learner, state, y)
             for state in (stored.last_state, stored.best_state)
         )
         assert last is not None
-        run.posterior = last.posterior
+        run.step, run.epoch, run.posterior = stored.step, stored.epoch, last.posterior
         chosen = last if stored.best_is_last else best
         return _Passes(last=last, best=chosen, **reader.fields(_Passes))
 
