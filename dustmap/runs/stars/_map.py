@@ -302,7 +302,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """
     store = open_star_store(directory.path / ARCHIVE)
     run = assemble(config, from_store(store), None)
-    at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
+    at = Hyperparameters.from_dict(directory.read_json(HYPERPARAMETERS))
     arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
     if distances:
         run = replace(run, observed=reopened(run.observed, distances))
