@@ -97,7 +97,7 @@ class Hyperparameters:
         )
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "Hyperparameters":
+    def from_dict(values: Any) -> "Hyperparameters":
         """The hyperparameters of `as_dict`, as a file has them; other content is a ValueError."""
         names = {each.name for each in fields(Hyperparameters)}
         needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
