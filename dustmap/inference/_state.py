@@ -85,7 +85,10 @@ def state_of(what: str, *records: object, finished: bool = False) -> State:
     """
     walk, stored = _Walk({}, {}), dict[str, Plain]()
     for record in records:
-        stored.update(walk.fields(record, ""))
+        taken = walk.fields(record, "")
+        if stored.keys() & taken.keys():
+            raise TypeError(f"two records have a field {', '.join(stored.keys() & taken.keys())}")
+        stored.update(taken)
     values: dict[str, Plain] = {_WHAT: what, _FINISHED: finished, _FIELDS: stored}
     return State({**values, _STRIDES: walk.strides}, walk.arrays)
 

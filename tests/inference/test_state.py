@@ -28,6 +28,11 @@ class Step:
     parameters: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class Gain:
+    gain: float
+
+
 @dataclass(frozen=True, eq=False)
 class Inner:
     values: Annotated[Tensor, Layout("x", "N")]
@@ -146,6 +151,11 @@ def test_arrays_of_other_shapes_and_types_are_refused() -> None:
     gone = State(reader.state.values, {"matrix": reader.state.arrays["matrix"]})
     with pytest.raises(ValueError, match=r"^checkpoint: the state of whole has no inner\.values"):
         StateReader.of(gone, "whole").fields(Whole, LIKE)
+
+
+def test_records_of_one_state_have_different_fields() -> None:
+    with pytest.raises(TypeError, match="two records have a field gain"):
+        state_of("both", Gain(0.5), Step(0.5, False))
 
 
 def test_states_of_something_else_are_refused() -> None:

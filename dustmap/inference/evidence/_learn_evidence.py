@@ -258,7 +258,8 @@ def learn_evidence(
     weights (N,): the noise variances are divided by them.
     ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
         so. floors: the least ones; what ends there is next to nothing, and that is no fault.
-    checkpointer: kept after every step, and inside the solves; progress hears of new steps only.
+    checkpointer: saves a state after every step, and inside the solves; progress is called with
+        new steps only.
     """
     start = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
     start.require_some("kernel or likelihood")
