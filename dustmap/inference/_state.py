@@ -198,7 +198,7 @@ class _Reading:
         """The stored fields of a dataclass."""
         found: dict[str, Any] = {}
         if not isinstance(stored, Mapping):
-            raise self.wrong(path.removesuffix("."), stored)
+            raise self.wrong(path.removesuffix(".") or _FIELDS, stored)
         for name, hint in _stored_hints(record).items():
             if name not in stored:
                 raise self.reader.refusal(f"no {path}{name}")

@@ -163,6 +163,8 @@ def test_states_of_something_else_are_refused() -> None:
         StateReader.of(whole().part, "whole")
     with pytest.raises(ValueError, match="expected a state of whole, got one of None"):
         StateReader.of(State(), "whole")
+    with pytest.raises(ValueError, match=r"^checkpoint: the state of whole has fields = None; "):
+        StateReader.of(State({"what": "whole"}), "whole").read(Step)
 
 
 def test_what_cannot_be_stored_is_named() -> None:
