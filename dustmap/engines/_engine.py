@@ -24,7 +24,7 @@ from dustmap.gp import (
     Prediction,
     RegularGrid,
 )
-from dustmap.inference import NO_JOURNAL, AbstractJournal, StudentTNoise
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, StudentTNoise
 from dustmap.linalg import Progress, unwatched
 
 #: Arrays that bring a posterior back, by name.
@@ -69,17 +69,17 @@ class Problem:
 @final
 @dataclass(frozen=True)
 class Watch:
-    """journal: keeps states to go on from; on_step: called with every step of learning; progress:
-    with what is counted on the way; stage: a context of "learning" and of "posterior"."""
+    """checkpointer: keeps states to go on from; on_step: called with every step of learning;
+    progress: with what is counted on the way; stage: a context of "learning" and of "posterior"."""
 
-    journal: AbstractJournal = NO_JOURNAL
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS
     on_step: OnStep = no_step
     progress: Progress = unwatched
     stage: Callable[[str], AbstractContextManager[None]] = unstaged
 
     def within(self, name: str) -> "Watch":
-        """The same for a part of the computation, with a journal of its own."""
-        return replace(self, journal=self.journal.within(name))
+        """The same for a part of the computation, with a checkpointer of its own."""
+        return replace(self, checkpointer=self.checkpointer.child(name))
 
 
 @final

@@ -36,8 +36,8 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
-#: Dense matrices of the evidence and its gradient, beside one for the factor. Those of rays are made
-#: in chunks, of which two are held where gradients are asked for.
+#: Dense matrices of the evidence and its gradient, beside one for the factor. Those of rays are
+#: made in chunks, of which two are held where gradients are asked for.
 _GRADIENTS = 4
 #: Of a table of antiderivatives, and of covariances with rays a chunk at a time.
 _TABLE, _CHUNK, _PREDICTIONS = 18 * MIB, 64 * MIB, 64 * MIB

@@ -263,7 +263,7 @@ class InducingEngine(AbstractEngine):
             SVISettings(batch_size=settings.batch, epochs=settings.epochs),
             torch.Generator().manual_seed(settings.seed),
             progress=_epochs(len(data), watch),
-            journal=watch.journal,
+            checkpointer=watch.checkpointer,
         )
         elbo = full_elbo(model, last.posterior, data, source)
         sizes = _sizes(plan, model.features)

@@ -8,8 +8,8 @@ degrees, noise 1.55 and the error of held-out rows 1.54 °C; after it 0.06 to 0.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -27,7 +27,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.functionals import LineIntegrals, Sharded
 from dustmap.gp.kernels import StationaryKernel
-from dustmap.inference import Kept
+from dustmap.inference import ParameterVector, StateReader, state_of
 
 #: Where the search starts, in standardised units: the evidence has several maxima, one of which
 #: calls everything noise.
@@ -40,6 +40,9 @@ START_ROWS = 300
 CONDITIONALS, _MAX_STEPS, _MOST_ROWS = 2_000, 40, 100_000
 #: Conditionals that the noise alone is refined by, so that its error is half a per cent.
 NOISE_CONDITIONALS = 20_000
+
+#: The name of the state of a result.
+_LEARN = "learn"
 
 #: Rows beyond which a dense covariance is too much to factor; matrices of N × N float64 that a
 #: dense fit holds: covariance, factor, and one at work.
@@ -79,19 +82,30 @@ class Learned:
     learning: Learning | None
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _LearnState:
+    """The result of `learn`: θ (P,), and how it was found."""
+
+    learning: Learning | None
+    theta: ParameterVector
+
+
 def learn(
     model: GPModel, data: Batch, settings: EvidenceSettings, watch: Watch | None = None
 ) -> Learned:
     """Maximise ln p(y) of a random part of the data over what is learned.
 
     A random part leaves noise and length scales unbiased; clusters of neighbours would not. Rays to
-    uncertain distances end at their means, see `at_mean_distances`. The journal keeps the end.
+    uncertain distances end at their means, see `at_mean_distances`. The checkpointer saves the
+    result.
     """
     watch, parameters = Watch() if watch is None else watch, Parameters.of(model)
-    kept = watch.journal.latest()
-    if kept is not None:
-        learned = parameters.build(kept.arrays["theta"]).detached()
-        return Learned(learned, _learning_of(kept.values["learning"]))
+    state = watch.checkpointer.load()
+    if state is not None:
+        theta = parameters.theta
+        stored = StateReader.of(state, _LEARN).read(_LearnState, {"theta": theta}, P=len(theta))
+        return Learned(parameters.build(stored.theta).detached(), stored.learning)
     fit = None
     if len(parameters) > 0:
         fit = fit_hyperparameters(
@@ -106,8 +120,8 @@ def learn(
     learning = Learning.of_evidence(fit)
     for step in () if learning is None else learning.trace:
         watch.on_step(step)
-    plain = None if learning is None else asdict(learning)
-    watch.journal.finish(Kept({"learning": plain}, {"theta": Parameters.of(model).theta}))
+    result = _LearnState(learning, Parameters.of(model).theta)
+    watch.checkpointer.finish(state_of(_LEARN, result, finished=True))
     return Learned(model, learning)
 
 
@@ -123,12 +137,6 @@ def learn_from_start(
             part = random_part(problem.data, min(settings.rows, START_ROWS), settings.seed)
             model = best_start(model, lambda tried: evidence(tried, part))
         return learn(model, problem.data, settings, watch)
-
-
-def _learning_of(values: Any) -> Learning | None:
-    if not isinstance(values, Mapping):
-        return None
-    return Learning(**{**values, "trace": tuple(values["trace"])})
 
 
 def random_part(batch: Batch, n: int, seed: int) -> Batch:

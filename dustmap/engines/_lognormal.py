@@ -172,7 +172,7 @@ class LogNormalEngine(AbstractEngine):
             ),
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
-            journal=watch.journal,
+            checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
         fitted = solution.model

@@ -173,7 +173,7 @@ class PathwiseEngine(AbstractEngine):
             settings,
             estimator=self.settings.estimator,
             steps=_logged(names, watch),
-            journal=watch.journal,
+            checkpointer=watch.checkpointer,
             progress=watch.progress,
         )
         # As a later command will see it, so that both see the same bits.

@@ -43,15 +43,15 @@ from dustmap.engines._pathwise_points import (
 from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     AbstractSolver,
     DataSpaceSolution,
     GlobalSolution,
     GridModel,
-    Kept,
     RobustSettings,
     Sites,
+    State,
     StudentTModel,
     StudentTNoise,
     fit_student_t,
@@ -332,7 +332,7 @@ class _Solver(AbstractSolver[GlobalSolution | DataSpaceSolution]):
         sigma: Tensor,
         samples: int,
         start: GlobalSolution | DataSpaceSolution | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> GlobalSolution | DataSpaceSolution:
         plan = replace(self.plan, samples=samples)
         residual = model.features.residual_variance(self.data.functional).double()
@@ -340,8 +340,8 @@ class _Solver(AbstractSolver[GlobalSolution | DataSpaceSolution]):
         normal = replace(self.model, likelihood=GaussianLikelihood())
         return fit_points(normal, data, plan).solution
 
-    def kept(self, solution: GlobalSolution | DataSpaceSolution) -> Kept:
-        return Kept({}, {})
+    def snapshot(self, solution: GlobalSolution | DataSpaceSolution) -> State:
+        return State({}, {})
 
-    def restored(self, model: GridModel, kept: Kept) -> GlobalSolution | DataSpaceSolution:
-        raise ValueError("a regression keeps no journal to go on from: fit it again")
+    def restored(self, model: GridModel, kept: State) -> GlobalSolution | DataSpaceSolution:
+        raise ValueError("a regression saves no states to go on from: fit it again")

@@ -17,6 +17,9 @@ For positive fields: `fit_mgvi` finds mode, hyperparameters and metric Gaussian 
 `LogNormalModel`, ρ = exp(μ + R ε) at the nodes; `LogNormalPosterior` answers for any functional.
 """
 
+from dustmap.inference._checkpoint import NO_CHECKPOINTS as NO_CHECKPOINTS
+from dustmap.inference._checkpoint import AbstractCheckpointer as AbstractCheckpointer
+from dustmap.inference._checkpoint import NoCheckpoints as NoCheckpoints
 from dustmap.inference._diagnostics import DatumScores as DatumScores
 from dustmap.inference._diagnostics import HeldOut as HeldOut
 from dustmap.inference._diagnostics import Scores as Scores
@@ -29,11 +32,6 @@ from dustmap.inference._global_fit import GlobalFit as GlobalFit
 from dustmap.inference._global_fit import GlobalSettings as GlobalSettings
 from dustmap.inference._global_fit import fit_global as fit_global
 from dustmap.inference._global_fit import residual_ratio as residual_ratio
-from dustmap.inference._journal import NO_JOURNAL as NO_JOURNAL
-from dustmap.inference._journal import AbstractJournal as AbstractJournal
-from dustmap.inference._journal import Kept as Kept
-from dustmap.inference._journal import NoJournal as NoJournal
-from dustmap.inference._journal import Plain as Plain
 from dustmap.inference._model_maker import GridSettings as GridSettings
 from dustmap.inference._model_maker import ModelMaker as ModelMaker
 from dustmap.inference._model_maker import nugget_for as nugget_for
@@ -42,6 +40,12 @@ from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._precision import coefficient_spread as coefficient_spread
 from dustmap.inference._precision import power_stability as power_stability
+from dustmap.inference._state import Layout as Layout
+from dustmap.inference._state import ParameterVector as ParameterVector
+from dustmap.inference._state import Plain as Plain
+from dustmap.inference._state import State as State
+from dustmap.inference._state import StateReader as StateReader
+from dustmap.inference._state import state_of as state_of
 from dustmap.inference.evidence._evidence import EvidenceGradient as EvidenceGradient
 from dustmap.inference.evidence._evidence import evidence_gradient as evidence_gradient
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws as keyed_prior_draws

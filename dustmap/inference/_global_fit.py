@@ -11,8 +11,9 @@ from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference._model_maker import GridSettings, ModelMaker
+from dustmap.inference._state import State, StateReader
 from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
 from dustmap.inference.evidence._learn_values import (
     AbstractSolver,
@@ -32,7 +33,7 @@ from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import GlobalSolution, kept_solution, restored_solution
+from dustmap.inference.solve._solution import GlobalSolution, restored_solution, solution_state
 from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.
@@ -163,7 +164,7 @@ def fit_global(
     *,
     estimator: AbstractEstimator | None = None,
     steps: Steps | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> GlobalFit:
     """Learns what `model` says is learned; then solves.
@@ -174,7 +175,7 @@ def fit_global(
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
     "converged".
 
-    journal: its parts are the stages, each with its own result. Going on, the stages that are
+    checkpointer: its parts are the stages, each with its own result. Going on, the stages that are
     finished give theirs, and nothing is kept of the whole. steps: called with those of learning;
     progress: with draws and steps of CG.
     """
@@ -183,7 +184,7 @@ def fit_global(
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(grid, settings.grid, using, world)
-    fit = _Fit(model, maker, data, settings, steps, progress, journal)
+    fit = _Fit(model, maker, data, settings, steps, progress, checkpointer)
     fit.learn()
     return fit.result()
 
@@ -208,10 +209,10 @@ class _Fit:
         settings: GlobalSettings,
         steps: Steps | None,
         progress: Progress,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> None:
         self.model, self.maker, self.data, self.settings = model, maker, data, settings
-        self.steps, self.progress, self.journal = steps, progress, journal
+        self.steps, self.progress, self.checkpointer = steps, progress, checkpointer
         self.fit_mean = model.mean.is_learned
         self.started: LearnedModel[GlobalSolution] | None = None
         self.learned: LearnedModel[GlobalSolution] | None = None
@@ -247,7 +248,7 @@ class _Fit:
             data,
             settings,
             sigma=self._sigma(model),
-            journal=self.journal.within("solve"),
+            checkpointer=self.checkpointer.child("solve"),
             progress=self.progress,
         )
         fitted = model.with_fitted_mean(solution.mean_coefficients)
@@ -296,9 +297,9 @@ class _Fit:
             self.learned = replace(self.learned, status=FitStatus.MAX_STEPS)
 
     def _weigh(self, name: str, robust: RobustSettings) -> None:
-        journal, model = self.journal.within(name), self.maker.build(self.model)
+        checkpointer, model = self.checkpointer.child(name), self.maker.build(self.model)
         self.robust = fit_student_t(
-            model, self.data, robust, self._solver, start=self.robust, journal=journal
+            model, self.data, robust, self._solver, start=self.robust, checkpointer=checkpointer
         )
         fitted = self.robust.model
         self.model = replace(self.model, mean=fitted.mean, likelihood=fitted.likelihood)
@@ -333,7 +334,7 @@ class _Fit:
             ceilings=self.maker.ceilings(model.kernel),
             floors=scatter_floor(model.noise, some),
             progress=self.steps,
-            journal=self.journal.within(name),
+            checkpointer=self.checkpointer.child(name),
         )
 
     def _solver(self, data: Batch) -> "GlobalSolver":
@@ -356,7 +357,7 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
         sigma: Tensor,
         samples: int,
         start: GlobalSolution | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> GlobalSolution:
         settings = replace(self.settings.solve(samples, self.fit_mean), spread=False)
         return solve_global(
@@ -365,15 +366,15 @@ class GlobalSolver(AbstractSolver[GlobalSolution]):
             settings,
             sigma=sigma,
             start=start,
-            journal=journal,
+            checkpointer=checkpointer,
             progress=self.progress,
         )
 
-    def kept(self, solution: GlobalSolution) -> Kept:
-        return kept_solution(solution)
+    def snapshot(self, solution: GlobalSolution) -> State:
+        return solution_state(solution)
 
-    def restored(self, model: GridModel, kept: Kept) -> GlobalSolution:
-        return restored_solution(model, self.data, Reading.of(kept, SOLVE))
+    def restored(self, model: GridModel, state: State) -> GlobalSolution:
+        return restored_solution(model, self.data, StateReader.of(state, SOLVE))
 
 
 def _random_part(n: int, count: int, seed: int) -> Tensor | None:

@@ -1,8 +1,7 @@
 """The gridded model of every value of the kernel, on a torus that follows its length."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -19,7 +18,7 @@ from dustmap.gp import (
 from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
-from dustmap.inference._journal import Kept, Plain, Reading
+from dustmap.inference._state import State, StateReader, state_of
 from dustmap.inference.evidence._learn_values import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld, fast_length
@@ -35,6 +34,8 @@ _MOST_BOXES, _MOST_LENGTH = 3, 64
 _LARGER = 1.1
 #: Of log lengths below the box where the largest is sought, and how well it is found.
 _RANGE, _BISECTED = 3.0, 0.01
+#: The name of a maker's states.
+_MAKER = "model_maker"
 #: Relative to the largest eigenvalue: below it a smooth kernel on a fine grid is round-off.
 _NUGGETS = {torch.float32: 2e-6, torch.float64: 1e-12}
 
@@ -59,6 +60,15 @@ class GridSettings:
     def for_rows(self) -> int:
         """Bytes that W may take."""
         return self.memory // 2 if self.rows_memory is None else self.rows_memory
+
+
+@final
+@dataclass(frozen=True)
+class _MakerState:
+    """The present torus and the order of the stencils, None before they are chosen."""
+
+    torus: tuple[int, ...] | None
+    stencils: StencilOrder | None
 
 
 @final
@@ -92,33 +102,17 @@ class ModelMaker(AbstractMaker):
         self._torus = self._fitting(model.kernel, self._torus)
         return self.on_torus(model, self._torus, self.order)
 
-    def choices(self) -> Plain:
+    def snapshot(self) -> State:
         """The torus, and how the order of the stencils was chosen."""
-        torus = None if self._torus is None else list(self._torus)
-        stencils = None if self.stencils is None else asdict(self.stencils)
-        return {"torus": torus, "stencils": stencils}
+        return state_of(_MAKER, _MakerState(self._torus, self.stencils))
 
-    def choose(self, choices: Plain) -> None:
-        assert isinstance(choices, Mapping)
-        reading = Reading("the model's grid", Kept(choices))
-        torus, stencils = reading.value("torus"), reading.value("stencils")
-        self._torus = None
-        if torus is not None:
-            self._torus = tuple(int(m) for m in reading.numbers("torus"))
-            if len(self._torus) != self.grid.dim:
-                raise reading.refusal(f"a torus {self._torus}, this problem {self.grid.dim} axes")
-        self.stencils = None
-        if stencils is not None:
-            told = Reading("the stencils' order", reading.inside("stencils"))
-            self.stencils = StencilOrder(
-                told.integer("order"),
-                told.text("reason"),
-                told.number("ratio2"),
-                told.number("ratio4"),
-                told.number("gain"),
-                told.integer("bytes2"),
-                told.integer("bytes4"),
-            )
+    def restore(self, state: State) -> None:
+        reader = StateReader.of(state, _MAKER)
+        stored = reader.read(_MakerState)
+        torus, dim = stored.torus, self.grid.dim
+        if torus is not None and len(torus) != dim:
+            raise reader.refusal(f"a torus {torus}, this problem {dim} axes")
+        self._torus, self.stencils = torus, stored.stencils
 
     def on_torus(self, model: GPModel, torus: tuple[int, ...], order: int) -> GridModel:
         """The model on a torus of this shape."""

@@ -7,6 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.inference._state import ParameterVector
+
 
 def bounded_step(
     gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
@@ -40,8 +42,8 @@ class TrustRegion:
 
     largest: float
     radius: float
-    step: Tensor | None = None
-    gradient: Tensor | None = None
+    step: ParameterVector | None = None
+    gradient: ParameterVector | None = None
     promised: float = 0.0
 
     @staticmethod

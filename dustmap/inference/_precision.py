@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp.families import AbstractGaussian
+from dustmap.inference._state import Layout
 from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, pcg, standard_normal, unwatched
 
 #: Stream of the keyed noise z, by position among the directions.
@@ -118,9 +119,9 @@ class CoefficientSpread:
     error: bound of the error of u, in standard deviations of the coefficients and of f_*.
     """
 
-    directions: Tensor
-    fields: Tensor
-    draws: Tensor
+    directions: Annotated[Tensor, Layout("beta", "P K")]
+    fields: Annotated[Tensor, Layout("field", "K M")]
+    draws: Annotated[Tensor, Layout("beta", "S K")]
     error: float = 0.0
 
     @staticmethod

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from dustmap.runs._run import AbstractFinishedRun as AbstractFinishedRun
     from dustmap.runs._run import AbstractRun as AbstractRun
     from dustmap.runs._run import Plan as Plan
-    from dustmap.runs.kept import RunDirectory as RunDirectory
-    from dustmap.runs.kept import RunStatus as RunStatus
-    from dustmap.runs.kept import UnusableState as UnusableState
-    from dustmap.runs.kept import check_free as check_free
-    from dustmap.runs.kept import check_resumable as check_resumable
-    from dustmap.runs.kept import report_of as report_of
-    from dustmap.runs.kept import status_of as status_of
+    from dustmap.runs.checkpoints import RunDirectory as RunDirectory
+    from dustmap.runs.checkpoints import RunStatus as RunStatus
+    from dustmap.runs.checkpoints import UnusableState as UnusableState
+    from dustmap.runs.checkpoints import check_free as check_free
+    from dustmap.runs.checkpoints import check_resumable as check_resumable
+    from dustmap.runs.checkpoints import report_of as report_of
+    from dustmap.runs.checkpoints import status_of as status_of
     from dustmap.runs.regression import RegressionResult as RegressionResult
     from dustmap.runs.reports import Check as Check
     from dustmap.runs.reports import LogProgress as LogProgress

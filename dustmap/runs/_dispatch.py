@@ -9,20 +9,20 @@ from dustmap.config import Config
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
-from dustmap.runs.kept import (
+from dustmap.runs.checkpoints import (
     CONFIG,
     REPORT,
     Notice,
     RunDirectory,
     Undisturbed,
+    as_follower,
+    as_leader,
     finish,
-    following,
-    going_on,
-    led,
-    opening,
+    new_run,
     refuse_unfinished,
     reopened_config,
-    starting,
+    resumed_run,
+    translating_damage,
 )
 from dustmap.runs.regression import RegressionResult, open_regression, prepare_regression
 from dustmap.runs.reports import LogProgress, Progress, Report, Stage
@@ -64,7 +64,7 @@ def open_run(path: Path, compute: Sequence[str] = ()) -> AbstractFinishedRun:
     directory = RunDirectory.open(path)
     refuse_unfinished(path)
     config = reopened_config(directory, compute)
-    with opening(path):
+    with translating_damage(path):
         return _kind(config).open(directory, config)
 
 
@@ -85,7 +85,7 @@ def regression_at(path: Path, compute: Sequence[str] = ()) -> RegressionResult |
     config = reopened_config(directory, compute)
     if config.data.kind != "regression":
         return None
-    with opening(path):
+    with translating_damage(path):
         return open_regression(directory, config)
 
 
@@ -116,14 +116,14 @@ def execute_run(
     """
     heard = notice or Undisturbed()
     if world.rank > 0:
-        with following(path, config, heard, world) as directory:
+        with as_follower(path, config, heard, world) as directory:
             return run.execute(directory, until, unwatched)
     if resume and (path / CONFIG).is_file():
-        work = going_on(path, config, heard, world.size)
+        work = resumed_run(path, config, heard, world.size)
     else:
-        work = starting(path, config, overwrite, heard, world.size)
+        work = new_run(path, config, overwrite, heard, world.size)
     with work as directory:
-        report = run.execute(led(directory, world), until, progress or LogProgress())
+        report = run.execute(as_leader(directory, world), until, progress or LogProgress())
         directory.write_text("report.md", report.as_markdown())
         directory.write_json(REPORT, report.as_dict())
         finish(directory, until)

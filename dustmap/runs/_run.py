@@ -13,7 +13,7 @@ import torch
 from dustmap.config import ComputeConfig
 from dustmap.engines import MIB, MemoryPlan, shown, table_of
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Report, Stage
 from dustmap.sky import SchemaCard
 

@@ -105,16 +105,20 @@ def opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], opener(path, "rb"))
 
 
+def raised_here(error: BaseException) -> bool:
+    """Whether a frame of this package raised the error, and not one of a library below it."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
+
+
 def words_of_damage(error: Exception) -> str:
     """Put what a library says of damaged bytes into one line; raise what is a fault of ours.
 
     An error that a frame of this package raises is a fault of ours, unless it is one that parsing
     foreign values raises by itself: ValueError, OverflowError, OSError, EOFError, zlib.error.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    ours = frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
     of_values = isinstance(error, ValueError | OverflowError | OSError | EOFError | zlib.error)
-    if isinstance(error, MemoryError) or (ours and not of_values):
+    if isinstance(error, MemoryError) or (raised_here(error) and not of_values):
         raise error
     return " ".join(str(error).split())[:200] or type(error).__name__
 

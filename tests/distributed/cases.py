@@ -45,7 +45,8 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
 )
-from dustmap.inference._journal import Reading, kept_preconditioner, restored_preconditioner, state
+from dustmap.inference._checkpoint import NystromState
+from dustmap.inference._state import StateReader, state_of
 from dustmap.inference.lognormal._lognormal import GramOperator
 from dustmap.linalg import (
     AbstractWorld,
@@ -192,11 +193,11 @@ def preconditioner(world: AbstractWorld, uneven: bool = False) -> Arrays:
 
 def _restored(P: NystromPreconditioner, world: AbstractWorld) -> NystromPreconditioner:
     """What another world makes of what was kept."""
-    reading = Reading.of(state("fit", {}, {}, {"P": kept_preconditioner(P)}), "fit")
-    like = torch.zeros(COUNT, dtype=torch.float64)
-    found = restored_preconditioner(reading, "P", COUNT, like, world)
-    assert found is not None
-    return found
+    state = NystromState.of(P)
+    assert state is not None
+    like = {"space": torch.zeros(COUNT, dtype=torch.float64)}
+    reader = StateReader.of(state_of("fit", state), "fit")
+    return reader.read(NystromState, like, d=COUNT).operator(world)
 
 
 def lognormal(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,15 +20,14 @@ from dustmap.gp.functionals import (
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     AbstractMaker,
     AbstractSolver,
     GridModel,
-    Kept,
-    Plain,
+    State,
 )
-from dustmap.inference._journal import Reading, state
+from dustmap.inference._state import REBUILT, Layout, StateReader, state_of
 from dustmap.linalg import AbstractOperator
 
 #: Points per axis of the unit box.
@@ -148,11 +148,11 @@ def dense_log_evidence(grid_model: GridModel, batch: Batch) -> Tensor:
 class Dense:
     """A dense solution that looks like a global one; reused counts the starts it came from."""
 
-    eps_mean: Tensor
-    deviations: Tensor
-    mean_coefficients: Tensor
+    eps_mean: Annotated[Tensor, Layout("dense", "M")]
+    deviations: Annotated[Tensor, Layout("dense", "S M")]
+    mean_coefficients: Annotated[Tensor, Layout("dense", "P")]
     reused: int
-    preconditioner: AbstractOperator | None = None
+    preconditioner: Annotated[AbstractOperator | None, REBUILT] = None
     block_steps: int = 0
 
 
@@ -173,7 +173,7 @@ class DenseSolver(AbstractSolver[Dense]):
         sigma: Tensor,
         samples: int,
         start: Dense | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> Dense:
         phi = self.phi
         if phi is None:
@@ -188,23 +188,12 @@ class DenseSolver(AbstractSolver[Dense]):
         reused = 0 if start is None else start.reused + 1
         return Dense(mean, deviations, beta, reused)
 
-    def kept(self, solution: Dense) -> Kept:
-        arrays = {
-            "eps_mean": solution.eps_mean,
-            "deviations": solution.deviations,
-            "beta": solution.mean_coefficients,
-        }
-        return state("dense", {"reused": solution.reused}, arrays)
+    def snapshot(self, solution: Dense) -> State:
+        return state_of("dense", solution)
 
-    def restored(self, model: GridModel, kept: Kept) -> Dense:
-        reading, n = Reading.of(kept, "dense"), model.features.n_features
-        like = torch.zeros(0, dtype=torch.float64)
-        return Dense(
-            reading.array("eps_mean", like, n),
-            reading.array("deviations", like, None, n),
-            reading.array("beta", like, None),
-            reading.integer("reused"),
-        )
+    def restored(self, model: GridModel, state: State) -> Dense:
+        like = {"dense": torch.zeros(0, dtype=torch.float64)}
+        return StateReader.of(state, "dense").read(Dense, like, M=model.features.n_features)
 
     def _beta(self, model: GridModel, A: Tensor) -> Tensor:
         beta = model.mean.coefficients().detach()
@@ -228,12 +217,16 @@ class Maker(AbstractMaker):
         self.torus = torus_features(made).prior.torus_shape
         return made
 
-    def choices(self) -> Plain:
-        return list(self.torus)
+    def snapshot(self) -> State:
+        return state_of("maker", _Torus(self.torus))
 
-    def choose(self, choices: Plain) -> None:
-        assert isinstance(choices, list)
-        self.torus = tuple(choices)
+    def restore(self, state: State) -> None:
+        self.torus = StateReader.of(state, "maker").read(_Torus).torus
+
+
+@dataclass(frozen=True)
+class _Torus:
+    torus: tuple[int, ...]
 
 
 def white(count: int, size: int, stream: int) -> Tensor:

@@ -20,8 +20,8 @@ from dustmap.gp.likelihoods import (
     StudentTLikelihood,
 )
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     RowSource,
     StepSchedule,
     SVISettings,
@@ -34,7 +34,7 @@ from dustmap.inference import (
     svi,
 )
 from dustmap.inference.variational._natural_step import StepLengths
-from tests.inference.journals import keeps, often_interrupted
+from tests.inference.checkpointers import keeps, often_interrupted
 
 NODES, N, SIZE = (6, 5), 90, 15
 
@@ -162,17 +162,17 @@ class Ending:
     elbo: float
 
 
-def ending(journal: AbstractJournal) -> Ending:
+def ending(checkpointer: AbstractCheckpointer) -> Ending:
     model, batch = model_of("bernoulli", krylov_family(1e-6)), data("bernoulli")[1]
     source = RowSource(model.features, batch.functional)
     settings = SVISettings(SIZE, 3, learning_rate=0.02)
     generator = torch.Generator().manual_seed(0)
-    last: SVIState = fit_svi(model, batch, source, settings, generator, journal=journal)
+    last: SVIState = fit_svi(model, batch, source, settings, generator, checkpointer=checkpointer)
     return Ending(last.posterior.mean, last.posterior.statistics, last.taken.elbo)
 
 
 def test_interrupted_fits_end_in_the_same_bits() -> None:
-    whole, again = ending(NO_JOURNAL), often_interrupted(ending)
+    whole, again = ending(NO_CHECKPOINTS), often_interrupted(ending)
     assert keeps(ending) == 3
     assert torch.equal(again.mean, whole.mean)
     assert torch.equal(again.statistics, whole.statistics)

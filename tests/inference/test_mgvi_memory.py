@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from dustmap.inference import NO_JOURNAL
+from dustmap.inference import NO_CHECKPOINTS
 from dustmap.inference.lognormal import _mgvi_draws
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.linalg import OutOfMemory, pcg
-from tests.inference.journals import often_interrupted
-from tests.inference.test_journals_mgvi import SETTINGS, Case
+from tests.inference.checkpointers import often_interrupted
+from tests.inference.test_checkpoints_mgvi import SETTINGS, Case
 
 #: Four samples with their opposites; as many draws for gradients.
 #: Solved so tightly that rounding does not decide where a descent ends.
@@ -37,11 +37,11 @@ def test_samples_are_drawn_in_smaller_groups(
     curved: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = replace(FIT, settings=replace(FIT.settings, curved=curved))
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     seen: list[int] = []
     monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(2, seen))
     with caplog.at_level(logging.WARNING, "dustmap"):
-        parts = case(NO_JOURNAL)
+        parts = case(NO_CHECKPOINTS)
     assert seen[:3] == [4, 2, 2]
     # Once small, groups stay small.
     assert set(seen[1:]) == {2}
@@ -53,7 +53,7 @@ def test_samples_are_drawn_in_smaller_groups(
 
 def test_a_fit_short_of_memory_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(2, []))
-    whole = FIT(NO_JOURNAL)
+    whole = FIT(NO_CHECKPOINTS)
     torch.testing.assert_close(
         often_interrupted(FIT).posterior.log_samples,
         whole.posterior.log_samples,
@@ -66,7 +66,7 @@ def test_a_product_that_takes_too_much_leaves_the_samples_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Running out on the way back from the data must not count any deviation twice."""
-    whole = FIT(NO_JOURNAL)
+    whole = FIT(NO_CHECKPOINTS)
     transpose = LogNormalProblem.jacobian_transpose
 
     def once(self: Any, density: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_a_product_that_takes_too_much_leaves_the_samples_as_they_were(
         return transpose(self, density, v)
 
     monkeypatch.setattr(LogNormalProblem, "jacobian_transpose", once)
-    parts = FIT(NO_JOURNAL)
+    parts = FIT(NO_CHECKPOINTS)
     torch.testing.assert_close(
         parts.posterior.log_samples, whole.posterior.log_samples, rtol=0.0, atol=1e-4
     )
@@ -84,4 +84,4 @@ def test_a_product_that_takes_too_much_leaves_the_samples_as_they_were(
 def test_one_sample_that_takes_too_much_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_mgvi_draws, "pcg", short_of_memory(0, []))
     with pytest.raises(OutOfMemory, match=r"samples drawn together.*set a smaller fit\.samples"):
-        FIT(NO_JOURNAL)
+        FIT(NO_CHECKPOINTS)

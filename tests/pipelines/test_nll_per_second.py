@@ -136,7 +136,7 @@ def test_the_margin_is_the_worst_since_our_first() -> None:
 
 
 def test_what_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match="journal"):
+    with pytest.raises(TypeError, match="checkpointer"):
         grids.Solver(drawn(Observation.GAUSSIAN).train).restored(None, None)  # type: ignore[arg-type]
     monkeypatch.setattr("pipelines.reproduce.ciq._gpytorch.installed", lambda: False)
     with pytest.raises(MissingData, match="gpytorch"):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dustmap.inference import NO_JOURNAL, AbstractJournal
-from dustmap.runs.kept._journal import Keeper
-from tests.inference.journals import Interrupted, same_bits
-from tests.inference.test_journals_evidence import CASES as WHOLE
-from tests.inference.test_journals_evidence import SLOW as SLOW_WHOLE
-from tests.inference.test_journals_mgvi import CASES as LOGNORMAL
-from tests.inference.test_journals_svi import CASES as MINIBATCH
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer
+from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints
+from tests.inference.checkpointers import Interrupted, same_bits
+from tests.inference.test_checkpoints_evidence import CASES as WHOLE
+from tests.inference.test_checkpoints_evidence import SLOW as SLOW_WHOLE
+from tests.inference.test_checkpoints_mgvi import CASES as LOGNORMAL
+from tests.inference.test_checkpoints_svi import CASES as MINIBATCH
 
 FITS = [
     pytest.param(WHOLE[0], 4.0, id="plain", marks=pytest.mark.slow),
@@ -24,22 +24,22 @@ FITS = [
 ]
 
 
-def interrupting(folder: Path, interval: float) -> AbstractJournal:
-    """A journal on disk that keeps every few states, and ends the computation then."""
+def interrupting(folder: Path, interval: float) -> AbstractCheckpointer:
+    """A checkpointer on disk that keeps every few states, and ends the computation then."""
 
     def end(scope: str) -> None:
         raise Interrupted
 
     ticks = itertools.count()
-    keeper = Keeper(folder, interval, told=end, clock=lambda: float(next(ticks)))
-    return keeper.journal("fit")
+    checkpoints = DiskCheckpoints(folder, interval, told=end, clock=lambda: float(next(ticks)))
+    return checkpoints.checkpointer("fit")
 
 
 @pytest.mark.parametrize(("compute", "interval"), FITS)
 def test_fits_that_are_ended_again_and_again_end_in_the_same_bits(
-    compute: Callable[[AbstractJournal], Any], interval: float, tmp_path: Path
+    compute: Callable[[AbstractCheckpointer], Any], interval: float, tmp_path: Path
 ) -> None:
-    whole, ends = compute(NO_JOURNAL), 0
+    whole, ends = compute(NO_CHECKPOINTS), 0
     for _ in range(200):
         try:
             found = compute(interrupting(tmp_path / "kept", interval))

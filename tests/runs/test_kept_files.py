@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from dustmap.inference import Kept
-from dustmap.runs.kept import _file
-from dustmap.runs.kept._file import read_kept, token_of, write_kept
-from dustmap.runs.kept._journal import Keeper, kept_at
+from dustmap.inference import State
+from dustmap.runs.checkpoints import _file
+from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, last_saved
+from dustmap.runs.checkpoints._file import read_state, token_of, write_state
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32),
@@ -23,7 +23,7 @@ DTYPES = (
 )
 
 
-def a_state() -> Kept:
+def a_state() -> State:
     generator = torch.Generator().manual_seed(0)
     arrays = {
         "sizes": torch.arange(5),
@@ -31,24 +31,24 @@ def a_state() -> Kept:
         "inside": torch.tensor([True, False]),
     }
     history = [{"energy": 0.1 + 0.2, "steps": 3, "status": None}]
-    return Kept({"round": 7, "history": history, "done": False, "stage": "modé"}, arrays)
+    return State({"round": 7, "history": history, "done": False, "stage": "modé"}, arrays)
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     path = tmp_path / "kept" / "fit.npz"
-    write_kept(path, "fit", (), a_state())
+    write_state(path, "fit", (), a_state())
     return path
 
 
 def test_a_state_comes_back_to_the_bit(stored: Path) -> None:
-    found = read_kept(stored)
+    found = read_state(stored)
     assert found.scope == "fit"
-    assert found.kept.values == a_state().values
-    assert found.kept.arrays.keys() == a_state().arrays.keys()
+    assert found.state.values == a_state().values
+    assert found.state.arrays.keys() == a_state().arrays.keys()
     for name, array in a_state().arrays.items():
-        assert found.kept.arrays[name].dtype == array.dtype
-        assert torch.equal(found.kept.arrays[name], array)
+        assert found.state.arrays[name].dtype == array.dtype
+        assert torch.equal(found.state.arrays[name], array)
     assert found.token == token_of("fit", (), a_state())
 
 
@@ -61,8 +61,8 @@ def test_every_type_and_shape_of_array(tmp_path: Path, dtype: torch.dtype) -> No
         "one": values.to(dtype)[0, 0, 1],
         "none": values.to(dtype)[:0],
     }
-    write_kept(tmp_path / "a.npz", "a", (), Kept({}, arrays))
-    found = read_kept(tmp_path / "a.npz").kept.arrays
+    write_state(tmp_path / "a.npz", "a", (), State({}, arrays))
+    found = read_state(tmp_path / "a.npz").state.arrays
     for name, array in arrays.items():
         assert found[name].dtype == dtype
         assert found[name].shape == array.shape
@@ -72,8 +72,8 @@ def test_every_type_and_shape_of_array(tmp_path: Path, dtype: torch.dtype) -> No
 def test_floats_keep_all_their_bits(tmp_path: Path) -> None:
     numbers = [0.1, 1e-320, -0.0, 1.7976931348623157e308, float("inf"), float("nan")]
     bits = torch.tensor(numbers, dtype=torch.float64)
-    write_kept(tmp_path / "a.npz", "a", (), Kept({"numbers": numbers}, {"bits": bits}))
-    found = read_kept(tmp_path / "a.npz").kept
+    write_state(tmp_path / "a.npz", "a", (), State({"numbers": numbers}, {"bits": bits}))
+    found = read_state(tmp_path / "a.npz").state
     listed = found.values["numbers"]
     assert isinstance(listed, list)
     assert torch.tensor(listed, dtype=torch.float64).numpy().tobytes() == bits.numpy().tobytes()
@@ -81,15 +81,15 @@ def test_floats_keep_all_their_bits(tmp_path: Path) -> None:
 
 
 def test_a_type_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
-    strange = Kept({}, {"q": torch.zeros(2, dtype=torch.float8_e4m3fn)})
+    strange = State({}, {"q": torch.zeros(2, dtype=torch.float8_e4m3fn)})
     with pytest.raises(TypeError, match=r"q: float8_e4m3fn cannot be kept; known are float64"):
-        write_kept(tmp_path / "a.npz", "a", (), strange)
+        write_state(tmp_path / "a.npz", "a", (), strange)
     assert list(tmp_path.iterdir()) == []
 
 
 def refused(path: Path, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
-        read_kept(path, path.parent)
+        read_state(path, path.parent)
     told = str(caught.value)
     assert "\n" not in told
     assert str(path) in told
@@ -108,13 +108,13 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(stored: Path) -> None:
     for at in range(0, len(whole), 7):
         stored.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
         try:
-            found = read_kept(stored)
+            found = read_state(stored)
         except ValueError:
             seen += 1
         else:
             # Times and attributes of the archive's members are nobody's concern.
-            assert found.kept.values == a_state().values
-            assert all(torch.equal(found.kept.arrays[k], v) for k, v in a_state().arrays.items())
+            assert found.state.values == a_state().values
+            assert all(torch.equal(found.state.arrays[k], v) for k, v in a_state().arrays.items())
     assert seen > len(whole) // 14
 
 
@@ -149,7 +149,7 @@ def test_a_header_that_was_changed_is_refused(stored: Path) -> None:
 
 def test_foreign_and_newer_files_are_refused(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_file, "SCHEMA", 2)
-    write_kept(stored, "fit", (), a_state())
+    write_state(stored, "fit", (), a_state())
     monkeypatch.undo()
     refused(stored, "has schema 2 of a newer dustmap, and this reads 1")
     np.savez(stored, x=np.zeros(3))
@@ -161,7 +161,7 @@ def test_foreign_and_newer_files_are_refused(stored: Path, monkeypatch: pytest.M
 def test_the_state_of_another_computation_is_refused(stored: Path) -> None:
     stored.rename(stored.with_name("learn.npz"))
     with pytest.raises(ValueError, match="is the state of fit, not of learn: delete"):
-        Keeper(stored.parent, 0.0).journal("learn").latest()
+        DiskCheckpoints(stored.parent, 0.0).checkpointer("learn").load()
 
 
 def test_a_full_disk_leaves_the_state_before(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +170,9 @@ def test_a_full_disk_leaves_the_state_before(stored: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        write_kept(stored, "fit", (), Kept({"round": 8}))
+        write_state(stored, "fit", (), State({"round": 8}))
     monkeypatch.undo()
-    assert read_kept(stored).kept.values["round"] == 7
+    assert read_state(stored).state.values["round"] == 7
     assert [path.name for path in stored.parent.iterdir()] == ["fit.npz"]
 
 
@@ -186,60 +186,60 @@ class Clock:
         return self.now
 
 
-def numbered(number: int) -> Callable[[], Kept]:
-    return lambda: Kept({"number": number})
+def numbered(number: int) -> Callable[[], State]:
+    return lambda: State({"number": number})
 
 
 def test_states_are_kept_when_the_last_is_old(tmp_path: Path) -> None:
     clock = Clock()
-    journal = Keeper(tmp_path, 60.0, clock=clock).journal("fit")
-    assert journal.latest() is None
+    checkpointer = DiskCheckpoints(tmp_path, 60.0, clock=clock).checkpointer("fit")
+    assert checkpointer.load() is None
     for number, now in enumerate((0.0, 30.0, 60.0, 90.0, 119.0)):
         clock.now = now
-        journal.keep(numbered(number))
-    found = Keeper(tmp_path, 60.0).journal("fit").latest()
+        checkpointer.save_if_due(numbered(number))
+    found = DiskCheckpoints(tmp_path, 60.0).checkpointer("fit").load()
     assert found is not None
     assert found.values == {"number": 2}
 
 
 def test_a_result_takes_the_place_of_what_its_parts_have_kept(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, 0.0)
-    journal = keeper.journal("fit")
-    journal.within("climb").within("solve").keep(numbered(1))
-    keeper.journal("fitness").keep(numbered(2))
-    journal.finish(numbered(3)())
+    checkpoints = DiskCheckpoints(tmp_path, 0.0)
+    checkpointer = checkpoints.checkpointer("fit")
+    checkpointer.child("climb").child("solve").save_if_due(numbered(1))
+    checkpoints.checkpointer("fitness").save_if_due(numbered(2))
+    checkpointer.finish(numbered(3)())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.npz", "fitness.npz"]
-    assert kept_at(tmp_path) is not None
+    assert last_saved(tmp_path) is not None
     with pytest.raises(ValueError, match=r"a part is called '\.\./x'; expected letters"):
-        journal.within("../x")
+        checkpointer.child("../x")
 
 
 def test_a_part_goes_on_only_where_the_whole_is_where_it_was(tmp_path: Path) -> None:
     clock = Clock()
 
-    def keeper() -> Keeper:
-        return Keeper(tmp_path, 60.0, clock=clock)
+    def checkpoints() -> DiskCheckpoints:
+        return DiskCheckpoints(tmp_path, 60.0, clock=clock)
 
-    def rounds(journal_of: Keeper, last: int) -> list[int | None]:
+    def rounds(checkpoints: DiskCheckpoints, last: int) -> list[int | None]:
         """Of each round, what its climb has gone on from; killed in round `last`."""
-        outer, seen = journal_of.journal("fit"), []
-        kept = outer.latest()
+        outer, seen = checkpoints.checkpointer("fit"), []
+        kept = outer.load()
         first = 0 if kept is None else int(str(kept.values["number"]))
         for number in range(first, last + 1):
-            outer.keep(numbered(number))
-            found = outer.within("climb").latest()
+            outer.save_if_due(numbered(number))
+            found = outer.child("climb").load()
             seen.append(None if found is None else int(str(found.values["number"])))
             if number == last:
                 clock.now += 100.0
-            outer.within("climb").keep(numbered(10 * number))
+            outer.child("climb").save_if_due(numbered(10 * number))
         return seen
 
     clock.now = 0.0
-    assert rounds(keeper(), 2) == [None, None, None]
+    assert rounds(checkpoints(), 2) == [None, None, None]
     # The state of the climb in round 2 is not that of the climbs before.
-    assert rounds(keeper(), 2) == [None, None, 20]
+    assert rounds(checkpoints(), 2) == [None, None, 20]
     clock.now += 100.0
-    first = keeper()
+    first = checkpoints()
     clock.now += 100.0
     # Now the whole is kept at round 0 of this process, and what the climb had kept is void.
     assert rounds(first, 1) == [None, None]
@@ -247,13 +247,13 @@ def test_a_part_goes_on_only_where_the_whole_is_where_it_was(tmp_path: Path) -> 
 
 def test_a_kept_whole_and_its_part_go_on_together(tmp_path: Path) -> None:
     for interval in (0.0, 1e9):
-        outer = Keeper(tmp_path, 0.0).journal("fit")
-        outer.latest()
-        outer.keep(numbered(3))
-        outer.within("climb").keep(numbered(30))
-        again = Keeper(tmp_path, interval).journal("fit")
-        assert again.latest() is not None
-        again.keep(numbered(3))  # as a loop does that asks before its first step
-        assert again.within("climb").latest() is not None
-        again.keep(numbered(4))
-        assert again.within("climb").latest() is None
+        outer = DiskCheckpoints(tmp_path, 0.0).checkpointer("fit")
+        outer.load()
+        outer.save_if_due(numbered(3))
+        outer.child("climb").save_if_due(numbered(30))
+        again = DiskCheckpoints(tmp_path, interval).checkpointer("fit")
+        assert again.load() is not None
+        again.save_if_due(numbered(3))  # as a loop does that asks before its first step
+        assert again.child("climb").load() is not None
+        again.save_if_due(numbered(4))
+        assert again.child("climb").load() is None

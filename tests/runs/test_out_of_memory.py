@@ -15,7 +15,7 @@ from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._journal import NoJournal
+from dustmap.inference._checkpoint import NoCheckpoints
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
 from dustmap.runs.reports._stages import Stopwatch
@@ -57,7 +57,7 @@ def solve(columns: int) -> Any:
         rtol=1e-10,
         max_steps=50,
         memory=1,
-        journal=NoJournal(),
+        checkpointer=NoCheckpoints(),
         progress=unwatched,
     )
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import pytest
 
 from dustmap.config import load
-from dustmap.inference import Kept
+from dustmap.inference import State
 from dustmap.runs import Report, Stage, execute_run, prepare
-from dustmap.runs.kept._file import write_kept
+from dustmap.runs.checkpoints._file import write_state
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.run_outputs import contents, differences, left_over
 from tests.skies import plain_sky, write_plain_sky
@@ -80,14 +80,14 @@ def interrupted(
     """Whether it was, after so many states were kept."""
     left = [states]
 
-    def counted(path: Path, scope: str, place: Place, kept: Kept) -> str:
+    def counted(path: Path, scope: str, place: Place, state: State) -> str:
         if left[0] == 0:
             raise with_
         left[0] -= 1
-        return write_kept(path, scope, place, kept)
+        return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.kept._journal.write_kept", counted)
+        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", counted)
         try:
             go()
         except type(with_):
@@ -237,13 +237,13 @@ def failing(
 ) -> None:
     """With an error in place of the state after so many."""
 
-    def full(path: Path, scope: str, place: Place, kept: Kept) -> str:
+    def full(path: Path, scope: str, place: Place, state: State) -> str:
         if len(list(path.parent.glob("*.npz"))) >= states:
             raise error
-        return write_kept(path, scope, place, kept)
+        return write_state(path, scope, place, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dustmap.runs.kept._journal.write_kept", full)
+        patched.setattr("dustmap.runs.checkpoints._checkpointer.write_state", full)
         go()
 
 

@@ -6,23 +6,21 @@ steps in log-parameters with the average information as metric, inside a trust r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, FitStatus, GPModel, Parameters
-from dustmap.inference._journal import (
-    NO_JOURNAL,
-    AbstractJournal,
-    Kept,
+from dustmap.inference._checkpoint import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     PartOfWhole,
-    Plain,
-    Reading,
-    state,
+    load_reader,
 )
 from dustmap.inference._newton import TrustRegion, bounded_step
+from dustmap.inference._state import ParameterVector, State, StateReader, state_of
 from dustmap.inference.evidence._learn_values import (
     AbstractMaker,
     AbstractSolver,
@@ -32,7 +30,12 @@ from dustmap.inference.evidence._learn_values import (
     PriorDraws,
     T,
 )
-from dustmap.inference.evidence._newton_point import Evaluator, Point
+from dustmap.inference.evidence._newton_point import (
+    Evaluator,
+    EvaluatorState,
+    Point,
+    SolvedState,
+)
 from dustmap.inference.solve._grid_model import GRID_STREAM
 from dustmap.linalg import KeyedNormal
 
@@ -42,8 +45,32 @@ _SMALL = 0.2
 _PATIENCE = 4
 
 
-#: What the states of the iteration are called.
+#: The name of the states of the iteration.
 _NEWTON = "learn_evidence"
+
+
+@final
+@dataclass(eq=False)
+class _Iteration:
+    """θ (P,) of the next solve and its samples; radius of the trust region; rejected: trials in a
+    row; status: where the iteration is over; history: every solve."""
+
+    theta: ParameterVector
+    radius: float
+    samples: int
+    rejected: int = 0
+    status: FitStatus = FitStatus.MAX_STEPS
+    is_over: bool = False
+    history: list[LearnStep] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Best:
+    """The solution of a result, and the maker's state after the last solve."""
+
+    solved: SolvedState
+    maker: State
 
 
 @final
@@ -56,55 +83,52 @@ class _Newton(Generic[T]):
         maker: AbstractMaker,
         settings: LearnSettings,
         floor: Tensor,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> None:
-        self._settings, self._maker, self._journal = settings, maker, journal
+        self._settings, self._maker, self._checkpointer = settings, maker, checkpointer
         self._evaluator, self._floor = evaluator, floor
         parameters = evaluator.parameters
         self._origin, self._low, self._high = parameters.theta, parameters.lower, parameters.upper
-        self._samples = settings.samples
-        self._theta, self._radius, self._rejected = self._origin, settings.largest_step, 0
+        self._at = _Iteration(self._origin, settings.largest_step, settings.samples)
         self._best: Point[T] | None = None
-        self._history: list[LearnStep] = []
-        self._status, self._is_over = FitStatus.MAX_STEPS, False
 
     def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
-        """One solve after the other, until the status is known; from where the journal is."""
-        reading = Reading.latest(self._journal, _NEWTON)
-        if reading is not None:
-            if reading.finished:
-                return self._restored_result(reading)
-            self._restore(reading)
-        while not self._is_over and len(self._history) < self._settings.max_steps:
+        """One solve after the other, until the status is known; from where the checkpointer is."""
+        reader = load_reader(self._checkpointer, _NEWTON)
+        if reader is not None:
+            if reader.finished:
+                return self._restored_result(reader)
+            self._restore(reader)
+        while not self._at.is_over and len(self._at.history) < self._settings.max_steps:
             self._step(progress)
-            self._journal.keep(self._kept)
+            self._checkpointer.save_if_due(self._snapshot)
         return self._result()
 
     def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
         """One solve, and where it leads."""
-        theta, base = self._theta, self._best
+        theta, base = self._at.theta, self._best
         point, fraction = self._point(theta), 1.0
         if base is not None and _comparable(base, point):
             fraction = _fraction(base, point)
         accepted = base is None or fraction >= 1.0
         if base is None or accepted:
-            self._rejected = 0
+            self._at.rejected = 0
             if base is not None:
-                self._radius = self._new_radius(base, point)
+                self._at.radius = self._new_radius(base, point)
             self._best = base = point
         else:
-            self._rejected += 1
-            self._radius = fraction * float((theta - base.theta).abs().max())
+            self._at.rejected += 1
+            self._at.radius = fraction * float((theta - base.theta).abs().max())
         step = self._record(point, accepted)
-        self._history.append(step)
+        self._at.history.append(step)
         if progress is not None:
             progress(step)
         if accepted:
-            self._is_over = self._finished(point)
-        elif self._rejected >= _PATIENCE or self._radius < self._settings.tolerance:
-            self._status, self._is_over = FitStatus.STAGNATED, True
-        if not self._is_over:
-            self._theta = self._next(base, self._radius)
+            self._at.is_over = self._finished(point)
+        elif self._at.rejected >= _PATIENCE or self._at.radius < self._settings.tolerance:
+            self._at.status, self._at.is_over = FitStatus.STAGNATED, True
+        if not self._at.is_over:
+            self._at.theta = self._next(base, self._at.radius)
 
     def _result(self) -> LearnedModel[T]:
         """The best point."""
@@ -113,79 +137,43 @@ class _Newton(Generic[T]):
         down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
         room = torch.minimum(down, self._high - point.theta)
         if bool((room < 1e-3).any()):
-            self._status = FitStatus.AT_BOUND
+            self._at.status = FitStatus.AT_BOUND
         learned = LearnedModel(
             self._evaluator.gp_at(point.theta, point.solution),
             point.model.detached(),
             point.solution,
-            self._status,
-            tuple(self._history),
+            self._at.status,
+            tuple(self._at.history),
             tuple(point.standard_deviations.tolist()),
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        self._journal.finish(self._kept_result(point, learned))
+        best = _Best(self._evaluator.solved_state(point.solved), self._maker.snapshot())
+        self._checkpointer.finish(state_of(_NEWTON, learned, best, finished=True))
         return learned
 
-    def _kept(self) -> Kept:
+    def _snapshot(self) -> State:
         assert self._best is not None
-        values = {
-            "radius": self._radius,
-            "rejected": self._rejected,
-            "samples": self._samples,
-            "status": self._status.value,
-            "is_over": self._is_over,
-            "history": self._plain_history(),
-        }
-        parts = {
-            "evaluator": self._evaluator.kept(),
-            "best": self._evaluator.kept_point(self._best),
-        }
-        return state(_NEWTON, values, {"theta": self._theta}, parts)
+        return state_of(_NEWTON, self._at, self._best, self._evaluator.snapshot(self._best))
 
-    def _restore(self, reading: Reading) -> None:
-        self._radius, self._rejected = reading.number("radius"), reading.integer("rejected")
-        self._samples = reading.integer("samples")
-        self._status = FitStatus(reading.text("status"))
-        self._is_over = reading.flag("is_over")
-        self._theta = reading.array("theta", self._origin, len(self._origin))
-        self._history = list(reading.each("history", LearnStep.read))
-        self._evaluator.restore(reading.part("evaluator", "evaluator"))
-        self._best = self._evaluator.restored_point(reading, "best")
+    def _restore(self, reader: StateReader) -> None:
+        like, sizes = self._evaluator.like, self._evaluator.sizes
+        self._at = reader.read(_Iteration, like, **sizes)
+        solved = self._evaluator.restore(reader.read(EvaluatorState, like, **sizes))
+        self._best = Point(solved=solved, **reader.fields(Point, like, **sizes))
 
-    def _kept_result(self, point: Point[T], learned: LearnedModel[T]) -> Kept:
-        values = {
-            "status": learned.status.value,
-            "history": self._plain_history(),
-            "standard_deviations": list(learned.standard_deviations),
-            "monte_carlo_errors": list(learned.monte_carlo_errors),
-            "grid_error": learned.grid_error,
-            "choices": self._maker.choices(),
-        }
-        parts = {"solution": self._evaluator.kept_solved(point.solved)}
-        return state(_NEWTON, values, {}, parts, finished=True)
-
-    def _restored_result(self, reading: Reading) -> LearnedModel[T]:
+    def _restored_result(self, reader: StateReader) -> LearnedModel[T]:
         """What `_result` gave, with the maker as it left it."""
-        best = self._evaluator.restored_solved(reading)
-        self._maker.choose(reading.value("choices"))
-        return LearnedModel(
-            self._evaluator.gp_at(best.theta, best.solution),
-            best.model,
-            best.solution,
-            FitStatus(reading.text("status")),
-            reading.each("history", LearnStep.read),
-            reading.numbers("standard_deviations"),
-            reading.numbers("monte_carlo_errors"),
-            reading.number("grid_error"),
-        )
-
-    def _plain_history(self) -> list[Plain]:
-        return [step.plain for step in self._history]
+        stored = reader.read(_Best, self._evaluator.like, **self._evaluator.sizes)
+        best = self._evaluator.solved(stored.solved)
+        self._maker.restore(stored.maker)
+        gp = self._evaluator.gp_at(best.theta, best.solution)
+        fields = reader.fields(LearnedModel)
+        return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
 
     def _point(self, theta: Tensor) -> Point[T]:
-        journal = PartOfWhole(self._journal.within("solve"), len(self._history))
-        return self._evaluator.at(theta, self._samples, journal)
+        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._at.history))
+        return self._evaluator.at(theta, self._at.samples, checkpointer)
 
     def _next(self, base: Point[T], radius: float) -> Tensor:
         theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
@@ -197,7 +185,7 @@ class _Newton(Generic[T]):
         return above | ((point.theta <= self._low) & (point.gradient < 0))
 
     def _new_radius(self, base: Point[T], point: Point[T]) -> float:
-        region = TrustRegion(self._settings.largest_step, self._radius)
+        region = TrustRegion(self._settings.largest_step, self._at.radius)
         taken = region.after(point.theta - base.theta, base.gradient, base.information)
         return taken.radius_at(point.gradient)
 
@@ -210,10 +198,10 @@ class _Newton(Generic[T]):
         if bool((step.abs() > allowed).any()):
             return False
         coarse = ~held & (errors > self._settings.accuracy * point.standard_deviations)
-        if bool(coarse.any()) and 2 * self._samples <= self._settings.max_samples:
-            self._samples *= 2
+        if bool(coarse.any()) and 2 * self._at.samples <= self._settings.max_samples:
+            self._at.samples *= 2
             return False
-        self._status = FitStatus.CONVERGED
+        self._at.status = FitStatus.CONVERGED
         return True
 
     def _record(self, point: Point[T], accepted: bool) -> LearnStep:
@@ -257,7 +245,7 @@ def learn_evidence(
     ceilings: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> LearnedModel[T]:
     """Maximises ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
@@ -270,14 +258,15 @@ def learn_evidence(
     weights (N,): the noise variances are divided by them.
     ceilings: the largest log-parameters, by their names; where the iteration ends there, it says
         so. floors: the least ones; what ends there is next to nothing, and that is no fault.
-    journal: kept after every step, and inside the solves; progress hears of new steps only.
+    checkpointer: saves a state after every step, and inside the solves; progress is called with
+        new steps only.
     """
     start = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
     start.require_some("kernel or likelihood")
     parameters = start.limited(ceilings or {}, floors or {})
     floor = replace(start, lower=torch.full_like(start.theta, -torch.inf)).limited({}, floors or {})
     evaluator = Evaluator(maker, parameters, data, solve, prior_draws, weights)
-    return _Newton(evaluator, maker, settings, floor.lower, journal).learned(progress)
+    return _Newton(evaluator, maker, settings, floor.lower, checkpointer).learned(progress)
 
 
 def keyed_prior_draws(seed: int) -> PriorDraws:

@@ -3,13 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Generic, Protocol, TypeVar, final
+from dataclasses import dataclass
+from typing import Annotated, Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
 from dustmap.gp import FitStatus, GPModel
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Plain, Reading
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
+from dustmap.inference._state import REBUILT, State
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -42,7 +43,7 @@ T = TypeVar("T", bound=PosteriorMoments)
 
 
 class AbstractSolver(ABC, Generic[T]):
-    """Solves for the posterior of some data, and knows how a journal keeps its solutions."""
+    """Solves for the posterior of some data, and takes and restores states of its solutions."""
 
     @abstractmethod
     def __call__(
@@ -51,7 +52,7 @@ class AbstractSolver(ABC, Generic[T]):
         sigma: Tensor,
         samples: int,
         start: T | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> T:
         """The solution at sigma Σ (N,).
 
@@ -60,12 +61,12 @@ class AbstractSolver(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def kept(self, solution: T) -> Kept:
+    def snapshot(self, solution: T) -> State:
         """A solution without its model."""
 
     @abstractmethod
-    def restored(self, model: GridModel, kept: Kept) -> T:
-        """The solution that was kept, to the bit; model: as it was when that was found."""
+    def restored(self, model: GridModel, state: State) -> T:
+        """The solution of a snapshot, to the bit; model: as it was when that was found."""
 
 
 class AbstractMaker(ABC):
@@ -77,12 +78,12 @@ class AbstractMaker(ABC):
         before."""
 
     @abstractmethod
-    def choices(self) -> Plain:
+    def snapshot(self) -> State:
         """What models have from the past beside the parameters, such as their torus."""
 
     @abstractmethod
-    def choose(self, choices: Plain) -> None:
-        """Goes by what `choices` told: `build` then makes the model it made before."""
+    def restore(self, state: State) -> None:
+        """Go back to where `snapshot` was called: `build` then makes the model it made before."""
 
 
 @final
@@ -136,24 +137,6 @@ class LearnStep:
     n_features: int
     accepted: bool
 
-    @property
-    def plain(self) -> Plain:
-        """For a journal."""
-        return asdict(self)
-
-    @staticmethod
-    def read(reading: Reading) -> "LearnStep":
-        """What `plain` gave."""
-        return LearnStep(
-            reading.numbers("parameters"),
-            reading.numbers("gradient"),
-            reading.numbers("errors"),
-            reading.integer("samples"),
-            reading.integer("solver_steps"),
-            reading.integer("n_features"),
-            reading.flag("accepted"),
-        )
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -167,9 +150,9 @@ class LearnedModel(Generic[T]):
     grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
     """
 
-    gp: GPModel
-    model: GridModel
-    solution: T
+    gp: Annotated[GPModel, REBUILT]
+    model: Annotated[GridModel, REBUILT]
+    solution: Annotated[T, REBUILT]
     status: FitStatus
     history: tuple[LearnStep, ...]
     standard_deviations: tuple[float, ...]

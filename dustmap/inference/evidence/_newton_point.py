@@ -1,13 +1,14 @@
 """One point of Newton's method: solve, gradient and metric at one value of the parameters."""
 
 from dataclasses import dataclass
-from typing import Generic, final
+from typing import Annotated, Generic, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
-from dustmap.inference._journal import AbstractJournal, Kept, Plain, Reading, state
+from dustmap.inference._checkpoint import AbstractCheckpointer
+from dustmap.inference._state import REBUILT, Layout, ParameterVector, State
 from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
 from dustmap.inference.evidence._information import (
     Derivatives,
@@ -25,17 +26,44 @@ from dustmap.inference.solve._grid_model import GridModel
 
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5
-#: What states of evaluators and points are called.
-_EVALUATOR, _POINT, _SOLVED = "evaluator", "point", "solution"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SolvedState:
+    """A solution at θ (P,), with the maker's state that its model was made in."""
+
+    theta: ParameterVector
+    maker: State
+    solution: State
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ResidualRates:
+    """∂ ln Var r (Q, N) of the data, which changes slowly, as it was at θ (P,)."""
+
+    theta: ParameterVector
+    values: Annotated[Tensor, Layout("rates", "Q N")]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EvaluatorState:
+    """The latest solution, that of the best point where it is another, and derivatives to reuse."""
+
+    latest: SolvedState
+    best: SolvedState | None
+    rates: ResidualRates | None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Solved(Generic[T]):
-    """A solution with its model, at θ (P,) and what the maker had chosen there."""
+    """A solution with its model, at θ (P,), and the maker's state there."""
 
     theta: Tensor
-    choices: Plain
+    maker: State
     model: GridModel
     solution: T
 
@@ -48,10 +76,10 @@ class Point(Generic[T]):
     grid_error: median of Var r / σ² over the data.
     """
 
-    solved: Solved[T]
-    gradient: Tensor
-    information: Tensor
-    error: Tensor
+    solved: Annotated[Solved[T], REBUILT]
+    gradient: ParameterVector
+    information: Annotated[Tensor, Layout("theta", "P P")]
+    error: Annotated[Tensor, Layout("theta", "P P")]
     grid_error: float
 
     @property
@@ -93,10 +121,10 @@ class Evaluator(Generic[T]):
         self._prior_draws, self._weights = prior_draws, weights
         self.parameters = parameters
         self._latest: Solved[T] | None = None
-        self._rates: tuple[Tensor, Tensor] | None = None
+        self._rates: ResidualRates | None = None
 
-    def at(self, theta: Tensor, samples: int, journal: AbstractJournal) -> Point[T]:
-        """One solve at theta. journal: of the solve."""
+    def at(self, theta: Tensor, samples: int, checkpointer: AbstractCheckpointer) -> Point[T]:
+        """One solve at theta. checkpointer: of the solve."""
         leaf = theta.detach().clone().requires_grad_()
         data, weights = self._data, self._weights
         model = self._maker.build(self.parameters.build(leaf))
@@ -105,7 +133,7 @@ class Evaluator(Generic[T]):
             noise = noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
-        latest = self._solved(theta, model, sigma.detach(), samples, journal)
+        latest = self._solve_at(theta, model, sigma.detach(), samples, checkpointer)
         model, solution = latest.model, latest.solution
         draws = None if self._prior_draws is None else self._prior_draws(solution.deviations)
         moments = Moments(solution.eps_mean, solution.deviations, draws)
@@ -129,86 +157,62 @@ class Evaluator(Generic[T]):
             return model
         return model.with_coefficients(solution.mean_coefficients)
 
-    def kept_point(self, point: Point[T]) -> Kept:
-        """A point; its solution only where that is not the latest."""
-        arrays = {
-            "gradient": point.gradient,
-            "information": point.information,
-            "error": point.error,
-        }
-        is_latest = point.solved is self._latest
-        solved = None if is_latest else self.kept_solved(point.solved)
-        return state(_POINT, {"grid_error": point.grid_error}, arrays, {_SOLVED: solved})
+    @property
+    def like(self) -> dict[str, Tensor]:
+        """The tensors whose devices and types stored ones have."""
+        return {"theta": self.parameters.theta, "rates": self._data.y[:0].double()}
 
-    def restored_point(self, reading: Reading, name: str) -> Point[T]:
-        """The point kept under this name, after `restore`."""
-        like, there = self.parameters.theta, self._latest
-        part, n = reading.part(name, _POINT), len(like)
-        if part.has(_SOLVED):
-            there = self.restored_solved(part)
-            if self._latest is not None:
-                self._maker.choose(self._latest.choices)
-        assert there is not None
-        return Point(
-            there,
-            part.array("gradient", like, n),
-            part.array("information", like, n, n),
-            part.array("error", like, n, n),
-            part.number("grid_error"),
-        )
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of axes of stored tensors."""
+        return {"P": len(self.parameters.theta), "N": len(self._data)}
 
-    def kept(self) -> Kept:
-        """The latest solution, and what derivatives there are to reuse."""
-        theta, rates = (None, None) if self._rates is None else self._rates
-        latest = None if self._latest is None else self.kept_solved(self._latest)
-        return state(_EVALUATOR, {}, {"theta": theta, "rates": rates}, {_SOLVED: latest})
+    def snapshot(self, best: Point[T]) -> EvaluatorState:
+        """The state between two points, of which this is the best so far."""
+        assert self._latest is not None
+        other = None if best.solved is self._latest else self.solved_state(best.solved)
+        return EvaluatorState(self.solved_state(self._latest), other, self._rates)
 
-    def restore(self, reading: Reading) -> None:
-        """Goes back to where `kept` was called."""
-        theta = self.parameters.theta
-        wide = self._data.y[:0].double()
-        self._latest = self.restored_solved(reading)
-        if reading.has("rates"):
-            rates = reading.array("rates", wide, None, len(self._data))
-            self._rates = reading.array("theta", theta, len(theta)), rates
+    def restore(self, state: EvaluatorState) -> Solved[T]:
+        """Go back to where `snapshot` was called; the solution of the best point."""
+        best = None if state.best is None else self.solved(state.best)
+        self._latest, self._rates = self.solved(state.latest), state.rates
+        return self._latest if best is None else best
 
-    def kept_solved(self, solved: Solved[T]) -> Kept:
-        """Where it is, and the solution."""
-        values, arrays = {"choices": solved.choices}, {"theta": solved.theta}
-        return state(_SOLVED, values, arrays, {"found": self._solve.kept(solved.solution)})
+    def solved_state(self, solved: Solved[T]) -> SolvedState:
+        """A solution without its model."""
+        return SolvedState(solved.theta, solved.maker, self._solve.snapshot(solved.solution))
 
-    def restored_solved(self, reading: Reading) -> Solved[T]:
-        """The solution kept in this state; leaves the maker there."""
-        part, like = reading.part(_SOLVED, _SOLVED), self.parameters.theta
-        theta, choices = part.array("theta", like, len(like)), part.value("choices")
-        self._maker.choose(choices)
-        model = self._maker.build(self.parameters.build(theta))
-        solution = self._solve.restored(model, part.inside("found"))
+    def solved(self, state: SolvedState) -> Solved[T]:
+        """The solution of a state; leaves the maker there."""
+        self._maker.restore(state.maker)
+        model = self._maker.build(self.parameters.build(state.theta))
+        solution = self._solve.restored(model, state.solution)
         model = model.with_fitted_mean(solution.mean_coefficients)
-        return Solved(theta, self._maker.choices(), model, solution)
+        return Solved(state.theta, self._maker.snapshot(), model, solution)
 
-    def _solved(
+    def _solve_at(
         self,
         theta: Tensor,
         model: GridModel,
         sigma: Tensor,
         samples: int,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> Solved[T]:
         start = None if self._latest is None else self._latest.solution
         if start is not None and start.eps_mean.shape[0] != model.features.n_features:
             start = None
-        choices = self._maker.choices()
-        solution = self._solve(model, sigma, samples, start, journal)
+        made = self._maker.snapshot()
+        solution = self._solve(model, sigma, samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
-        self._latest = Solved(theta, choices, model, solution)
+        self._latest = Solved(theta, made, model, solution)
         return self._latest
 
     def _derivatives(
         self, model: GridModel, moments: Moments, residual: Tensor, theta: Tensor
     ) -> Derivatives:
         """With ∂ ln Var r, which changes slowly, from parameters nearby if known there."""
-        if self._rates is not None and float((self._rates[0] - theta).abs().max()) > _NEARBY:
+        if self._rates is not None and float((self._rates.theta - theta).abs().max()) > _NEARBY:
             self._rates = None
         derivatives = differentiate(
             model,
@@ -216,10 +220,10 @@ class Evaluator(Generic[T]):
             moments,
             self._weights,
             residual_variance=residual,
-            residual_rates=None if self._rates is None else self._rates[1],
+            residual_rates=None if self._rates is None else self._rates.values,
             without=self.parameters.without,
         )
-        self._rates = self._rates or (theta, derivatives.of_log_residual)
+        self._rates = self._rates or ResidualRates(theta, derivatives.of_log_residual)
         return derivatives
 
 

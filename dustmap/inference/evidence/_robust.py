@@ -5,22 +5,20 @@ the map cannot explain have sites of next to no precision instead of bending it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Generic, final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Generic, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import (
-    NO_JOURNAL,
-    AbstractJournal,
-    Kept,
+from dustmap.inference._checkpoint import (
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     PartOfWhole,
-    Plain,
-    Reading,
-    state,
+    load_reader,
 )
+from dustmap.inference._state import Layout, State, StateReader, state_of
 from dustmap.inference.evidence._information import noise_variance
 from dustmap.inference.evidence._learn_values import AbstractSolver, LearnedModel, T
 from dustmap.inference.evidence._student_t_noise import (
@@ -73,22 +71,6 @@ class RobustStep:
     outliers: int
     solver_steps: int
 
-    @property
-    def plain(self) -> Plain:
-        """For a journal."""
-        return {**asdict(self), **asdict(self.noise)}
-
-    @staticmethod
-    def read(reading: Reading) -> "RobustStep":
-        """What `plain` gave."""
-        return RobustStep(
-            StudentTNoise(reading.number("nu"), reading.number("scale")),
-            reading.number("change"),
-            reading.number("nats"),
-            reading.integer("outliers"),
-            reading.integer("solver_steps"),
-        )
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -134,7 +116,7 @@ def fit_student_t(
     progress: Callable[[RobustStep], None] | None = None,
     *,
     start: RobustFit[T] | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> RobustFit[T]:
     """Normal posterior q, ν, scale and the likelihood's parameters at a fixed kernel.
 
@@ -148,15 +130,28 @@ def fit_student_t(
     remain to a Gibbs sampler's where a few data or more share every length scale; single data of
     ν near 2 far apart have tails that no normal distribution has, and up to 10 to 25 % more.
 
-    model: its likelihood gives σ_n². solver: as in `learn_evidence`, of
-    the data it is called with. start: an earlier fit of the same data. journal: kept after every
-    round, and inside the solves; progress hears of new rounds only.
+    model: its likelihood gives σ_n². solver: as in `learn_evidence`, of the data it is called with.
+    start: an earlier fit of the same data. checkpointer: saves a state after every round, and
+    inside the solves; progress is called with new rounds only.
     """
-    return _Rounds(model, data, settings, solver, start, journal).fit(progress)
+    return _Rounds(model, data, settings, solver, start, checkpointer).fit(progress)
 
 
-#: What the states of rounds are called.
+#: The name of the states of rounds.
 _ROBUST = "fit_student_t"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RoundsState:
+    """history: every round; law: values of all parameters of the noise; sites and weights (N,) of
+    the next solve; solution: the last one."""
+
+    history: list[RobustStep]
+    law: tuple[float, ...]
+    sites: Sites
+    weights: Annotated[Tensor, Layout("sites", "N")]
+    solution: State
 
 
 @final
@@ -171,10 +166,10 @@ class _Rounds(Generic[T]):
         settings: RobustSettings,
         solver: SolverOf[T],
         start: RobustFit[T] | None,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> None:
         self._model, self._data, self._settings = model, data, settings
-        self._solver, self._journal = solver, journal
+        self._solver, self._checkpointer = solver, checkpointer
         noise = StudentTNoise(settings.nu) if start is None else start.noise
         learn = settings.learn_nu, settings.learn_scale
         self._law = StudentTModel.of(noise, model.likelihood, *learn)
@@ -187,18 +182,18 @@ class _Rounds(Generic[T]):
 
     @torch.no_grad()
     def fit(self, progress: Callable[[RobustStep], None] | None) -> RobustFit[T]:
-        """One round after the other until all rests; from where the journal is."""
-        reading = Reading.latest(self._journal, _ROBUST)
-        if reading is not None:
-            self._restore(reading)
-        if reading is None or not reading.finished:
+        """One round after the other until all rests; from where the checkpointer is."""
+        reader = load_reader(self._checkpointer, _ROBUST)
+        if reader is not None:
+            self._restore(reader)
+        if reader is None or not reader.finished:
             phi = self._model.features.operator(self._data.functional)
             while len(self._steps) < self._settings.max_rounds and not self._converged:
                 self._round(phi)
                 if progress is not None:
                     progress(self._steps[-1])
-                self._journal.keep(self._kept)
-            self._journal.finish(self._kept(finished=True))
+                self._checkpointer.save_if_due(self._snapshot)
+            self._checkpointer.finish(self._snapshot(finished=True))
         assert self._solution is not None
         learned = (p.is_learned for p in self._model.likelihood.parameters())
         pairs = zip(self._law.likelihood.parameters(), learned, strict=True)
@@ -235,10 +230,10 @@ class _Rounds(Generic[T]):
 
     def _round(self, phi: AbstractOperator) -> None:
         """One solve at the present sites, and the noise and sites of its field."""
-        journal = PartOfWhole(self._journal.within("solve"), len(self._steps))
+        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._steps))
         solver, sigma = self._solving, self._sites.precision.reciprocal() + self._residual
         samples = self._settings.samples
-        solution = solver(self._model, sigma, samples, self._solution, journal)
+        solution = solver(self._model, sigma, samples, self._solution, checkpointer)
         mean, variance = self._seen(solution, phi)
         before, data = self._law.logs(), self._data
         self._law = fitted_around(self._law, data, mean, variance, measured_share(data))
@@ -266,31 +261,21 @@ class _Rounds(Generic[T]):
         variance = seen[1:].square().mean(0)
         return self._sites.seen(mean + seen[0], variance, self._residual)
 
-    def _kept(self, finished: bool = False) -> Kept:
+    def _snapshot(self, finished: bool = False) -> State:
         assert self._solution is not None
-        law = [float(p.value) for p in self._law.parameters()]
-        return state(
-            _ROBUST,
-            {"history": [step.plain for step in self._steps], "law": law},
-            {
-                "weights": self._weights,
-                "target": self._sites.target,
-                "precision": self._sites.precision,
-            },
-            {"solution": self._solving.kept(self._solution)},
-            finished=finished,
-        )
+        law = tuple(float(p.value) for p in self._law.parameters())
+        solution = self._solving.snapshot(self._solution)
+        rounds = _RoundsState(self._steps, law, self._sites, self._weights, solution)
+        return state_of(_ROBUST, rounds, finished=finished)
 
-    def _restore(self, reading: Reading) -> None:
-        n, like = len(self._data), self._weights
-        self._steps = list(reading.each("history", RobustStep.read))
-        self._weights = reading.array("weights", like, n)
-        self._sites = Sites(reading.array("target", like, n), reading.array("precision", like, n))
-        pairs = zip(self._law.parameters(), reading.numbers("law"), strict=True)
+    def _restore(self, reader: StateReader) -> None:
+        state = reader.read(_RoundsState, {"sites": self._weights}, N=len(self._data))
+        self._steps, self._sites, self._weights = state.history, state.sites, state.weights
+        pairs = zip(self._law.parameters(), state.law, strict=True)
         self._law = self._law.with_parameters(
             [p.at(torch.full_like(p.value, value)) for p, value in pairs]
         )
-        self._solution = self._solving.restored(self._model, reading.inside("solution"))
+        self._solution = self._solving.restored(self._model, state.solution)
 
 
 def site_data(data: Batch, sites: Sites) -> Batch:

@@ -14,7 +14,7 @@ too small at ν = 2 to 4.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from dustmap.gp import (
     maximise,
 )
 from dustmap.gp.likelihoods import GaussianLikelihood, SinhTrapezoid
+from dustmap.inference._state import Layout
 
 #: ν is looked for in this range; its upper end is Gaussian noise for all purposes.
 LEAST_NU, MOST_NU = 1.0, 1e3
@@ -305,8 +306,8 @@ def student_t_moments(
 class Sites:
     """Normal data of value target (N,) = ỹ and precision (N,) = λ > 0, float64."""
 
-    target: Tensor
-    precision: Tensor
+    target: Annotated[Tensor, Layout("sites", "N")]
+    precision: Annotated[Tensor, Layout("sites", "N")]
 
     @staticmethod
     def first(y: Tensor, residual: Tensor, variance: Tensor, nu: float) -> "Sites":

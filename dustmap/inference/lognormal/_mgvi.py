@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference.evidence._student_t_weights import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
@@ -110,7 +110,7 @@ def fit_mgvi(
     rounds: Rounds | None = None,
     *,
     origin: Tensor | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> MGVISolution:
     """Posterior of a log-normal field, with what is learned of kernel and noise.
@@ -133,8 +133,8 @@ def fit_mgvi(
     origin (Q,): centre of the priors of the log-parameters, in the order of
     `LogNormalModel.learned`; None: where they start.
 
-    journal: kept after every round, and between curved samples; rounds is called with new rounds
-    only, progress with draws and steps of solvers.
+    checkpointer: saves a state after every round, and between curved samples; rounds is called with
+    new rounds only, progress with draws and steps of solvers.
 
     Σ is the noise alone. What the multilinear interpolant leaves out between nodes is in neither.
 
@@ -152,7 +152,7 @@ def fit_mgvi(
             'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )
     problem = LogNormalProblem.of(model, data)
-    state = Fit(problem, settings, rounds, progress, origin, journal).run()
+    state = Fit(problem, settings, rounds, progress, origin, checkpointer).run()
     return _solution_of(state, settings.seed)
 
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import AbstractJournal, Reading
+from dustmap.inference._checkpoint import AbstractCheckpointer, load_reader
 from dustmap.inference._newton import TrustRegion
 from dustmap.inference.evidence._student_t_noise import measured_share
 from dustmap.inference.evidence._student_t_weights import StudentTWeights
@@ -83,24 +83,24 @@ class Fit:
         rounds: Rounds | None,
         progress: Progress,
         origin: Tensor | None,
-        journal: AbstractJournal,
+        checkpointer: AbstractCheckpointer,
     ) -> None:
         self.settings, self.rounds, self.progress = settings, rounds, progress
-        self.journal = journal
+        self.checkpointer = checkpointer
         self.at_once = draws_at_once(max(settings.samples // 2, settings.draws))
-        reading = Reading.latest(journal, MGVI)
-        if reading is None:
+        reader = load_reader(checkpointer, MGVI)
+        if reader is None:
             self.state = FitState.first(problem, settings, origin)
         else:
-            self.state = FitState.restored(problem, settings, reading)
-        self._is_new = reading is None or not reading.finished
+            self.state = FitState.restored(problem, settings, reader)
+        self._is_new = reader is None or not reader.finished
 
     def run(self) -> FitState:
-        """The state that is done, from wherever the journal was."""
+        """The state that is done, from wherever the checkpointer was."""
         for _ in self.states():
-            self.journal.keep(self.state.kept)
+            self.checkpointer.save_if_due(self.state.snapshot)
         if self._is_new:
-            self.journal.finish(self.state.kept())
+            self.checkpointer.finish(self.state.snapshot())
         return self.state
 
     def states(self) -> Iterator[FitState]:
@@ -347,7 +347,7 @@ class Fit:
             draw = curved_draw(mode, white, noise, start[s], z[s], *how)
             state.drawn.append((draw.iterate.xi, draw.z))
             if s + 1 < len(start):
-                self.journal.keep(state.kept)
+                self.checkpointer.save_if_due(state.snapshot)
         self.progress(_CURVING, len(start), len(start))
         xi, multipliers = zip(*state.drawn, strict=True)
         state.deviations = torch.stack(xi).sub_(mode.xi)

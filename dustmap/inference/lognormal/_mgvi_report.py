@@ -1,9 +1,8 @@
 """How a log-normal fit is set, and what its rounds report."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import final
 
-from dustmap.inference._journal import Plain, Reading
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 
 
@@ -65,22 +64,3 @@ class MGVIRound:
     gradient: tuple[float, ...] = ()
     gradient_error: tuple[float, ...] = ()
     cg_steps: int = 0
-
-    @property
-    def plain(self) -> Plain:
-        """For a journal."""
-        return asdict(self)
-
-    @staticmethod
-    def read(reading: Reading) -> "MGVIRound":
-        """What `plain` gave."""
-        return MGVIRound(
-            reading.text("stage"),
-            reading.number("energy"),
-            reading.number("misfit"),
-            reading.number("moved"),
-            reading.numbers("parameters"),
-            reading.numbers("gradient"),
-            reading.numbers("gradient_error"),
-            reading.integer("cg_steps"),
-        )

@@ -3,22 +3,23 @@
 import enum
 import logging
 import math
-from dataclasses import asdict, dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
-from dustmap.inference._journal import (
-    Kept,
-    Plain,
-    Reading,
-    kept_preconditioner,
-    restored_preconditioner,
-    state,
-)
+from dustmap.inference._checkpoint import NystromState
 from dustmap.inference._newton import TrustRegion
+from dustmap.inference._state import (
+    REBUILT,
+    Layout,
+    ParameterVector,
+    State,
+    StateReader,
+    state_of,
+)
 from dustmap.inference.evidence._student_t_noise import StudentTNoise
 from dustmap.inference.evidence._student_t_weights import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel
@@ -33,8 +34,11 @@ _log = logging.getLogger(__name__)
 _LARGEST_WRAP = 0.15
 #: A torus with this many times the points that the present length scale asks for is replaced.
 _WASTE = 1.5
-#: What the states of a fit are called.
+#: The name of the states of a fit.
 MGVI = "fit_mgvi"
+#: ξ (n,), and multipliers (N,) of the data.
+_Latent: TypeAlias = Annotated[Tensor, Layout("data", "n")]
+_Multipliers: TypeAlias = Annotated[Tensor, Layout("data", "N")]
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
 
@@ -91,6 +95,28 @@ class Phase(enum.Enum):
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """What problem, weights, centre and mode are rebuilt from: θ with the centre of its prior, the
+    noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
+
+    data: int
+    nodes: int
+    torus: tuple[int, ...]
+    origin: ParameterVector
+    theta: ParameterVector
+    noise: StudentTNoise | None
+    change: float
+    tau: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
+    response: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
+    xi: _Latent
+    centre_deviations: Annotated[Tensor, Layout("data", "C n")] | None
+    mode_xi: _Latent | None
+    mode_z: _Multipliers | None
+    made: NystromState | None
+
+
+@final
 @dataclass(eq=False)
 class FitState:
     """A fit between two turns of a phase, or between two of its curved draws.
@@ -105,19 +131,19 @@ class FitState:
     since the last preconditioner.
     """
 
-    prior: Parameters[LogNormalModel]
-    centre: Iterate
-    z: Tensor
+    prior: Annotated[Parameters[LogNormalModel], REBUILT]
+    centre: Annotated[Iterate, REBUILT]
+    z: _Multipliers
     phase: Phase
     turn: int = 0
-    preconditioner: NystromPreconditioner | None = None
-    deviations: Tensor | None = None
-    evidence_draws: Tensor | None = None
-    sample_draws: Tensor | None = None
-    curve_draws: Tensor | None = None
-    drawn: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    preconditioner: Annotated[NystromPreconditioner | None, REBUILT] = None
+    deviations: Annotated[Tensor, Layout("data", "S n")] | None = None
+    evidence_draws: Annotated[Tensor, Layout("data", "K N")] | None = None
+    sample_draws: Annotated[Tensor, Layout("data", "pairs N")] | None = None
+    curve_draws: Annotated[Tensor, Layout("data", "S N")] | None = None
+    drawn: list[tuple[_Latent, _Multipliers]] = field(default_factory=list)
     is_drawing: bool = False
-    mode: tuple[Iterate, Tensor] | None = None
+    mode: Annotated[tuple[Iterate, Tensor] | None, REBUILT] = None
     evidence_count: int = 0
     near: int = 0
     trust: TrustRegion = field(default_factory=lambda: TrustRegion.of(LARGEST_STEP))
@@ -126,7 +152,7 @@ class FitState:
     unsolved: bool = False
     strayed: bool = False
     curved: bool = False
-    weights: StudentTWeights | None = None
+    weights: Annotated[StudentTWeights | None, REBUILT] = None
     history: list[MGVIRound] = field(default_factory=list)
 
     @staticmethod
@@ -144,122 +170,74 @@ class FitState:
             curved=bool(settings.curved),
         )
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> State:
         """All of it; of a fit that is done, what its result takes."""
-        if self.phase is Phase.DONE:
-            return state(MGVI, self._values(), self._place(), finished=True)
-        drawn = list(zip(*self.drawn, strict=True)) if self.drawn else None
-        arrays = {
-            **self._place(),
-            "z": self.z,
-            "evidence_draws": self.evidence_draws,
-            "sample_draws": self.sample_draws,
-            "curve_draws": self.curve_draws,
-            "drawn_xi": torch.stack(drawn[0]) if drawn else None,
-            "drawn_z": torch.stack(drawn[1]) if drawn else None,
-            "mode_xi": self.mode[0].xi if self.mode else None,
-            "mode_z": self.mode[1] if self.mode else None,
-            "last_step": self.trust.step,
-            "last_gradient": self.trust.gradient,
-        }
-        parts = {"preconditioner": kept_preconditioner(self.preconditioner)}
-        return state(MGVI, self._values(), arrays, parts)
+        if self.phase is not Phase.DONE:
+            return state_of(MGVI, self, self._place())
+        result = replace(
+            self,
+            preconditioner=None,
+            evidence_draws=None,
+            sample_draws=None,
+            curve_draws=None,
+            mode=None,
+            trust=TrustRegion.of(LARGEST_STEP),
+        )
+        return state_of(MGVI, result, result._place(), finished=True)
 
-    def _values(self) -> dict[str, Plain]:
-        prior = self.centre.problem.model.prior
-        noise = None if self.weights is None else asdict(self.weights.noise)
-        return {
-            "data": len(self.z),
-            "nodes": prior.grid.size,
-            "torus": list(prior.torus_shape),
-            "phase": self.phase.value,
-            "turn": self.turn,
-            "is_drawing": self.is_drawing,
-            "evidence_count": self.evidence_count,
-            "near": self.near,
-            "radius": self.trust.radius,
-            "promised": self.trust.promised,
-            "slowest": self.slowest,
-            "moved": self.moved,
-            "unsolved": self.unsolved,
-            "strayed": self.strayed,
-            "curved": self.curved,
-            "noise": noise,
-            "change": None if self.weights is None else self.weights.change,
-            "history": [entry.plain for entry in self.history],
-        }
-
-    def _place(self) -> dict[str, Tensor | None]:
-        """Hyperparameters, centre and samples."""
-        centre, problem = self.centre, self.centre.problem
-        return {
-            "origin": self.prior.centre,
-            "theta": problem.theta,
-            "weights": None if self.weights is None else self.weights.tau,
-            "response": problem.data.response,
-            "xi": centre.xi,
-            "centre_deviations": None if len(centre.deviations) == 1 else centre.deviations,
-            "deviations": self.deviations,
-        }
+    def _place(self) -> _Place:
+        centre, problem, weights = self.centre, self.centre.problem, self.weights
+        return _Place(
+            len(self.z),
+            problem.model.prior.grid.size,
+            problem.model.prior.torus_shape,
+            self.prior.centre,
+            problem.theta,
+            None if weights is None else weights.noise,
+            0.0 if weights is None else weights.change,
+            None if weights is None else weights.tau,
+            problem.data.response,
+            centre.xi,
+            None if len(centre.deviations) == 1 else centre.deviations,
+            None if self.mode is None else self.mode[0].xi,
+            None if self.mode is None else self.mode[1],
+            NystromState.of(self.preconditioner),
+        )
 
     @staticmethod
-    def restored(problem: LogNormalProblem, settings: MGVISettings, reading: Reading) -> "FitState":
-        """What was kept of a fit of this problem."""
-        y, n = problem.y, len(problem.y)
-        reading.refuse_other("data", n)
-        reading.refuse_other("nodes", problem.model.prior.grid.size)
-        present = problem.theta
-        origin = reading.array("origin", present, len(present))
-        prior = learned_from(problem.model, origin, settings.prior_std)
-        problem = problem.at(reading.array("theta", present, len(present)))
-        problem = _on_torus(problem, tuple(int(m) for m in reading.numbers("torus")))
-        weights = _restored_weights(reading, settings, n, y)
+    def restored(
+        problem: LogNormalProblem, settings: MGVISettings, reader: StateReader
+    ) -> "FitState":
+        """The state of a fit of this problem."""
+        y, theta = problem.y, problem.theta
+        like = {"data": y, "theta": theta, "space": y}
+        place = reader.read(_Place, like, N=len(y), d=len(y), P=len(theta))
+        reader.refuse_other("data", place.data, len(y))
+        reader.refuse_other("nodes", place.nodes, problem.model.prior.grid.size)
+        prior = learned_from(problem.model, place.origin, settings.prior_std)
+        problem = _on_torus(problem.at(place.theta), place.torus)
+        weights = _weights(place, settings, reader)
         if weights is not None:
             problem = problem.weighted(weights.precision_weights)
-        if reading.has("response"):
-            problem = problem.with_response(reading.real("response", y, n))
-        width = problem.n_latent
-        xi = reading.array("xi", y, width)
-        centre = posterior_at(
-            problem.with_present_noise(), xi, reading.maybe("centre_deviations", y, None, width)
-        )
-        found = FitState(
-            prior,
-            centre,
-            torch.zeros_like(y) if reading.finished else reading.array("z", y, n),
-            Phase(reading.text("phase")),
-            reading.integer("turn"),
-            restored_preconditioner(reading, "preconditioner", n, y, problem.model.prior.world),
-            deviations=reading.maybe("deviations", y, settings.samples, width),
-            evidence_draws=reading.maybe("evidence_draws", y, None, n),
-            sample_draws=reading.maybe("sample_draws", y, settings.samples // 2, n),
-            curve_draws=reading.maybe("curve_draws", y, settings.samples, n),
-            is_drawing=reading.flag("is_drawing"),
-            evidence_count=reading.integer("evidence_count"),
-            near=reading.integer("near"),
-            trust=TrustRegion(
-                LARGEST_STEP,
-                reading.number("radius"),
-                reading.maybe("last_step", present, len(present)),
-                reading.maybe("last_gradient", present, len(present)),
-                reading.number("promised"),
-            ),
-            slowest=reading.integer("slowest"),
-            moved=reading.flag("moved"),
-            unsolved=reading.flag("unsolved"),
-            strayed=reading.flag("strayed"),
-            curved=reading.flag("curved"),
+        if place.response is not None:
+            problem = problem.with_response(place.response)
+        reader.refuse_other("numbers of the field", len(place.xi), problem.n_latent)
+        present = problem.with_present_noise()
+        centre, mode = posterior_at(present, place.xi, place.centre_deviations), None
+        if place.mode_xi is not None and place.mode_z is not None:
+            there = posterior_at(centre.problem, place.mode_xi)
+            mode = there.with_own_response(), place.mode_z
+        sizes = {"N": len(y), "n": len(place.xi), "P": len(theta)}
+        samples = {"S": settings.samples, "pairs": settings.samples // 2}
+        world, made = problem.model.prior.world, place.made
+        return FitState(
+            prior=prior,
+            centre=centre,
+            preconditioner=None if made is None else made.operator(world),
+            mode=mode,
             weights=weights,
-            history=list(reading.each("history", MGVIRound.read)),
+            **reader.fields(FitState, like, **sizes, **samples),
         )
-        if reading.has("drawn_xi"):
-            drawn_xi = reading.array("drawn_xi", y, None, width)
-            drawn_z = reading.array("drawn_z", y, len(drawn_xi), n)
-            found.drawn = list(zip(drawn_xi, drawn_z, strict=True))
-        if reading.has("mode_xi"):
-            mode = posterior_at(centre.problem, reading.array("mode_xi", y, width))
-            found.mode = mode.with_own_response(), reading.array("mode_z", y, n)
-        return found
 
 
 def posterior_at(
@@ -269,14 +247,10 @@ def posterior_at(
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
 
 
-def _restored_weights(
-    reading: Reading, settings: MGVISettings, n: int, y: Tensor
-) -> StudentTWeights | None:
-    if not reading.has("weights"):
+def _weights(place: _Place, settings: MGVISettings, reader: StateReader) -> StudentTWeights | None:
+    """The weights of Student-t noise, None where the noise is normal."""
+    if place.tau is None or place.noise is None:
         return None
     if settings.robust is None:
-        raise reading.refusal("weights of Student-t noise, where this problem has none")
-    told = Reading("Student-t noise", reading.inside("noise"))
-    noise = StudentTNoise(told.number("nu"), told.number("scale"))
-    weights = reading.real("weights", y, n)
-    return StudentTWeights(settings.robust, noise, weights, reading.number("change"))
+        raise reader.refusal("weights of Student-t noise, where this problem has none")
+    return StudentTWeights(settings.robust, place.noise, place.tau, place.change)

@@ -1,30 +1,23 @@
 """The columns of a global solve, as many at a time as the memory allows."""
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
-from dustmap.inference._journal import (
-    AbstractJournal,
-    Kept,
-    Reading,
-    kept_preconditioner,
-    restored_preconditioner,
-    state,
-)
+from dustmap.inference._checkpoint import AbstractCheckpointer, NystromState
+from dustmap.inference._state import REBUILT, Layout, State, StateReader, state_of
 from dustmap.inference.solve._grid_model import Draws, MeanEstimate
 from dustmap.linalg import (
     AbstractOperator,
     AdaptiveBatch,
     Progress,
     SolveResult,
-    SolveStatus,
     block_pcg,
 )
 
-#: What the states of a global solve are called.
+#: The name of the states of a global solve.
 SOLVE = "solve_global"
 #: Vectors over the whitened field, and over the data, that one right-hand side needs.
 _FIELD_VECTORS, _DATA_VECTORS = 12, 3
@@ -76,6 +69,36 @@ class System:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class SolvedColumns:
+    """x (k, M_w), with status, steps and residuals of each column, see `SolveResult`."""
+
+    x: Annotated[Tensor, Layout("field", "k M")]
+    status: Annotated[Tensor, Layout("field", "k", dtype=torch.int8)]
+    steps: Annotated[Tensor, Layout("field", "k", dtype=torch.int64)]
+    residuals: Annotated[Tensor, Layout("field", "k", dtype=torch.float64)]
+
+    @staticmethod
+    def of(solve: SolveResult) -> "SolvedColumns":
+        """All columns of a solve."""
+        return SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals)
+
+    def result(self, rtol: float) -> SolveResult:
+        """The solve that they came from."""
+        return SolveResult(self.x, self.status, self.steps, self.residuals, rtol)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Filled:
+    """The columns solved for so far, in a solve of so many data."""
+
+    data: int
+    columns: SolvedColumns | None
+    made: NystromState | None
+
+
+@final
 @dataclass(eq=False)
 class PartialSolve:
     """How far a global solve has come: the first approach to the mean, then one block after
@@ -87,54 +110,37 @@ class PartialSolve:
     """
 
     mean: MeanEstimate
-    preconditioner: AbstractOperator | None
+    preconditioner: Annotated[AbstractOperator | None, REBUILT]
     own: bool
-    x: Tensor
+    x: Annotated[Tensor, REBUILT]
     filled: int = 0
-    ends: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], REBUILT] = field(default_factory=list)
 
-    def kept(self, n: int) -> Kept:
+    def snapshot(self, n: int) -> State:
         """All of it, for n data."""
-        mean, arrays = self.mean, {"mean": self.mean.x}
-        if self.filled:
-            status, steps, residuals = self._ends()
-            arrays |= {"status": status, "steps": steps, "residuals": residuals}
-            arrays |= {"x": self.x[: self.filled]}
-        values = {
-            "data": n,
-            "mean_status": mean.status.value,
-            "mean_steps": mean.steps,
-            "mean_residual": mean.residual,
-            "own": self.own,
-        }
-        made = kept_preconditioner(self.preconditioner) if self.own else None
-        return state(SOLVE, values, arrays, {"preconditioner": made})
+        columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
+        made = NystromState.of(self.preconditioner) if self.own else None
+        return state_of(SOLVE, self, _Filled(n, columns, made))
 
     @staticmethod
     def restored(
-        reading: Reading, n: int, x: Tensor, earlier: AbstractOperator | None
+        reader: StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
     ) -> "PartialSolve":
         """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
         began with, if that was another's."""
-        reading.refuse_other("data", n)
-        count, width = x.shape
-        mean = MeanEstimate(
-            reading.array("mean", x, width),
-            SolveStatus(reading.integer("mean_status")),
-            reading.integer("mean_steps"),
-            reading.number("mean_residual"),
-        )
-        own = reading.flag("own")
-        made = restored_preconditioner(reading, "preconditioner", width, x)
-        found = PartialSolve(mean, made if own else earlier, own, x)
-        if reading.has("x"):
-            part = reading.array("x", x, None, width)
-            found.filled = len(part)
-            if found.filled > count:
-                raise reading.refusal(f"{found.filled} columns where this solve has {count}")
-            x[: found.filled] = part
-            found.ends.append(_ends_of(reading, found.filled, x))
-        return found
+        (count, width), like = x.shape, {"field": x, "space": x}
+        stored = reader.read(_Filled, like, M=width, d=width)
+        reader.refuse_other("data", stored.data, n)
+        values = reader.fields(PartialSolve, like, M=width)
+        made = None if stored.made is None else stored.made.operator()
+        partial = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        if partial.filled > count:
+            raise reader.refusal(f"{partial.filled} columns where this solve has {count}")
+        if stored.columns is not None:
+            columns = stored.columns
+            x[: partial.filled] = columns.x
+            partial.ends.append((columns.status, columns.steps, columns.residuals))
+        return partial
 
     def result(self, rtol: float) -> SolveResult:
         """Of all columns."""
@@ -153,7 +159,7 @@ def solved(
     rtol: float,
     max_steps: int,
     memory: int,
-    journal: AbstractJournal,
+    checkpointer: AbstractCheckpointer,
     progress: Progress,
 ) -> SolveResult:
     """All columns, as many together as the memory allows; kept after every block.
@@ -182,20 +188,6 @@ def solved(
         partial.filled = first + len(part.x)
         partial.x[first : partial.filled] = part.x
         partial.ends.append((part.status, part.steps, part.residuals))
-        journal.keep(lambda: partial.kept(n))
+        checkpointer.save_if_due(lambda: partial.snapshot(n))
     progress(_DRAWS, count, count)
     return partial.result(rtol)
-
-
-def restored_result(reading: Reading, width: int, like: Tensor, rtol: float) -> SolveResult:
-    """All columns of a finished solve in a field of this width."""
-    x = reading.array("x", like, None, width)
-    return SolveResult(x, *_ends_of(reading, len(x), x), rtol)
-
-
-def _ends_of(reading: Reading, count: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        reading.array("status", like[:0].to(torch.int8), count),
-        reading.array("steps", like[:0].long(), count),
-        reading.array("residuals", like[:0].double(), count),
-    )

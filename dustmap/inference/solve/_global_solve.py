@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Reading
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
 from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
     GlobalSolution,
-    kept_solution,
     restored_solution,
+    solution_state,
 )
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 
@@ -71,7 +71,7 @@ def solve_global(
     *,
     sigma: Tensor | None = None,
     start: GlobalSolution | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> GlobalSolution:
     """Posterior mean ε̂ and exact draws ε̂ + δ_s of the gridded model, all in one block solve.
@@ -91,23 +91,24 @@ def solve_global(
 
     Nothing is raised when a column misses the tolerance: see `GlobalSolution.message`.
     sigma (N,): Σ, if not the model's own. start: an earlier solution of the same grid; gives the
-    first guess of every column and its preconditioner. journal: kept after the first approach to
-    the mean and after every block of columns. progress: called with draws and steps of CG.
+    first guess of every column and its preconditioner. checkpointer: saves a state after the
+    first approach to the mean and after every block of columns. progress: called with draws and
+    steps of CG.
     """
-    reading = Reading.latest(journal, SOLVE)
-    if reading is not None and reading.finished:
-        return restored_solution(model, data, reading)
+    reader = load_reader(checkpointer, SOLVE)
+    if reader is not None and reader.finished:
+        return restored_solution(model, data, reader)
     sigma = checked(model, data, sigma)
     phi = model.features.operator(data.functional)
     earlier, known = _of_start(start, phi)
     A = PrecisionOperator(phi, sigma.reciprocal())
     draws = Draws(phi, sigma, settings.seed, settings.samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
-    if reading is None:
+    if reader is None:
         partial = _approached(A, draws, profile, settings, start, progress)
-        journal.keep(lambda: partial.kept(len(data)))
+        checkpointer.save_if_due(lambda: partial.snapshot(len(data)))
     else:
-        partial = PartialSolve.restored(reading, len(data), _columns(A, draws), earlier)
+        partial = PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
     mean, T = partial.mean, partial.preconditioner
     solve = solved(
         A,
@@ -116,14 +117,14 @@ def solve_global(
         rtol=settings.rtol,
         max_steps=settings.max_steps,
         memory=settings.memory,
-        journal=journal,
+        checkpointer=checkpointer,
         progress=progress,
     )
     mean = _finished(mean, profile, draws, solve, T, settings, progress)
     solve = _with_mean(solve, mean, draws.length)
     spread = _spread(A, profile, T, settings, progress)
     solution = _solution(model, profile, draws, solve, T, settings, spread)
-    journal.finish(kept_solution(solution))
+    checkpointer.finish(solution_state(solution))
     return solution
 
 

@@ -6,7 +6,7 @@ right-hand sides of its pathwise draws, from keyed noise.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, final, runtime_checkable
+from typing import Annotated, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from dustmap.gp import (
 )
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
+from dustmap.inference._state import Layout
 from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
 
 #: Corrections from a recomputed residual: float32 gains some three digits with each.
@@ -182,7 +183,7 @@ class MeanProfile:
 class MeanEstimate:
     """ε̂ (M_w,), how its refinement ended and after how many steps, and its residual's norm."""
 
-    x: Tensor
+    x: Annotated[Tensor, Layout("field", "M")]
     status: SolveStatus
     steps: int
     residual: float

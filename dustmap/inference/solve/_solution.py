@@ -1,21 +1,16 @@
 """The result of one global solve: as a value, as arrays, and back at the same model."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._journal import (
-    Kept,
-    Reading,
-    kept_preconditioner,
-    restored_preconditioner,
-    state,
-)
+from dustmap.inference._checkpoint import NystromState
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference.solve._blocks import SOLVE, restored_result
+from dustmap.inference._state import REBUILT, Layout, State, StateReader, state_of
+from dustmap.inference.solve._blocks import SOLVE, SolvedColumns
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, SolveResult
@@ -37,10 +32,10 @@ class GlobalSolution:
     rounding: relative residual that the precision of the features leaves, about.
     """
 
-    posterior: PathwisePosterior
-    sigma: Tensor
-    solve: SolveResult
-    preconditioner: AbstractOperator | None
+    posterior: Annotated[PathwisePosterior, REBUILT]
+    sigma: Annotated[Tensor, Layout("data", "N", any_dtype=True)]
+    solve: Annotated[SolveResult, REBUILT]
+    preconditioner: Annotated[AbstractOperator | None, REBUILT]
     quadratic_form: float
     scale: float
     rounding: float
@@ -95,63 +90,45 @@ class GlobalSolution:
         )
 
 
-def kept_solution(solution: GlobalSolution) -> Kept:
+@final
+@dataclass(frozen=True, eq=False)
+class _SolutionState:
+    """What posterior, solve and preconditioner are rebuilt from, beside the model."""
+
+    columns: SolvedColumns
+    rtol: float
+    coefficients: Annotated[Tensor, Layout("beta", "P")]
+    spread: CoefficientSpread | None
+    made: NystromState | None
+
+
+def solution_state(solution: GlobalSolution) -> State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
-    spread = posterior.spread
-    return state(
-        SOLVE,
-        {
-            "rtol": solve.rtol,
-            "quadratic_form": solution.quadratic_form,
-            "scale": solution.scale,
-            "rounding": solution.rounding,
-            "spread_error": 0.0 if spread is None else spread.error,
-        },
-        {
-            "x": solve.x,
-            "status": solve.status,
-            "steps": solve.steps,
-            "residuals": solve.residuals,
-            "coefficients": posterior.coefficients,
-            "sigma": solution.sigma,
-            **({} if spread is None else spread.tensors()),
-        },
-        {"preconditioner": kept_preconditioner(solution.preconditioner)},
-        finished=True,
+    stored = _SolutionState(
+        SolvedColumns.of(solve),
+        solve.rtol,
+        posterior.coefficients,
+        posterior.spread,
+        NystromState.of(solution.preconditioner),
     )
+    return state_of(SOLVE, solution, stored, finished=True)
 
 
-def restored_solution(model: GridModel, data: Batch, reading: Reading) -> GlobalSolution:
+def restored_solution(model: GridModel, data: Batch, reader: StateReader) -> GlobalSolution:
     """The solution of these data that was found with this model.
 
     An error if model or data have another size.
     """
-    width, y = model.features.n_features, data.y
-    like = torch.zeros(0, dtype=model.features.dtype, device=y.device)
-    solve = restored_result(reading, width, like, reading.number("rtol"))
-    beta = model.mean.coefficients().detach()
-    coefficients = reading.array("coefficients", beta, len(beta))
-    deviations = solve.x[1:]
-    spread = _spread(reading, beta, solve.x, len(deviations))
+    width, beta = model.features.n_features, model.mean.coefficients().detach()
+    field = torch.zeros(0, dtype=model.features.dtype, device=data.y.device)
+    like = {"field": field, "space": field, "beta": beta, "data": data.y}
+    stored = reader.read(_SolutionState, like, M=width, d=width, P=len(beta))
+    x = stored.columns.x
+    posterior = PathwisePosterior(model, stored.coefficients, x[0], x[1:], spread=stored.spread)
     return GlobalSolution(
-        PathwisePosterior(model, coefficients, solve.x[0], deviations, spread=spread),
-        reading.real("sigma", y, len(y)),
-        solve,
-        restored_preconditioner(reading, "preconditioner", width, like),
-        reading.number("quadratic_form"),
-        reading.number("scale"),
-        reading.number("rounding"),
-    )
-
-
-def _spread(reading: Reading, beta: Tensor, fields: Tensor, count: int) -> CoefficientSpread | None:
-    """None where there is none: of coefficients that were given, or of an earlier version."""
-    if not reading.has("spread_fields"):
-        return None
-    return CoefficientSpread(
-        reading.array("spread_directions", beta, len(beta), None),
-        reading.array("spread_fields", fields, None, fields.shape[1]),
-        reading.array("spread_draws", beta, count, None),
-        reading.number("spread_error"),
+        posterior=posterior,
+        solve=stored.columns.result(stored.rtol),
+        preconditioner=None if stored.made is None else stored.made.operator(),
+        **reader.fields(GlobalSolution, like, N=len(data)),
     )

@@ -13,7 +13,7 @@ from dustmap.gp import Batch, FitStatus, Parameters, maximise, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional, world_of
-from dustmap.inference._journal import Kept, Reading, state
+from dustmap.inference._state import ParameterVector
 from dustmap.inference.variational._collapsed import (
     AbstractCollapsedObjective,
     CollapsedGradient,
@@ -22,17 +22,14 @@ from dustmap.inference.variational._collapsed import (
 )
 from dustmap.inference.variational._model import VariationalModel
 
-#: What the state of a learner is called.
-_ADAM = "adam"
-
 
 @final
 @dataclass(frozen=True, eq=False)
 class Adam:
     """The averages of Kingma & Ba (2015) after `steps` gradients: of g (P,), and of g² (P,)."""
 
-    mean: Tensor
-    square: Tensor
+    mean: ParameterVector
+    square: ParameterVector
     steps: int = 0
 
     #: Decay of the two averages, and what keeps the denominator from 0.
@@ -51,6 +48,15 @@ class Adam:
         mean = self.mean / (1.0 - self.BETA_1**self.steps)
         square = self.square / (1.0 - self.BETA_2**self.steps)
         return -rate * mean / (square.sqrt() + self.EPSILON)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnerState:
+    """θ (P,), and the averages of its gradients."""
+
+    theta: ParameterVector
+    adam: Adam
 
 
 @final
@@ -89,26 +95,15 @@ class HyperparameterLearner:
         """The model at θ (P,), without a graph; the one it started from when inactive."""
         return self.parameters.build(theta.detach()) if self.active else self.model
 
-    def kept(self) -> Kept | None:
+    def snapshot(self) -> LearnerState | None:
         """Parameters and Adam's averages, None when inactive."""
-        if not self.active:
-            return None
-        arrays = {"theta": self.theta, "mean": self._adam.mean, "square": self._adam.square}
-        return state(_ADAM, {"steps": self._adam.steps}, arrays)
+        return LearnerState(self.theta, self._adam) if self.active else None
 
-    def restore(self, reading: Reading, name: str) -> None:
-        """Goes back to where `kept` was called, which gave the part of this name."""
-        if reading.has(name) != self.active:
-            told = "no learning of hyperparameters" if self.active else "learned hyperparameters"
-            raise reading.refusal(told)
-        if not self.active:
-            return
-        part, like = reading.part(name, _ADAM), self.parameters.theta
-        mean, square, theta = (
-            part.array(each, like, len(like)) for each in ("mean", "square", "theta")
-        )
-        self._adam = Adam(mean, square, part.integer("steps"))
-        self._move_to(theta)
+    def restore(self, state: LearnerState | None) -> None:
+        """Go back to where `snapshot` was called."""
+        if state is not None:
+            self._adam = state.adam
+            self._move_to(state.theta)
 
     def _move_to(self, theta: Tensor) -> None:
         self.theta = theta.detach().clone().requires_grad_()

@@ -4,7 +4,7 @@ Its weights and lengths are bounded where ln p(y|f) is not quadratic in f, or no
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from dustmap.gp.families import (
 )
 from dustmap.gp.features import Features
 from dustmap.inference._precision import batch_stability
+from dustmap.inference._state import REBUILT
 from dustmap.inference.variational._model import Moments, VariationalModel
 
 #: Halvings of a step before it is taken as it is: by then it moves nothing.
@@ -133,9 +134,9 @@ class NaturalStep:
     ELBO that would have fallen.
     """
 
-    posterior: AbstractGaussian
+    posterior: Annotated[AbstractGaussian, REBUILT]
     fit: float
-    divergence: AbstractDivergence
+    divergence: Annotated[AbstractDivergence, REBUILT]
     stability: float
     length_mean: float
     negative: int = 0

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -11,9 +11,17 @@ from torch import Tensor
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
-from dustmap.inference._journal import NO_JOURNAL, AbstractJournal, Kept, Reading, state
+from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
+from dustmap.inference._state import (
+    REBUILT,
+    Layout,
+    ParameterVector,
+    State,
+    StateReader,
+    state_of,
+)
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._hyperparameters import HyperparameterLearner
+from dustmap.inference.variational._hyperparameters import HyperparameterLearner, LearnerState
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
 
@@ -123,6 +131,16 @@ class SVISettings:
 
 @final
 @dataclass(frozen=True, eq=False)
+class _GaussianState:
+    """q by its mean and the statistics of its family, with its divergence from the prior."""
+
+    mean: Annotated[Tensor, Layout("field", "M")]
+    statistics: Annotated[Tensor, Layout("field", "statistics", dtype=torch.float64)]
+    divergence: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class SVIState:
     """One state of the iteration.
 
@@ -132,63 +150,37 @@ class SVIState:
 
     step: int
     epoch: int
-    model: VariationalModel
-    taken: NaturalStep
-    theta: Tensor | None = None
+    model: Annotated[VariationalModel, REBUILT]
+    taken: Annotated[NaturalStep, REBUILT]
+    theta: ParameterVector | None = None
 
     @property
     def posterior(self) -> AbstractGaussian:
         """q(ε)."""
         return self.taken.posterior
 
-    def kept(self) -> Kept:
+    def snapshot(self) -> State:
         """All of it but the model."""
-        taken = self.taken
-        values = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "fit": taken.fit,
-            "divergence": taken.divergence.value(),
-            "stability": taken.stability,
-            "length_mean": taken.length_mean,
-            "negative": taken.negative,
-            "share": taken.share,
-            "halvings": taken.halvings,
-        }
-        q = taken.posterior
-        arrays = {"mean": q.mean, "statistics": q.statistics, "theta": self.theta}
-        return state(_STATE, values, arrays)
+        q, divergence = self.posterior, self.taken.divergence.value()
+        gaussian = _GaussianState(q.mean, q.statistics, divergence)
+        return state_of(_STATE, self, self.taken, gaussian)
 
     @staticmethod
-    def restored(learner: HyperparameterLearner, reading: Reading, like: Tensor) -> "SVIState":
-        """What was kept of a state of this learner's model; on the device of `like`."""
-        model, start = learner.model, learner.parameters.theta
-        theta = reading.maybe("theta", start, len(start))
-        family, mean = model.family, like[:0].to(model.features.dtype)
-        sizes = family.zero_statistics("meta").shape
-        q = family.posterior(
-            reading.array("mean", mean, family.n_features),
-            reading.array("statistics", mean.double(), *sizes),
+    def restored(learner: HyperparameterLearner, state: State, y: Tensor) -> "SVIState":
+        """The state of this learner's model in a snapshot; on the device of y."""
+        model, family, start = learner.model, learner.model.family, learner.parameters.theta
+        reader = StateReader.of(state, _STATE)
+        like = {"theta": start, "field": y[:0].to(model.features.dtype)}
+        sizes = tuple(family.zero_statistics("meta").shape)
+        gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
+        taken = NaturalStep(
+            posterior=family.posterior(gaussian.mean, gaussian.statistics),
+            divergence=KnownDivergence(gaussian.divergence),
+            **reader.fields(NaturalStep),
         )
-        fit, stability, length = map(reading.number, ("fit", "stability", "length_mean"))
-        divergence = KnownDivergence(reading.number("divergence"))
-        negative, share = reading.integer("negative"), reading.number("share")
-        return SVIState(
-            reading.integer("step"),
-            reading.integer("epoch"),
-            model if theta is None else learner.at(theta),
-            NaturalStep(
-                q,
-                fit,
-                divergence,
-                stability,
-                length,
-                negative,
-                share,
-                reading.integer("halvings"),
-            ),
-            theta,
-        )
+        values = reader.fields(SVIState, like, P=len(start))
+        theta = values["theta"]
+        return SVIState(model=model if theta is None else learner.at(theta), taken=taken, **values)
 
 
 def svi(
@@ -203,14 +195,14 @@ def svi(
     The order of the data comes from `generator`. With learning_rate > 0 the rows of a minibatch
     are computed once with their graph: detached for the natural step, with it for Adam's.
     """
-    run = _Run(model, batch, source, settings, generator, None)
+    run = _Run(model, batch, source, settings, generator, resumed=False)
     while run.epoch < settings.epochs:
         yield from run.one_pass()
 
 
 @final
 class _Run:
-    """The iteration between two passes over the data."""
+    """The iteration between two passes over the data; resumed: its state comes from elsewhere."""
 
     def __init__(
         self,
@@ -219,18 +211,14 @@ class _Run:
         source: RowSource,
         settings: SVISettings,
         generator: torch.Generator,
-        reading: Reading | None,
+        *,
+        resumed: bool,
     ) -> None:
         self.batch, self.source, self.settings, self.generator = batch, source, settings, generator
-        if reading is None:
+        if not resumed:
             self.posterior = _start(model, batch, source, settings)
         self.learner = HyperparameterLearner(model, settings.learning_rate)
         self.step = self.epoch = 0
-        if reading is not None:
-            reading.refuse_other("data", len(batch))
-            self.step, self.epoch = reading.integer("step"), reading.integer("epoch")
-            self.learner.restore(reading, "learner")
-            self.generator.set_state(reading.array("generator", generator.get_state(), None))
 
     def one_pass(self) -> Iterator[SVIState]:
         """A step with every minibatch."""
@@ -260,19 +248,19 @@ def fit_svi(
     *,
     score: Callable[[SVIState], float] | None = None,
     progress: Callable[[SVIState], None] | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
     score: larger is better, e.g. the mean log-likelihood of held-out data; evaluated after every
     epoch, and `settings.patience` epochs without a better one stop the run.
     progress: called with every state.
-    journal: kept after every epoch, with the state of the generator.
+    checkpointer: saves a state after every epoch, with the state of the generator.
     """
-    reading = Reading.latest(journal, _SVI)
-    run = _Run(model, batch, source, settings, generator, reading)
-    passes = _Passes.of(run, reading)
-    if reading is None or not reading.finished:
+    reader = load_reader(checkpointer, _SVI)
+    run = _Run(model, batch, source, settings, generator, resumed=reader is not None)
+    passes = _Passes.of(run, reader)
+    if reader is None or not reader.finished:
         while run.epoch < settings.epochs and passes.waited < settings.patience:
             for state in run.one_pass():
                 passes.last = state
@@ -280,19 +268,35 @@ def fit_svi(
                     progress(state)
             if score is not None and passes.last is not None:
                 passes.judge(passes.last, score(passes.last))
-            journal.keep(lambda: passes.kept(run, finished=False))
+            checkpointer.save_if_due(lambda: passes.snapshot(run, finished=False))
     chosen = passes.best or passes.last
     if chosen is None:
         raise ValueError("the data set is empty: at least one datum is needed")
-    if reading is None or not reading.finished:
-        journal.finish(passes.kept(run, finished=True))
+    if reader is None or not reader.finished:
+        checkpointer.finish(passes.snapshot(run, finished=True))
     if chosen.theta is None:
         return chosen
     return replace(chosen, model=run.learner.at(chosen.theta))
 
 
-#: What the states of a fit are called.
+#: The names of the states of a fit, and of one step.
 _SVI, _STATE = "fit_svi", "svi_state"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _RunState:
+    """A fit of so many data after some passes. last, best: None where there is none; best_is_last:
+    where both are one."""
+
+    data: int
+    step: int
+    epoch: int
+    learner: LearnerState | None
+    generator: Annotated[Tensor, Layout("generator", "bytes")]
+    last_state: State | None
+    best_state: State | None
+    best_is_last: bool
 
 
 @final
@@ -300,8 +304,8 @@ _SVI, _STATE = "fit_svi", "svi_state"
 class _Passes:
     """The last state, the best one by its score, and the epochs since."""
 
-    last: SVIState | None = None
-    best: SVIState | None = None
+    last: Annotated[SVIState | None, REBUILT] = None
+    best: Annotated[SVIState | None, REBUILT] = None
     best_score: float = -math.inf
     waited: int = 0
 
@@ -312,37 +316,43 @@ class _Passes:
         else:
             self.waited += 1
 
-    def kept(self, run: _Run, *, finished: bool) -> Kept:
+    def snapshot(self, run: _Run, *, finished: bool) -> State:
         """With all that the next pass goes by."""
-        values = {
-            "data": len(run.batch),
-            "step": run.step,
-            "epoch": run.epoch,
-            "best_score": self.best_score,
-            "waited": self.waited,
-        }
         is_best = self.best is self.last
-        parts = {
-            "learner": run.learner.kept(),
-            "last": None if self.last is None else self.last.kept(),
-            "best": None if self.best is None or is_best else self.best.kept(),
-        }
-        arrays = {"generator": run.generator.get_state()}
-        return state(_SVI, {**values, "is_best": is_best}, arrays, parts, finished=finished)
+        stored = _RunState(
+            len(run.batch),
+            run.step,
+            run.epoch,
+            run.learner.snapshot(),
+            run.generator.get_state(),
+            None if self.last is None else self.last.snapshot(),
+            None if self.best is None or is_best else self.best.snapshot(),
+            is_best,
+        )
+        return state_of(_SVI, self, stored, finished=finished)
 
     @staticmethod
-    def of(run: _Run, reading: Reading | None) -> "_Passes":
-        """None yet, or those that were kept; the run then goes on from the last."""
-        if reading is None:
+    def of(run: _Run, reader: StateReader | None) -> "_Passes":
+        """None yet, or those of a state, which the run then goes on from."""
+        if reader is None:
             return _Passes()
-        learner, y = run.learner, run.batch.y
-        last = SVIState.restored(learner, reading.part("last", _STATE), y)
-        best = None
-        if reading.has("best"):
-            best = SVIState.restored(learner, reading.part("best", _STATE), y)
-        run.posterior = last.posterior
-        chosen = last if reading.flag("is_best") else best
-        return _Passes(last, chosen, reading.number("best_score"), reading.integer("waited"))
+        learner, y, theta = run.learner, run.batch.y, run.learner.parameters.theta
+        like = {"theta": theta, "generator": run.generator.get_state()}
+        stored = reader.read(_RunState, like, P=len(theta))
+        reader.refuse_other("data", stored.data, len(y))
+        if (stored.learner is not None) != learner.active:
+            other = "no learning of" if learner.active else "learned"
+            raise reader.refusal(f"{other} hyperparameters")
+        learner.restore(stored.learner)
+        run.generator.set_state(stored.generator)
+        last, best = (
+            None if state is None else SVIState.restored(learner, state, y)
+            for state in (stored.last_state, stored.best_state)
+        )
+        assert last is not None
+        run.step, run.epoch, run.posterior = stored.step, stored.epoch, last.posterior
+        chosen = last if stored.best_is_last else best
+        return _Passes(last=last, best=chosen, **reader.fields(_Passes))
 
 
 def _start(

@@ -10,7 +10,7 @@ from dustmap.config import Config
 from dustmap.estimators import HIPGPRegressor
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._run import AbstractFinishedRun
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, inputs_of, rows_of, within
 from dustmap.runs.regression._field import GriddedField, plot_field, write_field
 from dustmap.runs.regression._run import (

@@ -15,12 +15,12 @@ from dustmap.engines import MOST_DENSE
 from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
-from dustmap.inference import Kept, Scores, scores
+from dustmap.inference import Scores, State, scores
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs._seconds import dense_seconds, rounded
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
 from dustmap.runs.regression._field import GriddedField, plot_field, write_field
 from dustmap.runs.regression._memory import regression_memory
@@ -123,7 +123,7 @@ class RegressionRun(AbstractRun):
                 model.fit(self.train.X, self.train.y, noise_std=self.train.error)
             with watch.stage("checkpoint"):
                 self.save(directory, model)
-            directory.journal("fit").finish(Kept({"model": CHECKPOINT}))
+            directory.checkpointer("fit").finish(State({"model": CHECKPOINT}))
         return HIPGPRegressor.load(kept)
 
     def save(self, directory: RunDirectory, model: HIPGPRegressor) -> None:

@@ -8,7 +8,7 @@ the dust beyond the box, and a fit from these hyperparameters takes both; and so
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, OnStep, no_step
 from dustmap.gp import Batch
-from dustmap.inference import NO_JOURNAL, AbstractJournal, Kept
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, StateReader, state_of
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import predicted
 from dustmap.runs.stars._beyond import first_dust, with_level
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 SETTLED, SHIFTED = 0.05, 0.1
 #: Hyperparameters of the dust beyond the box, which no engine knows of.
 _LEVEL = ("beyond", "beyond_std")
-#: Prefix of the arrays of a posterior in a state.
-_ARRAY = "fit/"
+#: The names of the states of all rounds, of one fit, and of what a fit adds to the noise.
+_ROUNDS, _FIT, _NOISE = "fit_distances", "fit_stars", "added_noise"
 
 
 @final
@@ -57,22 +57,62 @@ def fit_distances(
     config: Config,
     observed: Observations,
     train: Tensor,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     on_step: OnStep = no_step,
     progress: Progress = unwatched,
 ) -> DistanceFit:
     """Fits the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 
-    journal: keeps every fit, and what every round has found.
+    checkpointer: keeps every fit, and what every round has found.
     """
-    kept = journal.latest()
-    if kept is not None:
-        return _found_before(config, observed, train, kept)
-    found = _Rounds(config, observed, train, journal, on_step, progress).found()
-    whole = kept_of(found.fit)
-    added = {} if found.added is None else arrays_of_added(found.added)
-    journal.finish(Kept({**whole.values, "rounds": list(found.rounds)}, {**whole.arrays, **added}))
+    state = checkpointer.load()
+    if state is not None:
+        return _restored(config, observed, train, StateReader.of(state, _ROUNDS))
+    found = _Rounds(config, observed, train, checkpointer, on_step, progress).found()
+    stored = _FitState.of(found.fit), _AddedState(found.added, found.rounds)
+    checkpointer.finish(state_of(_ROUNDS, *stored, finished=True))
     return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _FitState:
+    """What `load_stars` takes beside the data, with the report."""
+
+    hyperparameters: Hyperparameters
+    summary: Mapping[str, Any]
+    learning: Learning | None
+    arrays: Mapping[str, Tensor]
+
+    @staticmethod
+    def of(fit: StarFit) -> "_FitState":
+        """A fit without its posterior."""
+        arrays = {name: torch.from_numpy(array) for name, array in fit.arrays.items()}
+        return _FitState(fit.hyperparameters, fit.summary, fit.learning, arrays)
+
+    def fit(self, config: Config, data: Batch) -> StarFit:
+        """The fit of these data: the same bits."""
+        arrays = {name: array.numpy() for name, array in self.arrays.items()}
+        fit = load_stars(config, data, self.hyperparameters, arrays)
+        summary = dict(self.summary)
+        return replace(fit, summary=summary, learning=self.learning, arrays=arrays)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _AddedState:
+    """What distances and dust beyond the box add, None where they add nothing, and the lines of
+    the rounds that found it."""
+
+    added: Moments | None
+    rounds: tuple[Mapping[str, Any], ...]
+
+    def on(self, device: torch.device) -> Moments | None:
+        """What is added, on a device."""
+        if self.added is None:
+            return None
+        parts = self.added.mean, self.added.variance, self.added.shared
+        return Moments(*(values.to(device) for values in parts))
 
 
 def arrays_of_added(added: Moments) -> dict[str, Tensor]:
@@ -94,13 +134,15 @@ def added_of(arrays: Mapping[str, Tensor], like: Tensor) -> Moments | None:
     return Moments(*(values.to(like.device) for values in (mean, variance, shared)))
 
 
-def _found_before(config: Config, observed: Observations, train: Tensor, kept: Kept) -> DistanceFit:
-    """What `fit_distances` has kept as its result."""
-    added, lines = added_of(kept.arrays, observed.batch.y), kept.values["rounds"]
-    assert isinstance(lines, list)
+def _restored(
+    config: Config, observed: Observations, train: Tensor, reader: StateReader
+) -> DistanceFit:
+    """The result of `fit_distances` in a state."""
+    stored = reader.read(_AddedState)
+    added = stored.on(observed.batch.y.device)
     noisy = observed if added is None else observed.with_added(added)
-    fit = reopened_fit(config, noisy.training(train), kept)
-    return DistanceFit(fit, noisy, added, tuple(lines))
+    fit = reader.read(_FitState).fit(config, noisy.training(train))
+    return DistanceFit(fit, noisy, added, stored.rounds)
 
 
 @final
@@ -111,7 +153,7 @@ class _Rounds:
     config: Config
     observed: Observations
     train: Tensor
-    journal: AbstractJournal
+    checkpointer: AbstractCheckpointer
     on_step: OnStep
     progress: Progress
 
@@ -145,28 +187,29 @@ class _Rounds:
         dust: Hyperparameters | None = None,
     ) -> StarFit:
         """The fit of one round, from the start or from where it was; dust: that beyond the box."""
-        part, data = self.journal.within(f"fit-{number}"), observed.training(self.train)
-        kept = part.latest()
-        if kept is not None:
-            return reopened_fit(self.config, data, kept)
-        watched = part.within("engine"), self.on_step, self.progress
+        part, data = self.checkpointer.child(f"fit-{number}"), observed.training(self.train)
+        state = part.load()
+        if state is not None:
+            return StateReader.of(state, _FIT).read(_FitState).fit(self.config, data)
+        watched = part.child("engine"), self.on_step, self.progress
         fit = fit_stars(self.config, data, start, *watched)
         if dust is not None:
             level = {name: getattr(dust, name) for name in _LEVEL}
             fit = replace(fit, hyperparameters=replace(fit.hyperparameters, **level))
-        part.finish(kept_of(fit))
+        part.finish(state_of(_FIT, _FitState.of(fit), finished=True))
         return fit
 
     def _refreshed(
         self, number: int, fit: StarFit, added: Moments
     ) -> tuple[Mapping[str, Any], Moments]:
         """The line of a round, and what the density found adds to the observations."""
-        part = self.journal.within(f"noise-{number}")
-        kept = part.latest()
-        if kept is not None:
-            fresh = added_of(kept.arrays, added.mean)
-            assert fresh is not None
-            return kept.values, fresh
+        part = self.checkpointer.child(f"noise-{number}")
+        state = part.load()
+        if state is not None:
+            stored = StateReader.of(state, _NOISE).read(_AddedState)
+            before = stored.on(added.mean.device)
+            assert before is not None
+            return stored.rounds[0], before
         at = with_level(self.config, fit, self.observed, added, self.train)
         dust = self._dust(at)
         fresh = self.observed.added(fit.for_many_rays(), dust, self.progress)
@@ -176,34 +219,8 @@ class _Rounds:
             "(median)",
             line["median_change_of_the_noise"],
         )
-        part.finish(Kept(line, arrays_of_added(fresh)))
+        part.finish(state_of(_NOISE, _AddedState(fresh, (line,)), finished=True))
         return line, fresh
-
-
-def kept_of(fit: StarFit) -> Kept:
-    """Hyperparameters, report and arrays: all that `load_stars` needs beside the data."""
-    values = {
-        "hyperparameters": fit.hyperparameters.as_dict(),
-        "summary": dict(fit.summary),
-        "learning": None if fit.learning is None else asdict(fit.learning),
-    }
-    arrays = {f"{_ARRAY}{name}": torch.from_numpy(array) for name, array in fit.arrays.items()}
-    return Kept(values, arrays)
-
-
-def reopened_fit(config: Config, data: Batch, kept: Kept) -> StarFit:
-    """The fit of `kept_of`: the same bits."""
-    values: Mapping[str, Any] = kept.values
-    arrays = {
-        name.removeprefix(_ARRAY): tensor.numpy()
-        for name, tensor in kept.arrays.items()
-        if name.startswith(_ARRAY)
-    }
-    fit = load_stars(config, data, Hyperparameters(**values["hyperparameters"]), arrays)
-    learning = values["learning"]
-    if learning is not None:
-        learning = Learning(**{**learning, "trace": tuple(learning["trace"])})
-    return replace(fit, summary=dict(values["summary"]), learning=learning, arrays=arrays)
 
 
 def _line(

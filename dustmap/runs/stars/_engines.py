@@ -27,7 +27,7 @@ from dustmap.engines import (
 )
 from dustmap.gp import Batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
-from dustmap.inference import NO_JOURNAL, AbstractJournal, RobustSettings
+from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, RobustSettings
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._run import dtype_of
 from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
@@ -151,7 +151,7 @@ def fit_stars(
     config: Config,
     data: Batch,
     start: Hyperparameters | None = None,
-    journal: AbstractJournal = NO_JOURNAL,
+    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     on_step: OnStep = no_step,
     progress: Progress = unwatched,
 ) -> StarFit:
@@ -161,7 +161,7 @@ def fit_stars(
         on_step(_star_step(step))
 
     problem = problem_of(config, data, start)
-    fit = engine_of(config).fit(problem, Watch(journal, named, progress))
+    fit = engine_of(config).fit(problem, Watch(checkpointer, named, progress))
     return _star_fit(config, fit, hyperparameters_of(config, fit.model))
 
 

@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from dustmap.config import Config
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Picture, Predictions, Progress, comparison_of
 from dustmap.sky import Provenance
 from dustmap.sky.figures import (

@@ -1,7 +1,7 @@
 """The fit of a star map: its hyperparameters by name, and the posterior of the density."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, final
 
 from scipy.stats import norm, t
@@ -95,6 +95,24 @@ class Hyperparameters:
             relative_scatter=scale * self.relative_scatter,
             nu=noise.nu,
         )
+
+    @staticmethod
+    def from_dict(values: Any) -> "Hyperparameters":
+        """The hyperparameters of `as_dict`, as a file has them; other content is a ValueError."""
+        names = {each.name for each in fields(Hyperparameters)}
+        needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
+        numbers = isinstance(values, Mapping) and all(
+            (isinstance(v, int | float) and not isinstance(v, bool))
+            or (v is None and name not in needed)
+            for name, v in values.items()
+        )
+        if not (numbers and needed <= set(values) <= names):
+            raise ValueError(
+                f"the learned hyperparameters must be numbers {', '.join(sorted(needed))} and "
+                f"perhaps others of {', '.join(sorted(names - needed))}, got {values!r:.200}; run "
+                "it again"
+            )
+        return Hyperparameters(**values)
 
     def as_dict(self) -> dict[str, float]:
         """Those of the parts that the model has: no scatter of zero, nothing that is None."""

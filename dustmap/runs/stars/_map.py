@@ -17,7 +17,7 @@ from dustmap.inference import scores
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import comparison_of
 from dustmap.runs.stars._data_checks import catalog_checks, warn_of
 from dustmap.runs.stars._distance_rounds import reopened
@@ -302,7 +302,7 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """
     store = open_star_store(directory.path / ARCHIVE)
     run = assemble(config, from_store(store), None)
-    at = Hyperparameters(**directory.read_json(HYPERPARAMETERS))
+    at = Hyperparameters.from_dict(directory.read_json(HYPERPARAMETERS))
     arrays, distances = directory.read_arrays(POSTERIOR), directory.read_arrays(DISTANCES)
     if distances:
         run = replace(run, observed=reopened(run.observed, distances))

@@ -20,7 +20,7 @@ from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE, own_rays, predicted
 from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._seconds import rounded
-from dustmap.runs.kept import RunDirectory
+from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import (
     Check,
     Picture,
@@ -187,9 +187,9 @@ class StarRun(AbstractRun):
             directory.record(stage="learn", step=next(step), **values)
 
         with account.watch.stage("fit"), directory.keeping():
-            journal = directory.journal("fit")
+            checkpointer = directory.checkpointer("fit")
             found = fit_distances(
-                self.config, self.observed, self.train, journal, on_step, progress
+                self.config, self.observed, self.train, checkpointer, on_step, progress
             )
         fit = found.fit
         _record_fit(directory, found)

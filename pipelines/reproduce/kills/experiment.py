@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dustmap.runs import status_of
-from dustmap.runs.kept._file import read_kept
+from dustmap.runs.checkpoints._file import read_state
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from pipelines.reproduce._experiment import Goal, Outcome, Request, Row, number
 from pipelines.reproduce.kills import _figure as figure
@@ -139,7 +139,7 @@ def _unreadable(path: Path) -> list[str]:
     for file in files:
         try:
             if file.parent.name == "kept":
-                read_kept(file)
+                read_state(file)
             else:
                 opened(file)
         except Exception as error:

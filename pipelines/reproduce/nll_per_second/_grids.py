@@ -28,15 +28,15 @@ from dustmap.gp.features import LocalFeatures, TorusFeatures
 from dustmap.gp.kernels import AbstractKernel, Matern52, StationaryKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood, StudentTLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     AbstractSolver,
     DataSpaceSolution,
     GridModel,
-    Kept,
     RobustSettings,
     RowSource,
     SolveSettings,
+    State,
     StepSchedule,
     SVISettings,
     SVIState,
@@ -202,7 +202,7 @@ def of_state(problem: Problem, state: SVIState) -> Fitted:
 @final
 @dataclass(frozen=True, eq=False)
 class Solver(AbstractSolver[DataSpaceSolution]):
-    """`solve_in_data_space` of some data; no journal keeps its solutions."""
+    """`solve_in_data_space` of some data; no checkpointer keeps its solutions."""
 
     data: Batch
 
@@ -212,15 +212,15 @@ class Solver(AbstractSolver[DataSpaceSolution]):
         sigma: Tensor,
         samples: int,
         start: DataSpaceSolution | None,
-        journal: AbstractJournal = NO_JOURNAL,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     ) -> DataSpaceSolution:
         return solve_in_data_space(model, self.data, _settings(samples), sigma=sigma, start=start)
 
-    def kept(self, solution: DataSpaceSolution) -> Kept:
-        return Kept()
+    def snapshot(self, solution: DataSpaceSolution) -> State:
+        return State()
 
-    def restored(self, model: GridModel, kept: Kept) -> DataSpaceSolution:
-        raise TypeError("solutions of this solver are not kept: pass no journal")
+    def restored(self, model: GridModel, kept: State) -> DataSpaceSolution:
+        raise TypeError("solutions of this solver are not kept: pass no checkpointer")
 
 
 def _model(prior: Prior, problem: Problem, cells: float) -> GridModel:

@@ -9,8 +9,8 @@ import torch
 from dustmap.gp import Batch, ConstantMean
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     LogNormalModel,
     MGVIRound,
     MGVISettings,
@@ -20,9 +20,9 @@ from dustmap.inference import (
     typical_log_density,
 )
 from dustmap.inference.lognormal import _mgvi_phases
-from tests.inference.journals import (
+from tests.inference.checkpointers import (
     Interrupted,
-    MemoryJournal,
+    MemoryCheckpointer,
     Pages,
     interrupted,
     keeps,
@@ -71,9 +71,9 @@ class Case:
         y[::15] *= 3.0
         return replace(data, y=y)
 
-    def __call__(self, journal: AbstractJournal) -> MGVISolution:
+    def __call__(self, checkpointer: AbstractCheckpointer) -> MGVISolution:
         data = self.data()
-        return fit_mgvi(self.model(data), data, self.settings, journal=journal)
+        return fit_mgvi(self.model(data), data, self.settings, checkpointer=checkpointer)
 
 
 CASES = {
@@ -96,7 +96,7 @@ SLOW = {
 )
 def test_fits_end_the_same_however_often_they_are_ended(name: str) -> None:
     case = (CASES | SLOW)[name]
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     # What is on the way: θ learned, another torus, curved samples.
     stages = [entry.stage for entry in whole.history]
     assert "evidence" in stages
@@ -106,7 +106,7 @@ def test_fits_end_the_same_however_often_they_are_ended(name: str) -> None:
 
 def test_the_torus_changes_on_the_way() -> None:
     case = CASES["plain"]
-    shape = case(NO_JOURNAL).model.prior.torus_shape
+    shape = case(NO_CHECKPOINTS).model.prior.torus_shape
     assert shape != case.model(case.data()).prior.torus_shape
 
 
@@ -114,7 +114,7 @@ def test_the_torus_changes_on_the_way() -> None:
 @pytest.mark.parametrize("name", [*CASES, *SLOW])
 def test_fits_go_on_from_every_state(name: str) -> None:
     case = (CASES | SLOW)[name]
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     states = keeps(case)
     assert states > 1
     for k in range(1, states + 1):
@@ -129,22 +129,22 @@ def test_curved_samples_are_kept_one_by_one() -> None:
 
 
 def test_samples_that_stray_go_back_to_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that count as strayed start again from the mode, which the journal must know."""
+    """Samples that count as strayed start again from the mode, which the checkpointer must know."""
     monkeypatch.setattr(_mgvi_phases, "_STRAY", 0.0)
     monkeypatch.setattr(_mgvi_phases, "bends", lambda *arguments: False)
     case = Case(1, settings=replace(SETTINGS, rounds=1))
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     assert keeps(case) > keeps(replace(case, settings=replace(case.settings, curved=False)))
     same_bits(often_interrupted(case), whole)
 
 
 def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    journal, case = MemoryJournal(), CASES["robust"]
-    whole = case(journal)
-    assert journal.pages.finished == ["whole"]
+    checkpointer, case = MemoryCheckpointer(), CASES["robust"]
+    whole = case(checkpointer)
+    assert checkpointer.pages.finished == ["whole"]
     monkeypatch.setattr(_mgvi_phases, "descend", None)
     monkeypatch.setattr(_mgvi_phases, "metric_draws", None)
-    same_bits(case(journal), whole)
+    same_bits(case(checkpointer), whole)
 
 
 def test_progress_hears_of_every_round_once() -> None:
@@ -153,8 +153,10 @@ def test_progress_hears_of_every_round_once() -> None:
     while True:
         pages.left = 2
         with contextlib.suppress(Interrupted):
-            journal = MemoryJournal(pages)
-            found = fit_mgvi(case.model(data), data, SETTINGS, heard.append, journal=journal)
+            checkpointer = MemoryCheckpointer(pages)
+            found = fit_mgvi(
+                case.model(data), data, SETTINGS, heard.append, checkpointer=checkpointer
+            )
             break
     assert tuple(heard) == found.history
 
@@ -162,10 +164,10 @@ def test_progress_hears_of_every_round_once() -> None:
 @pytest.mark.parametrize("left", [2, None])
 def test_states_of_other_fits_are_refused(left: int | None) -> None:
     case = CASES["single"]
-    journal = MemoryJournal(Pages(left=left))
+    checkpointer = MemoryCheckpointer(Pages(left=left))
     with contextlib.suppress(Interrupted):
-        case(journal)
-    journal.pages.left = None
+        case(checkpointer)
+    checkpointer.pages.left = None
     for other in (
         replace(case, stars=50),
         replace(case, dim=2),
@@ -174,4 +176,4 @@ def test_states_of_other_fits_are_refused(left: int | None) -> None:
         replace(case, dtype=torch.float64),
     ):
         with pytest.raises(ValueError, match=r"^[^\n]*another computation[^\n]*$"):
-            other(journal)
+            other(checkpointer)

@@ -1,4 +1,4 @@
-"""The journal of a run on disk: one file for each computation that has kept something.
+"""The checkpointer of a run on disk: one file for each computation that has kept something.
 
 A state is of use only where the computations around it are where they were when it was kept: a
 climb of round 3 must not go on in round 0. So every file has its place: for each computation
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol, final
 
-from dustmap.inference import AbstractJournal, Kept
-from dustmap.runs.kept._file import UnusableState, read_kept, token_of, write_kept
+from dustmap.inference import AbstractCheckpointer, State
+from dustmap.runs.checkpoints._file import UnusableState, read_state, token_of, write_state
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +52,19 @@ class Undisturbed:
         raise AssertionError("nobody has asked the run to end")
 
 
-class GivesJournals(Protocol):
-    """Gives the journals of one run, and knows who may ask the run to end."""
+class Checkpoints(Protocol):
+    """Gives the checkpointers of one run, and knows who may ask the run to end."""
 
     @property
     def notice(self) -> Notice: ...
 
-    def journal(self, scope: str) -> AbstractJournal: ...
+    def checkpointer(self, scope: str) -> AbstractCheckpointer: ...
 
 
 @final
 @dataclass
-class Keeper:
-    """What the journals of one run share.
+class DiskCheckpoints:
+    """What the checkpointers of one run share.
 
     folder: of their files; interval: seconds between two states; told: hears of each that is kept.
     """
@@ -89,23 +89,23 @@ class Keeper:
         assert self.last is not None
         return self.notice.pending or self.clock() - self.last >= self.interval
 
-    def journal(self, scope: str) -> "DiskJournal":
-        return DiskJournal(self, scope)
+    def checkpointer(self, scope: str) -> "DiskCheckpointer":
+        return DiskCheckpointer(self, scope)
 
-    def write(self, scope: str, kept: Kept) -> None:
-        token = write_kept(self.path(scope), scope, self.place(scope), kept)
+    def write(self, scope: str, state: State) -> None:
+        token = write_state(self.path(scope), scope, self.place(scope), state)
         self.passed[scope] = (token, 0)
         self.fresh.discard(scope)
         self.last = self.clock()
         self.told(scope)
 
-    def read(self, scope: str) -> Kept | None:
+    def read(self, scope: str) -> State | None:
         """The state kept for the place that the computation is at now, if there is one."""
         self.passed[scope] = ("", 0)
         path = self.path(scope)
         if not path.is_file():
             return None
-        found = read_kept(path, self.folder)
+        found = read_state(path, self.folder)
         if found.scope != scope:
             raise UnusableState(
                 f"{path} is the state of {found.scope}, not of {scope}: delete "
@@ -115,9 +115,9 @@ class Keeper:
             return None
         self.passed[scope] = (found.token, 0)
         self.fresh.add(scope)
-        return found.kept
+        return found.state
 
-    def passes(self, scope: str, make: Callable[[], Kept]) -> None:
+    def passes(self, scope: str, make: Callable[[], State]) -> None:
         """The computation could have kept a state here, and has not."""
         token, count = self.passed.get(scope, ("", 0))
         if scope in self.fresh:
@@ -144,39 +144,39 @@ class Keeper:
 
 @final
 @dataclass(frozen=True)
-class DiskJournal(AbstractJournal):
+class DiskCheckpointer(AbstractCheckpointer):
     """scope: the name of the computation, after those it is a part of: `fit.round-0.climb`."""
 
-    keeper: Keeper
+    checkpoints: DiskCheckpoints
     scope: str
 
-    def within(self, name: str) -> "DiskJournal":
+    def child(self, name: str) -> "DiskCheckpointer":
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"a part is called {name!r}; expected letters, digits, - and _")
-        return DiskJournal(self.keeper, f"{self.scope}.{name}")
+        return DiskCheckpointer(self.checkpoints, f"{self.scope}.{name}")
 
-    def latest(self) -> Kept | None:
-        found = self.keeper.read(self.scope)
+    def load(self) -> State | None:
+        found = self.checkpoints.read(self.scope)
         if found is not None:
             log.info("going on from what %s has kept", self.scope)
         return found
 
-    def keep(self, make: Callable[[], Kept]) -> None:
-        if not self.keeper.due:
-            self.keeper.passes(self.scope, make)
+    def save_if_due(self, make: Callable[[], State]) -> None:
+        if not self.checkpoints.due:
+            self.checkpoints.passes(self.scope, make)
             return
-        self.keeper.write(self.scope, make())
-        if self.keeper.notice.pending:
-            self.keeper.notice.end()
+        self.checkpoints.write(self.scope, make())
+        if self.checkpoints.notice.pending:
+            self.checkpoints.notice.end()
 
-    def finish(self, result: Kept) -> None:
-        self.keeper.write(self.scope, result)
-        self.keeper.forget_parts(self.scope)
-        if self.keeper.notice.pending:
-            self.keeper.notice.end()
+    def finish(self, result: State) -> None:
+        self.checkpoints.write(self.scope, result)
+        self.checkpoints.forget_parts(self.scope)
+        if self.checkpoints.notice.pending:
+            self.checkpoints.notice.end()
 
 
-def kept_at(folder: Path) -> float | None:
+def last_saved(folder: Path) -> float | None:
     """When a state was kept last, in seconds since 1970; None where there is none."""
     times = [path.stat().st_mtime for path in folder.glob(f"*{_SUFFIX}")]
     return max(times, default=None)

@@ -24,7 +24,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap.inference import Kept
+from dustmap.inference import State
 from dustmap.tables._outputs import naming
 
 
@@ -68,7 +68,7 @@ _DAMAGE = (
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeptFile:
+class StateFile:
     """What a file holds. token: the sha256 of its header, and so of all of it.
 
     place: of the computations around this one, the token of the state that each had kept last and
@@ -77,14 +77,14 @@ class KeptFile:
 
     scope: str
     place: tuple[tuple[str, int], ...]
-    kept: Kept
+    state: State
     token: str
 
 
-def write_kept(path: Path, scope: str, place: tuple[tuple[str, int], ...], kept: Kept) -> str:
+def write_state(path: Path, scope: str, place: tuple[tuple[str, int], ...], state: State) -> str:
     """Writes the file whole or not at all, and waits until the disk has it; its token."""
-    arrays = {name: _to_numpy(name, tensor) for name, tensor in kept.arrays.items()}
-    written = _header(scope, place, kept, arrays)
+    arrays = {name: _to_numpy(name, tensor) for name, tensor in state.arrays.items()}
+    written = _header(scope, place, state, arrays)
     token = hashlib.sha256(written).hexdigest()
     members = {f"array_{i}": array for i, array in enumerate(arrays.values())}
     with durable(path) as file:
@@ -98,14 +98,14 @@ def write_kept(path: Path, scope: str, place: tuple[tuple[str, int], ...], kept:
     return token
 
 
-def token_of(scope: str, place: tuple[tuple[str, int], ...], kept: Kept) -> str:
-    """That of the file which `write_kept` would write."""
-    arrays = {name: _to_numpy(name, tensor) for name, tensor in kept.arrays.items()}
-    return hashlib.sha256(_header(scope, place, kept, arrays)).hexdigest()
+def token_of(scope: str, place: tuple[tuple[str, int], ...], state: State) -> str:
+    """That of the file which `write_state` would write."""
+    arrays = {name: _to_numpy(name, tensor) for name, tensor in state.arrays.items()}
+    return hashlib.sha256(_header(scope, place, state, arrays)).hexdigest()
 
 
-def read_kept(path: Path, folder: Path | None = None) -> KeptFile:
-    """What `write_kept` has written; anything else is an UnusableState that says what to do.
+def read_state(path: Path, folder: Path | None = None) -> StateFile:
+    """What `write_state` has written; anything else is an UnusableState that says what to do.
 
     folder: what is to be deleted then.
     """
@@ -169,20 +169,20 @@ class _Newer(Exception):
 def _header(
     scope: str,
     place: tuple[tuple[str, int], ...],
-    kept: Kept,
+    state: State,
     arrays: Mapping[str, NDArray[np.generic]],
 ) -> bytes:
     header = {
         "schema": SCHEMA,
         "scope": scope,
         "place": [list(step) for step in place],
-        "values": dict(kept.values),
-        "arrays": [_described(name, kept.arrays[name], array) for name, array in arrays.items()],
+        "values": dict(state.values),
+        "arrays": [_described(name, state.arrays[name], array) for name, array in arrays.items()],
     }
     return json.dumps(header, default=dict).encode()
 
 
-def _read(archive: zipfile.ZipFile) -> KeptFile:
+def _read(archive: zipfile.ZipFile) -> StateFile:
     names = set(archive.namelist())
     if not {"header.npy", "header_sha256.npy"} <= names:
         raise _Foreign
@@ -198,7 +198,7 @@ def _read(archive: zipfile.ZipFile) -> KeptFile:
         for i, told in enumerate(header["arrays"])
     }
     place = tuple((str(token), int(count)) for token, count in header["place"])
-    return KeptFile(header["scope"], place, Kept(header["values"], arrays), token)
+    return StateFile(header["scope"], place, State(header["values"], arrays), token)
 
 
 def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:

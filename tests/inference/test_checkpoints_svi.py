@@ -13,8 +13,8 @@ from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     RowSource,
     SVISettings,
     SVIState,
@@ -22,16 +22,16 @@ from dustmap.inference import (
     fit_svi,
 )
 from dustmap.inference.variational import _svi
-from tests.inference.evidence_cases import observed
-from tests.inference.journals import (
+from tests.inference.checkpointers import (
     Interrupted,
-    MemoryJournal,
+    MemoryCheckpointer,
     Pages,
     interrupted,
     keeps,
     often_interrupted,
     same_bits,
 )
+from tests.inference.evidence_cases import observed
 from tests.inference.variational_cases import Problem, families
 
 SHAPES = {1: (12,), 2: (5, 4), 3: (3, 3, 3)}
@@ -67,7 +67,7 @@ class Case:
         x = torch.rand(self.n, self.dim, generator=generator, dtype=torch.float64)
         return Problem(features, observed(PointValues(x)))
 
-    def __call__(self, journal: AbstractJournal) -> Outcome:
+    def __call__(self, checkpointer: AbstractCheckpointer) -> Outcome:
         problem, scores = self.problem(), [0.0, 2.0, 1.0, 1.5, 0.0, 0.0]
         family = families(problem)[self.family]
         likelihood = GaussianLikelihood(scale=1.1, jitter=0.1)
@@ -86,7 +86,7 @@ class Case:
             settings,
             generator,
             score=score if self.scored else None,
-            journal=journal,
+            checkpointer=checkpointer,
         )
         return Outcome(last, generator.get_state())
 
@@ -102,7 +102,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_fits_go_on_from_every_epoch(case: Case) -> None:
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     count = keeps(case)
     assert whole.last.epoch == (2 if case.scored else 6)
     assert count == (5 if case.scored else 6)
@@ -113,21 +113,21 @@ def test_fits_go_on_from_every_epoch(case: Case) -> None:
 
 def test_a_fit_that_has_ended_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for case in CASES[1], CASES[2]:
-        journal = MemoryJournal()
-        whole = case(journal)
-        assert journal.pages.finished == ["whole"]
+        checkpointer = MemoryCheckpointer()
+        whole = case(checkpointer)
+        assert checkpointer.pages.finished == ["whole"]
         with monkeypatch.context() as patch:
             patch.setattr(_svi, "natural_step", None)
-            same_bits(case(journal), whole)
+            same_bits(case(checkpointer), whole)
 
 
 @pytest.mark.parametrize("left", [1, None])
 def test_states_of_other_fits_are_refused(left: int | None) -> None:
     case = Case()
-    journal = MemoryJournal(Pages(left=left))
+    checkpointer = MemoryCheckpointer(Pages(left=left))
     with contextlib.suppress(Interrupted):
-        case(journal)
-    journal.pages.left = None
+        case(checkpointer)
+    checkpointer.pages.left = None
     for other in (
         replace(case, n=20),
         replace(case, dim=2),
@@ -135,5 +135,5 @@ def test_states_of_other_fits_are_refused(left: int | None) -> None:
         replace(case, dtype=torch.float32),
         replace(case, learning_rate=0.1),
     ):
-        with pytest.raises(ValueError, match=r"^journal: [^\n]*start this one anew$"):
-            other(journal)
+        with pytest.raises(ValueError, match=r"^checkpoint: [^\n]*start this one anew$"):
+            other(checkpointer)

@@ -14,19 +14,19 @@ from pathlib import Path
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.runs.kept._directory import LogFile, RunDirectory
-from dustmap.runs.kept._file import UnusableState, durable, sync_directory
-from dustmap.runs.kept._identity import IDENTITY, Identity, proves_run
-from dustmap.runs.kept._journal import Keeper, Notice, kept_at
-from dustmap.runs.kept._lock import holding, refuse_held
-from dustmap.runs.kept._written import (
+from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, last_saved
+from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
+from dustmap.runs.checkpoints._file import UnusableState, durable, sync_directory
+from dustmap.runs.checkpoints._identity import IDENTITY, Identity, proves_run
+from dustmap.runs.checkpoints._lock import holding, refuse_held
+from dustmap.runs.checkpoints._written import (
     CHECKPOINT,
     CONFIG,
-    KEPT,
     LOG,
     METRICS,
     OWN,
     REPORT,
+    STATES,
     report_of,
 )
 from dustmap.runs.reports import Stage
@@ -87,7 +87,7 @@ def check_resumable(path: Path, config: Config, ranks: int = 1) -> Stage | None:
     ended = ended_with(path)
     if ended is Stage.EXPORT:
         # Its process may have been killed after its report.
-        shutil.rmtree(path / KEPT, ignore_errors=True)
+        shutil.rmtree(path / STATES, ignore_errors=True)
     return ended
 
 
@@ -109,7 +109,7 @@ def refuse_unfinished(path: Path) -> None:
 
 
 @contextmanager
-def starting(
+def new_run(
     path: Path, config: Config, overwrite: bool, notice: Notice, ranks: int = 1
 ) -> Iterator[RunDirectory]:
     """Makes the directory with the echo of the configuration; what was there goes.
@@ -133,7 +133,7 @@ def starting(
                 yield directory
     except BaseException as error:
         with undisturbed():
-            if placed and (notice.pending or kept_at(path / KEPT) is not None):
+            if placed and (notice.pending or last_saved(path / STATES) is not None):
                 error.add_note(GO_ON)
             elif placed and partial.exists():
                 take_place(partial, path)
@@ -146,7 +146,9 @@ def starting(
 
 
 @contextmanager
-def going_on(path: Path, config: Config, notice: Notice, ranks: int = 1) -> Iterator[RunDirectory]:
+def resumed_run(
+    path: Path, config: Config, notice: Notice, ranks: int = 1
+) -> Iterator[RunDirectory]:
     """The directory of a run that is not finished, or not as far as is now asked; it stays."""
     with holding(path):
         here = Identity.of(config, ranks)
@@ -170,7 +172,7 @@ def finish(directory: RunDirectory, until: Stage) -> None:
     """What only an unfinished run needs goes."""
     directory.record(stage="run", event="finished", until=until.value)
     if until is Stage.EXPORT:
-        shutil.rmtree(directory.path / KEPT, ignore_errors=True)
+        shutil.rmtree(directory.path / STATES, ignore_errors=True)
 
 
 def _is_taken(path: Path) -> bool:
@@ -212,10 +214,10 @@ def _write_identity(path: Path, config: Config, identity: Identity) -> None:
 
 @contextmanager
 def _at_work(path: Path, config: Config, notice: Notice) -> Iterator[RunDirectory]:
-    """The directory with a keeper and a log; what ends the work early is recorded."""
-    keeper = Keeper(path / KEPT, config.compute.checkpoint_seconds, notice)
-    directory = RunDirectory(path, keeper)
-    keeper.told = lambda scope: directory.record(
+    """The directory with a checkpoints and a log; what ends the work early is recorded."""
+    checkpoints = DiskCheckpoints(path / STATES, config.compute.checkpoint_seconds, notice)
+    directory = RunDirectory(path, checkpoints)
+    checkpoints.told = lambda scope: directory.record(
         stage=scope.partition(".")[0], event="kept", scope=scope
     )
     handler, package = LogFile(directory), logging.getLogger("dustmap")
@@ -243,7 +245,7 @@ def _text(error: BaseException) -> str:
 
 def _clean(path: Path) -> None:
     """Removes what a process that was killed has left half written."""
-    places = (path, path / CHECKPOINT, path / KEPT, path / "plots")
+    places = (path, path / CHECKPOINT, path / STATES, path / "plots")
     left = [
         p for place in places for what in ("partial", "replaced") for p in place.glob(f".{what}-*")
     ]

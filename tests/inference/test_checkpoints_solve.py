@@ -7,37 +7,37 @@ import pytest
 import torch
 
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     GlobalSolution,
-    Kept,
     SolveSettings,
+    State,
     solve_global,
 )
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import SolveResult, block_pcg
-from tests.inference.gridded import some_data, some_functionals, some_model
-from tests.inference.journals import (
+from tests.inference.checkpointers import (
     Interrupted,
-    MemoryJournal,
+    MemoryCheckpointer,
     Pages,
     interrupted,
     keeps,
     often_interrupted,
     same_bits,
 )
+from tests.inference.gridded import some_data, some_functionals, some_model
 
 SETTINGS = SolveSettings(rtol=1e-3, samples=5)
 
 
 def solved(
-    journal: AbstractJournal,
+    checkpointer: AbstractCheckpointer,
     shape: tuple[int, ...] = (5, 4),
     dtype: torch.dtype = torch.float64,
     settings: SolveSettings = SETTINGS,
     warm: bool = False,
 ) -> GlobalSolution:
-    """Everything anew but for the journal."""
+    """Everything anew but for the checkpointer."""
     model = some_model(shape, "torus", dtype)
     data = some_data(some_functionals(len(shape), 6, 1))
     assert data.noise_variance is not None
@@ -45,7 +45,7 @@ def solved(
     if warm:
         few = replace(settings, samples=3)
         start = solve_global(model, data, few, sigma=2.0 * sigma)
-    return solve_global(model, data, settings, sigma=sigma, start=start, journal=journal)
+    return solve_global(model, data, settings, sigma=sigma, start=start, checkpointer=checkpointer)
 
 
 def few_columns(shape: tuple[int, ...], dtype: torch.dtype, columns: int) -> int:
@@ -63,10 +63,12 @@ def test_every_interruption_leaves_the_bits_as_they_are(
         memory = few_columns(shape, dtype, 2)
         settings = replace(SETTINGS, rank=rank, memory=memory, samples=4)
 
-        def compute(journal: AbstractJournal, settings: SolveSettings = settings) -> GlobalSolution:
-            return solved(journal, shape, dtype, settings)
+        def compute(
+            checkpointer: AbstractCheckpointer, settings: SolveSettings = settings
+        ) -> GlobalSolution:
+            return solved(checkpointer, shape, dtype, settings)
 
-        whole = compute(NO_JOURNAL)
+        whole = compute(NO_CHECKPOINTS)
         assert whole.converged
         count = keeps(compute)
         assert count == 1 + 3  # the mean, and five columns in three blocks
@@ -80,10 +82,10 @@ def test_warm_starts_and_fitted_means(rank: int) -> None:
     memory = few_columns((5, 4), torch.float64, 2)
     settings = replace(SETTINGS, rank=rank, fit_mean=True, memory=memory)
 
-    def compute(journal: AbstractJournal) -> GlobalSolution:
-        return solved(journal, settings=settings, warm=True)
+    def compute(checkpointer: AbstractCheckpointer) -> GlobalSolution:
+        return solved(checkpointer, settings=settings, warm=True)
 
-    whole = compute(NO_JOURNAL)
+    whole = compute(NO_CHECKPOINTS)
     for k in range(1, keeps(compute) + 1):
         same_bits(interrupted(compute, k), whole)
 
@@ -96,27 +98,27 @@ def test_a_result_is_not_solved_for_again(monkeypatch: pytest.MonkeyPatch) -> No
         return block_pcg(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_blocks, "block_pcg", counted)
-    journal = MemoryJournal()
-    whole = solved(journal)
-    assert (len(calls), journal.pages.finished) == (1, ["whole"])
-    same_bits(solved(journal), whole)
+    checkpointer = MemoryCheckpointer()
+    whole = solved(checkpointer)
+    assert (len(calls), checkpointer.pages.finished) == (1, ["whole"])
+    same_bits(solved(checkpointer), whole)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_states_of_other_problems_are_refused(finished: bool) -> None:
     data = some_data(some_functionals(2, 6, 1))
-    journal = MemoryJournal(Pages(left=None if finished else 1))
+    checkpointer = MemoryCheckpointer(Pages(left=None if finished else 1))
     with contextlib.suppress(Interrupted):
-        solved(journal)
-    journal.pages.left = None
-    with pytest.raises(ValueError, match=r"^journal: .*start this one anew$"):
-        solve_global(some_model((6, 5)), data, SETTINGS, journal=journal)
-    with pytest.raises(ValueError, match=r"^journal: .*start this one anew$"):
-        solve_global(some_model((5, 4)), data[slice(9)], SETTINGS, journal=journal)
+        solved(checkpointer)
+    checkpointer.pages.left = None
+    with pytest.raises(ValueError, match=r"^checkpoint: .*start this one anew$"):
+        solve_global(some_model((6, 5)), data, SETTINGS, checkpointer=checkpointer)
+    with pytest.raises(ValueError, match=r"^checkpoint: .*start this one anew$"):
+        solve_global(some_model((5, 4)), data[slice(9)], SETTINGS, checkpointer=checkpointer)
     single = some_model((5, 4), dtype=torch.float32)
     with pytest.raises(ValueError, match=r"must have shape .* in torch\.float32"):
-        solve_global(single, data, SETTINGS, journal=journal)
-    journal.finish(Kept({"what": "fit_svi"}))
+        solve_global(single, data, SETTINGS, checkpointer=checkpointer)
+    checkpointer.finish(State({"what": "fit_svi"}))
     with pytest.raises(ValueError, match="expected a state of solve_global, got one of fit_svi"):
-        solved(journal)
+        solved(checkpointer)

@@ -13,8 +13,8 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
-    NO_JOURNAL,
-    AbstractJournal,
+    NO_CHECKPOINTS,
+    AbstractCheckpointer,
     GlobalFit,
     GlobalSettings,
     GridModel,
@@ -28,6 +28,15 @@ from dustmap.inference import (
 )
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import SolveResult, block_pcg
+from tests.inference.checkpointers import (
+    Interrupted,
+    MemoryCheckpointer,
+    Pages,
+    interrupted,
+    keeps,
+    often_interrupted,
+    same_bits,
+)
 from tests.inference.evidence_cases import (
     Dense,
     DenseSolver,
@@ -36,15 +45,6 @@ from tests.inference.evidence_cases import (
     observed,
     prior_draws,
     torus_features,
-)
-from tests.inference.journals import (
-    Interrupted,
-    MemoryJournal,
-    Pages,
-    interrupted,
-    keeps,
-    often_interrupted,
-    same_bits,
 )
 
 
@@ -59,7 +59,7 @@ WANDERING, STEEP = (0.05, 5.0, 3.0), (3.0, 30.0, 3.0)
 
 
 def learned(
-    journal: AbstractJournal, start: tuple[float, float, float] = WANDERING, n: int = 25
+    checkpointer: AbstractCheckpointer, start: tuple[float, float, float] = WANDERING, n: int = 25
 ) -> LearnedModel[Dense]:
     """Learning with a new kernel, on a torus that follows its length."""
     kernel, likelihood = Matern32(*start[:2], dim=1), GaussianLikelihood(scale=start[2])
@@ -81,16 +81,16 @@ def learned(
         LearnSettings(max_steps=12, samples=4, max_samples=16, accuracy=0.05),
         DenseSolver(batch),
         prior_draws=prior_draws,
-        journal=journal,
+        checkpointer=checkpointer,
     )
 
 
 @pytest.mark.parametrize("start", [WANDERING, STEEP])
 def test_learning_goes_on_from_every_step(start: tuple[float, float, float]) -> None:
-    def compute(journal: AbstractJournal) -> LearnedModel[Dense]:
-        return learned(journal, start)
+    def compute(checkpointer: AbstractCheckpointer) -> LearnedModel[Dense]:
+        return learned(checkpointer, start)
 
-    whole = compute(NO_JOURNAL)
+    whole = compute(NO_CHECKPOINTS)
     steps, history = len(whole.history), whole.history
     if start == STEEP:
         assert not all(step.accepted for step in history)
@@ -104,49 +104,51 @@ def test_learning_goes_on_from_every_step(start: tuple[float, float, float]) -> 
 
 
 def test_learning_that_has_ended_is_not_done_again() -> None:
-    journal = MemoryJournal()
-    whole = learned(journal)
-    assert journal.pages.finished == ["whole"]
-    count = journal.pages.kept
-    same_bits(learned(journal), whole)
-    assert journal.pages.kept == count
+    checkpointer = MemoryCheckpointer()
+    whole = learned(checkpointer)
+    assert checkpointer.pages.finished == ["whole"]
+    count = checkpointer.pages.kept
+    same_bits(learned(checkpointer), whole)
+    assert checkpointer.pages.kept == count
 
 
 def test_states_of_other_models_are_refused() -> None:
     for left in (1, None):
-        journal = MemoryJournal(Pages(left=left))
+        checkpointer = MemoryCheckpointer(Pages(left=left))
         with contextlib.suppress(Interrupted):
-            learned(journal)
+            learned(checkpointer)
         case, batch = model(1), points(30)
         gp = GPModel(torus_features(case).prior.kernel, case.mean, case.likelihood)
         maker = Maker(lambda *_, case=case: case)
-        with pytest.raises(ValueError, match=r"^journal: .*start this one anew$"):
-            learn_evidence(maker, gp, batch, LearnSettings(), DenseSolver(batch), journal=journal)
+        with pytest.raises(ValueError, match=r"^checkpoint: .*start this one anew$"):
+            learn_evidence(
+                maker, gp, batch, LearnSettings(), DenseSolver(batch), checkpointer=checkpointer
+            )
 
 
-def weighed(journal: AbstractJournal) -> RobustFit[Dense]:
+def weighed(checkpointer: AbstractCheckpointer) -> RobustFit[Dense]:
     """Rounds of weights with two outliers."""
     batch, grid_model = points(40), model(1)
     y = batch.y.clone()
     y[:2] += 3.0
     dirty = replace(batch, y=y)
     settings = RobustSettings(samples=8, max_rounds=5, tolerance=1e-3)
-    return fit_student_t(grid_model, dirty, settings, DenseSolver, journal=journal)
+    return fit_student_t(grid_model, dirty, settings, DenseSolver, checkpointer=checkpointer)
 
 
 def test_rounds_of_weights_go_on_from_every_round() -> None:
-    whole = weighed(NO_JOURNAL)
+    whole = weighed(NO_CHECKPOINTS)
     assert len(whole.history) == keeps(weighed) == 5
     for k in range(1, 6):
         same_bits(interrupted(weighed, k), whole)
     same_bits(often_interrupted(weighed), whole)
-    journal = MemoryJournal()
-    weighed(journal)
-    count = journal.pages.kept
-    same_bits(weighed(journal), whole)
-    assert journal.pages.kept == count
+    checkpointer = MemoryCheckpointer()
+    weighed(checkpointer)
+    count = checkpointer.pages.kept
+    same_bits(weighed(checkpointer), whole)
+    assert checkpointer.pages.kept == count
     with pytest.raises(ValueError, match="expected a state of learn_evidence, got one of fit_stud"):
-        learned(journal)
+        learned(checkpointer)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Case:
     robust: bool = False
     linear: bool = False
 
-    def __call__(self, journal: AbstractJournal) -> GlobalFit:
+    def __call__(self, checkpointer: AbstractCheckpointer) -> GlobalFit:
         nodes = {1: (17,), 2: (7, 7), 3: (5, 5, 5)}[self.dim]
         grid = RegularGrid.from_bounds((-1.0,) * self.dim, (1.0,) * self.dim, nodes)
         kernel = Matern32(0.5, 0.5, dim=self.dim)
@@ -174,7 +176,9 @@ class Case:
         )
         noise = GaussianLikelihood(scale=1.2)
         data = rays(36, self.dim, self.robust)
-        return fit_global(GPModel(kernel, mean, noise), data, grid, settings, journal=journal)
+        return fit_global(
+            GPModel(kernel, mean, noise), data, grid, settings, checkpointer=checkpointer
+        )
 
 
 def rays(n: int, dim: int, outliers: bool) -> Batch:
@@ -203,13 +207,13 @@ SLOW = [
 
 @pytest.mark.parametrize("case", CASES + [pytest.param(c, marks=pytest.mark.slow) for c in SLOW])
 def test_whole_fits_end_the_same_however_often_they_are_ended(case: Case) -> None:
-    same_fit(often_interrupted(case), case(NO_JOURNAL))
+    same_fit(often_interrupted(case), case(NO_CHECKPOINTS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES + SLOW)
 def test_whole_fits_go_on_from_every_state(case: Case) -> None:
-    whole = case(NO_JOURNAL)
+    whole = case(NO_CHECKPOINTS)
     count = keeps(case)
     assert count > 10
     for k in range(1, count + 1, 1 if case.dim == 1 else 4):
@@ -224,10 +228,10 @@ def test_a_fit_that_has_ended_solves_nothing(monkeypatch: pytest.MonkeyPatch) ->
         return block_pcg(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_blocks, "block_pcg", counted)
-    journal, case = MemoryJournal(), Case(1)
-    whole = case(journal)
-    assert journal.pages.finished == ["whole/start", "whole/newton", "whole/solve"]
+    checkpointer, case = MemoryCheckpointer(), Case(1)
+    whole = case(checkpointer)
+    assert checkpointer.pages.finished == ["whole/start", "whole/newton", "whole/solve"]
     count = len(calls)
     assert count > 5
-    same_fit(case(journal), whole)
+    same_fit(case(checkpointer), whole)
     assert len(calls) == count

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.inference import AbstractJournal, NoJournal
-from dustmap.runs.kept._file import durable
-from dustmap.runs.kept._journal import GivesJournals
-from dustmap.runs.kept._written import CONFIG, LOG, METRICS, append, check_run, read_json
+from dustmap.inference import AbstractCheckpointer, NoCheckpoints
+from dustmap.runs.checkpoints._checkpointer import Checkpoints
+from dustmap.runs.checkpoints._file import durable
+from dustmap.runs.checkpoints._written import CONFIG, LOG, METRICS, append, check_run, read_json
 from dustmap.runs.reports import peak_memory
 
 
@@ -27,12 +27,12 @@ from dustmap.runs.reports import peak_memory
 class RunDirectory:
     """A directory that a run is made in, or that an earlier one has left.
 
-    keeper: what its journals share while it is made; rank: of this process among those at work, of
-    which the first alone writes.
+    checkpoints: what its checkpointers share while it is made; rank: of this process among those at
+    work, of which the first alone writes.
     """
 
     path: Path
-    keeper: GivesJournals | None = None
+    checkpoints: Checkpoints | None = None
     rank: int = 0
 
     @classmethod
@@ -44,13 +44,13 @@ class RunDirectory:
         """The resolved configuration that the run had."""
         return configuration.load(self.path / CONFIG)
 
-    def journal(self, scope: str) -> AbstractJournal:
+    def checkpointer(self, scope: str) -> AbstractCheckpointer:
         """That of a stage: what it has kept outlives an interruption."""
-        return NoJournal() if self.keeper is None else self.keeper.journal(scope)
+        return NoCheckpoints() if self.checkpoints is None else self.checkpoints.checkpointer(scope)
 
     def keeping(self) -> AbstractContextManager[None]:
         """Inside, a state is kept before long, which a wish to end the run waits for."""
-        return nullcontext() if self.keeper is None else self.keeper.notice.patiently()
+        return nullcontext() if self.checkpoints is None else self.checkpoints.notice.patiently()
 
     def record(self, **values: Any) -> None:
         """Appends one line to metrics.jsonl, with time, rank and peak memory."""

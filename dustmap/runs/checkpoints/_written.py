@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dustmap.config import STAR_FIGURES
-from dustmap.runs.kept._lock import LOCK
+from dustmap.runs.checkpoints._lock import LOCK
 from dustmap.sky import check_enclosed
 from dustmap.tables._outputs import STORE
 
@@ -17,7 +17,7 @@ LOG = "log.jsonl"
 REPORT = "report.json"
 #: What a run goes on from, and the states of its computations.
 CHECKPOINT = "checkpoint"
-KEPT = "checkpoint/kept"
+STATES = "checkpoint/kept"
 #: All that runs write, as a pattern of paths in their directories.
 OWN = "|".join(
     (

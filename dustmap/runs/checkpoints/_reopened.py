@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from dustmap import config as configuration
 from dustmap.config import Config
-from dustmap.runs.kept._directory import RunDirectory
-from dustmap.runs.kept._written import CONFIG
+from dustmap.runs.checkpoints._directory import RunDirectory
+from dustmap.runs.checkpoints._written import CONFIG
 
 
 def reopened_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:

@@ -1,4 +1,4 @@
-"""A journal in memory that interrupts, and what must come of it: the bits of never stopping."""
+"""A checkpointer in memory that interrupts; what must come of it are the bits of never stopping."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import AbstractParametric
-from dustmap.inference import AbstractJournal, Kept
+from dustmap.inference import AbstractCheckpointer, State
 
 V = TypeVar("V")
 
@@ -27,7 +27,8 @@ class Interrupted(Exception):
 @final
 @dataclass
 class Pages:
-    """What a journal and its parts have kept, as bytes and text; left: keeps before the end."""
+    """What a checkpointer and its parts have saved, as bytes and text; left: states before the
+    end."""
 
     written: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
@@ -37,22 +38,22 @@ class Pages:
 
 @final
 @dataclass
-class MemoryJournal(AbstractJournal):
+class MemoryCheckpointer(AbstractCheckpointer):
     """Every keep is due; everything goes through numpy's bytes and JSON's text."""
 
     pages: Pages = field(default_factory=Pages)
     name: str = "whole"
 
-    def within(self, name: str) -> "MemoryJournal":
-        return MemoryJournal(self.pages, f"{self.name}/{name}")
+    def child(self, name: str) -> "MemoryCheckpointer":
+        return MemoryCheckpointer(self.pages, f"{self.name}/{name}")
 
-    def latest(self) -> Kept | None:
+    def load(self) -> State | None:
         if self.name not in self.pages.written:
             return None
         text, arrays = self.pages.written[self.name]
-        return Kept(json.loads(text), {name: _loaded(data) for name, data in arrays.items()})
+        return State(json.loads(text), {name: _loaded(data) for name, data in arrays.items()})
 
-    def keep(self, make: Callable[[], Kept]) -> None:
+    def save_if_due(self, make: Callable[[], State]) -> None:
         self._write(make())
         self.pages.kept += 1
         if self.pages.left is not None:
@@ -60,44 +61,44 @@ class MemoryJournal(AbstractJournal):
             if self.pages.left == 0:
                 raise Interrupted
 
-    def finish(self, result: Kept) -> None:
+    def finish(self, result: State) -> None:
         self._write(result)
         self.pages.finished.append(self.name)
         for name in [n for n in self.pages.written if n.startswith(f"{self.name}/")]:
             del self.pages.written[name]
 
-    def _write(self, kept: Kept) -> None:
+    def _write(self, kept: State) -> None:
         arrays = {name: _saved(array) for name, array in kept.arrays.items()}
         self.pages.written[self.name] = json.dumps(kept.values), arrays
 
 
-def interrupted(compute: Callable[[AbstractJournal], V], after: int) -> V:
+def interrupted(compute: Callable[[AbstractCheckpointer], V], after: int) -> V:
     """The result of `compute`, ended after so many keeps and begun again with what was kept."""
     pages = Pages(left=after)
     try:
-        compute(MemoryJournal(pages))
+        compute(MemoryCheckpointer(pages))
     except Interrupted:
         pages.left = None
-        return compute(MemoryJournal(pages))
+        return compute(MemoryCheckpointer(pages))
     raise AssertionError(f"not kept {after} times")
 
 
-def often_interrupted(compute: Callable[[AbstractJournal], V]) -> V:
+def often_interrupted(compute: Callable[[AbstractCheckpointer], V]) -> V:
     """The result of `compute`, ended after every single keep."""
     pages = Pages()
     for _ in range(_MOST):
         pages.left = 1
         try:
-            return compute(MemoryJournal(pages))
+            return compute(MemoryCheckpointer(pages))
         except Interrupted:
             continue
     raise AssertionError(f"no end after {_MOST} interruptions")
 
 
-def keeps(compute: Callable[[AbstractJournal], Any]) -> int:
+def keeps(compute: Callable[[AbstractCheckpointer], Any]) -> int:
     """How often `compute` can be interrupted."""
     pages = Pages()
-    compute(MemoryJournal(pages))
+    compute(MemoryCheckpointer(pages))
     return pages.kept
 
 
