@@ -21,13 +21,7 @@ from dustmap.sky.catalogs._rows import (
     IdentifierPolicy,
     PositionKind,
 )
-from dustmap.tables import (
-    CatalogError,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-)
+from dustmap.tables import CatalogError, Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=Alternative)
 _SHOWN = 6  # columns of a file that an error lists

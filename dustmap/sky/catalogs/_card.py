@@ -34,11 +34,7 @@ _KEYS = (
     *("positions", "distances", "extinctions"),
     *("columns", "constants", "flags", "cuts"),
 )
-_TYPES = {
-    "number": ColumnType.NUMBER,
-    "integer": ColumnType.INTEGER,
-    "text": ColumnType.TEXT,
-}
+_TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.TEXT}
 #: The preset that every card has.
 NO_CUTS = "none"
 _ENDING = ".toml"

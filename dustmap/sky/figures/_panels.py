@@ -63,11 +63,7 @@ class Panel:
 
 
 def panels_of(
-    system: ExtinctionSystem,
-    integrated: bool,
-    mean: Array,
-    std: Array | None,
-    truth: Array | None,
+    system: ExtinctionSystem, integrated: bool, mean: Array, std: Array | None, truth: Array | None
 ) -> tuple[Panel, ...]:
     """The truth if there is one and the mean, on one scale; then, of a map that knows its
     uncertainty, that and how far the mean is from the truth.
@@ -141,12 +137,7 @@ def hatch_prior(axis: Axes, across: Array, up: Array, coverage: Array | None) ->
     if not prior.any():
         return False
     drawn: QuadContourSet = axis.contourf(
-        across,
-        up,
-        prior.astype(np.float64),
-        levels=[0.5, 1.5],
-        colors="none",
-        hatches=[_HATCH],
+        across, up, prior.astype(np.float64), levels=[0.5, 1.5], colors="none", hatches=[_HATCH]
     )
     drawn.set_edgecolor(_HATCH_COLOUR)
     drawn.set_linewidth(0.0)

@@ -217,10 +217,7 @@ def _check_known(mean: Array, what: str) -> None:
 
 @styled()
 def shell_figure(
-    density: DustMap,
-    distance: float,
-    pixels: Pixels | None = None,
-    truth: DustMap | None = None,
+    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
 ) -> Figure:
     """The density at a distance from the Sun in pc, on the pixels given or the whole sky."""
     image = shell_of(density, distance, pixels or Pixels.whole_sky(), truth)
@@ -229,10 +226,7 @@ def shell_figure(
 
 @styled()
 def extinction_sky_figure(
-    density: DustMap,
-    distance: float,
-    pixels: Pixels | None = None,
-    truth: DustMap | None = None,
+    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
 ) -> Figure:
     """The extinction up to a distance in pc, on the pixels given or the whole sky."""
     image = extinction_of(density, distance, pixels or Pixels.whole_sky(_COARSE), truth)
@@ -248,10 +242,7 @@ def _drawn(image: SkyImage, system: ExtinctionSystem) -> Figure:
     each_height = 0.5 * width / columns + 0.72 if whole else width / columns - 0.6
     figure = new_figure(width, rows * each_height + 0.3 + legend)
     axes = figure.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        subplot_kw={"projection": "mollweide"} if whole else {},
+        rows, columns, squeeze=False, subplot_kw={"projection": "mollweide"} if whole else {}
     )
     hatched = False
     for panel, axis in each(panels, axes):

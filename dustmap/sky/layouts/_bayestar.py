@@ -120,10 +120,7 @@ def _distances() -> NDArray[np.float64]:
 
 
 def _pixel_info(
-    field: AbstractDensityField,
-    options: BayestarOptions,
-    start: int,
-    rays: NDArray[np.float64],
+    field: AbstractDensityField, options: BayestarOptions, start: int, rays: NDArray[np.float64]
 ) -> NDArray[np.void]:
     rows = np.zeros(len(rays), _PIXEL)
     pixels = np.arange(start, start + len(rays))

@@ -135,9 +135,7 @@ def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 
 
 def read_gtomo(
-    path: str | Path,
-    system: ExtinctionSystem | None = None,
-    quantity: Quantity = Quantity.MEAN,
+    path: str | Path, system: ExtinctionSystem | None = None, quantity: Quantity = Quantity.MEAN
 ) -> DustMap:
     """Reads FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
 

@@ -83,10 +83,7 @@ class Observations:
     def counts_at_the_box(self) -> dict[str, int]:
         """How many rays leave the box, and how many stars were left out for it."""
         left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
-        return {
-            left: self.counts.truncated,
-            "stars_dropped_outside_the_box": self.counts.dropped,
-        }
+        return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
 
     def expected(self, dust: PriorDust) -> Tensor:
         """What is expected beyond the box (N,), where the policy expects any."""

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 
 from dustmap.sky._zarr import checked_array, create_array, open_checked, opened_array, read_array
 from dustmap.sky.stars._distances import AbstractDistances
-from dustmap.sky.stars._table import (
-    MEASURED,
-    StarTable,
-    concatenate,
-    kind_named,
-    thinned,
-)
+from dustmap.sky.stars._table import MEASURED, StarTable, concatenate, kind_named, thinned
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import replacing
 
