@@ -13,23 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import Cells
-from dustmap.sky.figures._style import (
-    MODEL_COLOUR,
-    ONE_COLUMN,
-    STAR_COLOUR,
-    TRUTH_COLOUR,
-    Array,
-    density_of,
-    density_unit,
-    new_figure,
-    plain,
-    settle,
-    styled,
-    symbol_of,
-    unit_of,
-)
+from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.stars import StarTable
@@ -161,7 +148,7 @@ def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
     return Band(mean, low, high)
 
 
-@styled()
+@style.styled()
 def line_of_sight_figure(
     profile: Profile, stars: StarTable | None = None, beam: float = BEAM
 ) -> Figure:
@@ -170,7 +157,7 @@ def line_of_sight_figure(
     stars: those within `beam` degrees are drawn, with the central 68 % of their distances and with
     the errors of their extinctions.
     """
-    figure = new_figure(ONE_COLUMN, 4.3)
+    figure = style.new_figure(style.ONE_COLUMN, 4.3)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.35))
     system = profile.system
     _curves(above, profile.distance, profile.density, profile.true_density, PER_MILLE)
@@ -179,15 +166,15 @@ def line_of_sight_figure(
     near = None if stars is None else in_beam(stars, profile, beam)
     if near is not None:
         _draw_stars(below, near, beam)
-    above.set_ylabel(f"{density_of(system)}\n[{density_unit(system)}]")
-    below.set_ylabel(f"{symbol_of(system)}$({{<}}d)$ [{unit_of(system)}]")
+    above.set_ylabel(f"{style.density_of(system)}\n[{style.density_unit(system)}]")
+    below.set_ylabel(f"{style.symbol_of(system)}$({{<}}d)$ [{style.unit_of(system)}]")
     below.set_xlabel("distance $d$ [pc]")
     if profile.density.mean.min() >= 0.0:
         above.set_ylim(bottom=0.0)
     for axis in (above, below):
-        settle(axis)
+        style.settle(axis)
     below.set_xlim(0.0, profile.distance[-1])
-    figure.suptitle(f"Towards $l$ = {plain(profile.l)}°, $b$ = {plain(profile.b)}°")
+    figure.suptitle(f"Towards $l$ = {style.plain(profile.l)}°, $b$ = {style.plain(profile.b)}°")
     figure.align_ylabels()
     handles, labels = below.get_legend_handles_labels()
     more_handles, more_labels = above.get_legend_handles_labels()
@@ -202,16 +189,16 @@ def _curves(axis: Axes, distance: Array, band: Band, truth: Array | None, factor
             distance,
             factor * band.low,
             factor * band.high,
-            color=MODEL_COLOUR,
+            color=style.MODEL_COLOUR,
             alpha=0.3,
             linewidth=0.0,
             label="68 % of the posterior",
         )
     known = band.low is not None
     label = "posterior mean" if known else "map"
-    axis.plot(distance, factor * band.mean, color=MODEL_COLOUR, label=label)
+    axis.plot(distance, factor * band.mean, color=style.MODEL_COLOUR, label=label)
     if truth is not None:
-        dashed: dict[str, Any] = {"color": TRUTH_COLOUR, "linestyle": (0, (4, 1.5))}
+        dashed: dict[str, Any] = {"color": style.TRUTH_COLOUR, "linestyle": (0, (4, 1.5))}
         axis.plot(distance, factor * truth, label="truth", **dashed)
 
 
@@ -246,9 +233,9 @@ def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
         yerr=stars.extinction_error,
         fmt="o",
         markersize=2.2,
-        color=STAR_COLOUR,
-        ecolor=STAR_COLOUR,
+        color=style.STAR_COLOUR,
+        ecolor=style.STAR_COLOUR,
         elinewidth=0.5,
         alpha=0.8,
-        label=f"{len(stars)} measured within {plain(beam)}°",
+        label=f"{len(stars)} measured within {style.plain(beam)}°",
     )
