@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from dustmap.sky._coordinates import cartesian as cartesian
     from dustmap.sky._coordinates import galactic as galactic
     from dustmap.sky._provenance import Provenance as Provenance
-    from dustmap.sky._tables import add_answers as add_answers
-    from dustmap.sky._tables import labels as labels
-    from dustmap.sky._tables import unit_of as unit_of
     from dustmap.sky.catalogs import Places as Places
     from dustmap.sky.catalogs import SchemaCard as SchemaCard
     from dustmap.sky.catalogs import card_named as card_named
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from dustmap.sky.layouts import read_gtomo as read_gtomo
     from dustmap.sky.maps import DustMap as DustMap
     from dustmap.sky.maps import write_map as write_map
+    from dustmap.sky.maps._answers import add_answers as add_answers
+    from dustmap.sky.maps._answers import labels as labels
+    from dustmap.sky.maps._answers import unit_of as unit_of
     from dustmap.sky.observations import Observations as Observations
     from dustmap.sky.simulation import Turbulence as Turbulence
     from dustmap.sky.simulation import column_density as column_density

@@ -4,7 +4,7 @@ Density is drawn above, extinction and the stars of the beam below.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from astropy import units as u
@@ -17,10 +17,15 @@ from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import Cells
 from dustmap.sky.figures._style import Array
-from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
+
+if TYPE_CHECKING:
+    import torch
+
+    from dustmap.sky.maps import AbstractDensityField
 
 #: Percentiles between which 68 % lie.
 _LOW, _HIGH = 16.0, 84.0
@@ -69,23 +74,54 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     """
     step = 0.5 * min(density.grid.spacing)
     distance = distances_within(density.grid.lower, density.grid.upper, step, l, b)
-    places = SkyCoord(
-        l=np.full(len(distance), l) * u.deg,
-        b=np.full(len(distance), b) * u.deg,
-        distance=distance * u.pc,
-        frame="galactic",
-    )
-    return Profile(
-        l,
-        b,
-        density.system,
-        distance,
-        _density_band(density, places),
-        _extinction_band(density, places),
-        density.coverage(places) if Quantity.COVERAGE in density.available else None,
-        None if truth is None else truth.query(places),
-        None if truth is None else truth.query(places, integrated=True),
-    )
+    places = _along(l, b, distance)
+    bands = _density_band(density, places), _extinction_band(density, places)
+    coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None
+    return Profile(l, b, density.system, distance, *bands, coverage, *_truth(truth, places))
+
+
+def profile_of_field(
+    field: "AbstractDensityField",
+    step: float,
+    l: float,
+    b: float,
+    truth: DustMap | None = None,
+    device: "torch.device | None" = None,
+) -> Profile:
+    """As `profile_of_map`, of a posterior: no number is read off voxels.
+
+    step: between places, at most, in pc; device: of the posterior.
+    """
+    # A map is drawn without torch.
+    import torch
+
+    from dustmap.gp.functionals import LineIntegrals, PointValues
+
+    distance = distances_within(field.lower, field.upper, step, l, b)
+    points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
+    # Rounding must not carry the last place out of the box.
+    places = torch.from_numpy(np.clip(points, field.lower, field.upper)).to(device)
+    curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
+    rho = field.evaluate(PointValues(places), MapRequest((*curve, Quantity.COVERAGE)))
+    column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(curve))
+    bands = (Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column))
+    coverage = rho["coverage"].astype(np.float64)
+    true = _truth(truth, _along(l, b, distance))
+    return Profile(l, b, field.system, distance, *bands, coverage, *true)
+
+
+def _along(l: float, b: float, distance: Array) -> SkyCoord:
+    """Place points at distances (K,) in pc along one direction in degrees."""
+    same = np.ones_like(distance)
+    l, b = l * same * u.deg, b * same * u.deg
+    return SkyCoord(l=l, b=b, distance=distance * u.pc, frame="galactic")
+
+
+def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
+    """Density and extinction (K,) of the truth, where there is one."""
+    if truth is None:
+        return None, None
+    return truth.query(places), truth.query(places, integrated=True)
 
 
 def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:

@@ -9,11 +9,14 @@ from typing import Any, final
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
-from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer2023
-from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
-from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
-from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
+from dustmap.sky.layouts._shells import (
+    EdenhoferOptions,
+    HealpixOptions,
+    write_edenhofer2023,
+    write_healpix,
+)
+from dustmap.sky.layouts._voxels import GTomoOptions, LeikeOptions, write_gtomo, write_leike2020
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 #: Bayestar files have five, where the density has as many.

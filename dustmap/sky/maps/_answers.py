@@ -1,12 +1,18 @@
-"""Answers of a map for places and rays, as numbers, and how far its data reach."""
+"""Answers of a map for places and rays, as numbers, and how far its data reach; and as columns
+of tables.
+"""
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
+from astropy import units as u
+from astropy.table import Column, Table
+from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
@@ -29,6 +35,7 @@ from dustmap.sky.maps._trilinear import (
     within,
     within_box,
 )
+from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
 _log_of_maps = logging.getLogger("dustmap.sky.maps")
@@ -255,3 +262,40 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
     low, high = s[row, left], s[row, right]
     return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
+
+
+#: What the names of the columns start with -> their unit.
+UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
+
+
+def labels(system: ExtinctionSystem) -> dict[str, str]:
+    """Return units and extinction system, by the names of their columns."""
+    units = {f"{quantity}_unit": str(unit) for quantity, unit in UNITS.items()}
+    return {**units, "extinction_system": system.name}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a column such as density_std."""
+    return str(UNITS[name.partition("_")[0]])
+
+
+def add_answers(
+    table: Table,
+    columns: Mapping[str, NDArray[np.float64]],
+    system: ExtinctionSystem,
+    labelled: bool,
+) -> None:
+    """Add columns (N,) named extinction_... and density_.... to a table, in place.
+
+    Parameters
+    ----------
+    labelled
+        Adds units and system in columns of their own, for files that keep nothing else.
+    """
+    for name, values in columns.items():
+        quantity, _, what = name.partition("_")
+        meaning = f"{what} of the {quantity} in {system}"
+        table[name] = Column(values, unit=unit_of(name), description=meaning)
+    if labelled:
+        for label, value in labels(system).items():
+            table[label] = value

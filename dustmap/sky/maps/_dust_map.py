@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._answers import Answers, reliable_range
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -290,8 +290,6 @@ class DustMap:
 def _cubes_at(path: Path) -> AbstractCubes:
     """Cubes of a run's directory, a map.zarr or a map.fits."""
     if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
-        from dustmap.sky.maps._zarr_cubes import ZarrCubes  # a FITS file waits for no zarr
-
         return ZarrCubes(path)
     if path.is_file():
         if path.suffix.lower() in {".fits", ".fit"}:

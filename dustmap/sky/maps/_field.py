@@ -6,7 +6,7 @@ the writers of cubes take.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias, final
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
+from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps._cubes import AbstractCubes, Layout
 from dustmap.sky.maps._quantities import MapRequest, Quantity, normal_quantile, percentiles
@@ -151,6 +152,25 @@ def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
             f"{int(outside.sum())} of {len(places)} places lie outside the box {field.lower} to "
             f"{field.upper} pc, the first at {places[first].tolist()}: leave them out"
         )
+
+
+def in_chunks(
+    functional: AbstractFunctional,
+    size: int,
+    request: MapRequest,
+    answer: Callable[[AbstractFunctional], Mapping[str, Tensor]],
+) -> dict[str, NDArray[np.float32]]:
+    """Answer a request for N functionals, `size` at a time: (..., N) by the quantity's name."""
+    parts = [as_numpy(answer(functional[part])) for part in chunks(len(functional), size)]
+    return {
+        q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
+        for q in request.quantities
+    }
+
+
+def as_numpy(values: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Bring answers into the memory of the machine, in float32."""
+    return {name: value.cpu().float().numpy() for name, value in values.items()}
 
 
 def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, int]]:

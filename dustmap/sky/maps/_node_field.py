@@ -25,6 +25,7 @@ from dustmap.sky.maps._field import (
     Planes,
     Point,
     empty_arrays,
+    in_chunks,
     refuse_beyond,
     refuse_coverage_of_rays,
     slabs,
@@ -188,13 +189,7 @@ class NodeField(AbstractDensityField):
         refuse_coverage_of_rays(functional, request)
         if isinstance(functional, PointValues):
             refuse_beyond(self, functional.x)
-        parts = [
-            self._of_chunk(functional[part], request) for part in chunks(len(functional), _CHUNK)
-        ]
-        return {
-            q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
-            for q in request.quantities
-        }
+        return in_chunks(functional, _CHUNK, request, lambda part: self._answer(part, request))
 
     @torch.no_grad()
     def planes(
@@ -217,18 +212,15 @@ class NodeField(AbstractDensityField):
                     into[Quantity.COVERAGE.value][k] = torch.lerp(below, above, weight)[0]
             yield Planes(start, stop, arrays)
 
-    def _of_chunk(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
-        if isinstance(functional, PointValues):
-            cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
-            found = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
-            if Quantity.COVERAGE in request:
-                found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
-        else:
+    def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
+        if not isinstance(functional, PointValues):
             rows = self.posterior.interpolation(functional)
-            found = statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
-        return {name: values.cpu().float().numpy() for name, values in found.items()}
+            return statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
+        cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
+        answers = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
+        if Quantity.COVERAGE in request:
+            answers[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
+        return answers
 
     @cached_property
     def _density(self) -> Tensor:

@@ -217,15 +217,19 @@ def integrate(reader: CubeReader, cubes: tuple[Cube, ...], rays: Rays) -> Floats
     """∫ρ ds in mag, (C, N), of every cube along every ray."""
     grid = reader.cubes.layout.grid
     found = np.zeros((len(cubes), len(rays)))
-    for rows in _batches(grid, rays):
-        cells, weight, row = _quadrature(grid, rays.part(rows))
+    for rows, points, weight, row in quadrature(grid, rays):
+        cells = Cells.of(grid, points)
         for total, cube in zip(found, cubes, strict=True):
             total[rows] = np.bincount(row, reader.at(cube, cells) * weight, len(rows))
     return found
 
 
-def _batches(grid: RegularGrid, rays: Rays) -> Iterator[Indices]:
-    """Rows of rays of like length, of bounded number of points."""
+def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats, Floats, Indices]]:
+    """Yield points of the rays in batches: the batch, and of each point place, weight and ray.
+
+    rows (R,): rays of the batch, of like length; points (P, 3) and weights (P,) in pc; row (P,):
+    which of `rows` a point is of. Two points of Gauss and Legendre in every cell.
+    """
     order = (rays.far - rays.near).argsort()
     points = 2 * (1 + np.sum(_counts(grid, rays), axis=0)[order])
     start = 0
@@ -237,7 +241,8 @@ def _batches(grid: RegularGrid, rays: Rays) -> Iterator[Indices]:
             if int(points[start : start + more].max()) * more > _POINTS:
                 break
             taken = more
-        yield order[start : start + taken]
+        rows = order[start : start + taken]
+        yield rows, *_points(grid, rays.part(rows))
         start += taken
 
 
@@ -255,8 +260,7 @@ def _span(grid: RegularGrid, rays: Rays) -> tuple[Indices, Indices]:
     return np.floor(low).astype(np.int64) + 1, np.ceil(high).astype(np.int64) - 1
 
 
-def _quadrature(grid: RegularGrid, rays: Rays) -> tuple[Cells, Floats, Indices]:
-    """Places, weights in pc and the ray of each."""
+def _points(grid: RegularGrid, rays: Rays) -> tuple[Floats, Floats, Indices]:
     edges = _edges(grid, rays)
     length = np.diff(edges)
     row, segment = (length > 0).nonzero()
@@ -264,7 +268,7 @@ def _quadrature(grid: RegularGrid, rays: Rays) -> tuple[Cells, Floats, Indices]:
     middle = edges[row, segment] + 0.5 * step
     s = np.concatenate([middle - _GAUSS * step, middle + _GAUSS * step])
     row = np.tile(row, 2)
-    return Cells.of(grid, rays.direction[row] * s[:, None]), 0.5 * np.tile(step, 2), row
+    return rays.direction[row] * s[:, None], 0.5 * np.tile(step, 2), row
 
 
 def _edges(grid: RegularGrid, rays: Rays) -> Floats:

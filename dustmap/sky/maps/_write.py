@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._ranks import ALONE, least, replacing_together, together
-from dustmap.sky._streamed_fits import ImagePlan, axis_cards, printable, streamed_fits
+from dustmap.sky._streamed_fits import (
+    ALONE,
+    ImagePlan,
+    axis_cards,
+    least,
+    printable,
+    replacing_together,
+    streamed_fits,
+    together,
+)
 from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
 from dustmap.sky.maps._cubes import (
     DESCRIPTIONS,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._zarr import open_checked
+from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import (
     AbstractCubes,
     Cube,
@@ -305,7 +305,7 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
-    attribute = open_checked(place, "the map of a tile").attrs.get("tile")
+    attribute = CheckedGroup(place, "the map of a tile").attributes.get("tile")
     if not isinstance(attribute, Mapping):
         raise ValueError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"

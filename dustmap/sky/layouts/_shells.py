@@ -1,5 +1,12 @@
-"""The layout of Edenhofer et al. (2024, A&A 685, A82): shells of HEALPix pixels, logarithmic in r.
+"""Layouts of shells of HEALPix pixels, NESTED: tables, and the cubes of Edenhofer et al. (2024).
 
+HEALPix tables: a row for each pixel and a column for each distance.
+`healpy.read_map(path, hdu="DENSITY_MEAN", field=k, nest=True)` gives the sky at distance k of the
+table RADIAL PIXEL CENTERS. DENSITY_... are densities at the centres, INTEGRATED_... extinctions
+A(<d) from the Sun to them, exact along the ray through the centre of the pixel; COVERAGE has no
+unit. What lies outside the box of the map is NaN. Any sign is allowed.
+
+Edenhofer et al. (2024, A&A 685, A82): logarithmic in r.
 `dustmaps.edenhofer2023.Edenhofer2023Query(map_fname=...)` reads the file. What its answers mean:
 
 - Densities are those *at* the radial centres and the pixel centres. The reader interpolates
@@ -16,6 +23,7 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
+from astropy.io import fits
 from numpy.typing import NDArray
 
 from dustmap.sky._provenance import (
@@ -25,22 +33,147 @@ from dustmap.sky._provenance import (
     density_cards,
     healpix_cards,
 )
-from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, streamed_fits
-from dustmap.sky.layouts._places import (
-    LayoutCounts,
-    RadialBins,
-    at_places,
-    counts,
-    directions,
-    pixel_blocks,
-    refuse_bad_nside,
-    refuse_sun_outside,
-    within,
-)
+from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, TablePlan, streamed_fits
+from dustmap.sky.layouts import _places
+from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._cubes import DENSITY_UNIT
 from dustmap.sky.systems import ExtinctionSystem, conversion
 from dustmap.tables import replacing
+
+_MOST_COLUMNS = 999  # of a FITS table
+_INTEGRATED = (Quantity.MEAN, Quantity.STD)
+
+
+@final
+@dataclass(frozen=True)
+class HealpixOptions:
+    """bins: or shells; None for 516 bins out to the farthest face of the box; nside: a power of
+    two.
+
+    density: what of the density; integrated: MEAN, STD or both of A(<d), or none.
+    """
+
+    bins: RadialBins | Shells | None = None
+    nside: int = 64
+    density: MapRequest = MapRequest((Quantity.MEAN, Quantity.STD))  # noqa: RUF009  frozen
+    integrated: tuple[Quantity, ...] = ()
+
+    def __post_init__(self) -> None:
+        _places.refuse_bad_nside(self.nside)
+        if self.bins is not None and self.bins.count > _MOST_COLUMNS:
+            raise ValueError(
+                f"distances: expected at most {_MOST_COLUMNS}, the columns of a FITS table, got "
+                f"{self.bins.count}"
+            )
+        if not set(self.integrated) <= set(_INTEGRATED):
+            names = [quantity.value for quantity in self.integrated]
+            raise ValueError(f"integrated: expected mean, std, both or none, got {names}")
+
+
+def write_healpix(
+    path: str | Path,
+    field: AbstractDensityField,
+    options: HealpixOptions,
+    provenance: Provenance,
+    overwrite: bool = False,
+) -> LayoutCounts:
+    """Writes a table for each quantity and each sample."""
+    _places.refuse_sun_outside(field)
+    field.check(options.density)
+    if Quantity.STD in options.integrated and field.n_samples < 2:
+        raise ValueError(
+            f"integrated std: expected a density with samples, got {field.n_samples}; fit with "
+            "more (fit.samples), or ask for the mean"
+        )
+    bins = options.bins or RadialBins.of_box(field)
+    tables = [column("RADIAL PIXEL CENTERS", bins.centres)]
+    if isinstance(bins, RadialBins):
+        tables.append(column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
+    plans = _plans(field, options, bins, provenance)
+    total = LayoutCounts()
+    draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
+    with (
+        replacing(Path(path), overwrite) as partial,
+        streamed_fits(partial, [*plans, *tables]) as images,
+    ):
+        for start, stop in _places.pixel_blocks(options.nside, bins.count * (1 + draws // 4)):
+            tables_of_pixels = _block(
+                field, options, bins, _places.directions(options.nside, start, stop)
+            )
+            for name, values in tables_of_pixels.items():
+                images[name].write((start, 0), values)
+                total += _places.counts(values)
+    return total
+
+
+def _plans(
+    field: AbstractDensityField,
+    options: HealpixOptions,
+    bins: RadialBins | Shells,
+    provenance: Provenance,
+) -> list[TablePlan]:
+    cards = healpix_cards(density_cards("", field.system, provenance), options.nside)
+    cards["INDXSCHM"] = "IMPLICIT"
+    cards["OBJECT"] = "FULLSKY"
+    columns = [(f"SHELL_{k:03d}", f"{d:.6g} pc") for k, d in enumerate(bins.centres)]
+    rows = 12 * options.nside**2
+
+    def plan(name: str, unit: str) -> TablePlan:
+        return TablePlan(name, rows, columns, unit, fits.Header(cards, copy=True))
+
+    cubes = [
+        plan(_name(q), "" if q is Quantity.COVERAGE else DENSITY_UNIT)
+        for q in options.density.cubes
+    ]
+    samples = [plan(_sample(s), DENSITY_UNIT) for s in range(options.density.samples)]
+    integrated = [plan(f"INTEGRATED_{q.name}", "mag") for q in options.integrated]
+    return [*cubes, *samples, *integrated]
+
+
+def _name(quantity: Quantity) -> str:
+    return quantity.name if quantity is Quantity.COVERAGE else f"DENSITY_{quantity.name}"
+
+
+def _sample(s: int) -> str:
+    return f"SAMPLE_{s + 1:02d}"
+
+
+def _block(
+    field: AbstractDensityField,
+    options: HealpixOptions,
+    bins: RadialBins | Shells,
+    rays: NDArray[np.float64],
+) -> dict[str, NDArray[np.float32]]:
+    """All tables' rows (P, count) of the pixels along `rays` (P, 3)."""
+    places = rays[:, None] * bins.centres[:, None]
+    density = _places.at_places(field, places, options.density)
+    rows = {_name(q): density[q.value] for q in options.density.cubes}
+    if options.density.samples:
+        rows |= {_sample(s): values for s, values in enumerate(density["samples"])}
+    if options.integrated:
+        rows |= _integrated(field, options, bins, rays)
+    return rows
+
+
+def _integrated(
+    field: AbstractDensityField,
+    options: HealpixOptions,
+    bins: RadialBins | Shells,
+    rays: NDArray[np.float64],
+) -> dict[str, NDArray[np.float32]]:
+    request = MapRequest((Quantity.MEAN,))
+    if Quantity.STD in options.integrated:
+        request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), field.n_samples)
+    integrals = _places.cumulative(field, rays, bins.centres, request)
+    if request.samples:
+        integrals["std"] = integrals.pop("samples").std(axis=0, ddof=1)
+    outside = bins.centres > _places.exits(field, rays)[:, None]
+    return {
+        f"INTEGRATED_{q.name}": np.where(outside, np.float32(np.nan), integrals[q.value])
+        for q in options.integrated
+    }
+
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -62,7 +195,7 @@ class EdenhoferOptions:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        refuse_bad_nside(self.nside)
+        _places.refuse_bad_nside(self.nside)
         refuse_bad_floor(self.floor)
         if self.samples < 0:
             raise ValueError(f"samples: expected 0 or more, got {self.samples}")
@@ -83,7 +216,7 @@ def write_edenhofer2023(
     overwrite: bool = False,
 ) -> LayoutCounts:
     """Writes MEAN and STD., or SAMPLES, (count, 12 nside²), and the inner sphere's integral."""
-    refuse_sun_outside(field)
+    _places.refuse_sun_outside(field)
     field.check(options.request)
     bins = options.bins or RadialBins.of_box(field)
     system = options.system or field.system
@@ -99,7 +232,7 @@ def write_edenhofer2023(
     units = [plans[0], *tables, *plans[1:]]
     with replacing(Path(path), overwrite) as partial, streamed_fits(partial, units) as images:
         total = LayoutCounts()
-        for start, stop in pixel_blocks(options.nside, bins.count):
+        for start, stop in _places.pixel_blocks(options.nside, bins.count):
             total += layout.fill(images, field, factor, start, stop)
         images[plans[0].name].header["NRAISED"] = total.raised
     return total
@@ -153,16 +286,16 @@ class _Layout:
         stop: int,
     ) -> LayoutCounts:
         """Writes the pixels start <= p < stop of everything."""
-        rays = directions(self.options.nside, start, stop)
+        rays = _places.directions(self.options.nside, start, stop)
         places = self.bins.centres[:, None, None] * rays
-        density = at_places(field, places, self.options.request)
-        inner = within(field, rays, self.bins.nearest, self.options.request)
+        density = _places.at_places(field, places, self.options.request)
+        inner = _places.within(field, rays, self.bins.nearest, self.options.request)
         total = LayoutCounts()
         for quantity, (name, inner_name, _) in self._names.items():
             values, count = density[quantity] * np.float32(factor), 0
             if quantity != "std":
                 values, count = raised(values, field.positive, self.options.floor)
-            total += counts(values, count)
+            total += _places.counts(values, count)
             _write_pixels(images[name], values, start)
             _write_pixels(images[inner_name], inner[quantity] * np.float32(factor), start)
         return total
