@@ -12,18 +12,12 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
+from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
-from dustmap.sky.catalogs._rows import (
-    Alternative,
-    DistanceKind,
-    ExtinctionKind,
-    IdentifierPolicy,
-    PositionKind,
-)
 from dustmap.tables import CatalogError, Chunk, ColumnRef, ColumnType, FileColumn
 
-Way = TypeVar("Way", bound=Alternative)
+Way = TypeVar("Way", bound=_rows.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 
@@ -49,9 +43,9 @@ class Binding:
 
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
-    position: PositionKind
-    distance: DistanceKind
-    extinction: ExtinctionKind | None
+    position: _rows.PositionKind
+    distance: _rows.DistanceKind
+    extinction: _rows.ExtinctionKind | None
 
     @property
     def has_identifiers(self) -> bool:
@@ -211,10 +205,10 @@ def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Wa
 
 def _reads_identifiers(matcher: _Matcher) -> bool:
     policy = matcher.card.identifiers
-    if policy is IdentifierPolicy.ROW:
+    if policy is _rows.IdentifierPolicy.ROW:
         return False
     present = matcher.has("source_id")
-    if policy is IdentifierPolicy.COLUMN and not present:
+    if policy is _rows.IdentifierPolicy.COLUMN and not present:
         raise _missing(matcher, "identifiers", ["source_id"])
     return present
 
@@ -227,7 +221,11 @@ def _check_cut(matcher: _Matcher, cut: Cut) -> None:
 
 def _check_named(binding: Binding, card: SchemaCard) -> None:
     """A name that the user gives for nothing would be passed over."""
-    kinds = (PositionKind, DistanceKind, *(() if binding.extinction is None else (ExtinctionKind,)))
+    kinds = (
+        _rows.PositionKind,
+        _rows.DistanceKind,
+        *(() if binding.extinction is None else (_rows.ExtinctionKind,)),
+    )
     roles = {name for kind in kinds for way in kind for name in way.columns}
     idle = sorted((card.named & roles) - set(binding.sources))
     if idle:

@@ -16,15 +16,8 @@ from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
+from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
-from dustmap.sky.catalogs._rows import (
-    DistanceKind,
-    ExtinctionKind,
-    IdentifierPolicy,
-    InvalidRows,
-    PositionKind,
-    Role,
-)
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import CatalogError, ColumnRef, ColumnType
 
@@ -78,11 +71,11 @@ class SchemaCard:
     title: str
     reference: str
     system: ExtinctionSystem | None
-    invalid: InvalidRows
-    identifiers: IdentifierPolicy
-    positions: tuple[PositionKind, ...]
-    distances: tuple[DistanceKind, ...]
-    extinctions: tuple[ExtinctionKind, ...]
+    invalid: _rows.InvalidRows
+    identifiers: _rows.IdentifierPolicy
+    positions: tuple[_rows.PositionKind, ...]
+    distances: tuple[_rows.DistanceKind, ...]
+    extinctions: tuple[_rows.ExtinctionKind, ...]
     columns: Mapping[str, CardColumn]
     constants: Mapping[str, float]
     flags: Mapping[str, FlagBits]
@@ -146,11 +139,11 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         title=table.text("title"),
         reference=table.text_or("reference", ""),
         system=_system(table),
-        invalid=_one(table, "invalid", InvalidRows),
-        identifiers=_one(table, "identifiers", IdentifierPolicy),
-        positions=_several(table, "positions", PositionKind),
-        distances=_several(table, "distances", DistanceKind),
-        extinctions=_several(table, "extinctions", ExtinctionKind),
+        invalid=_one(table, "invalid", _rows.InvalidRows),
+        identifiers=_one(table, "identifiers", _rows.IdentifierPolicy),
+        positions=_several(table, "positions", _rows.PositionKind),
+        distances=_several(table, "distances", _rows.DistanceKind),
+        extinctions=_several(table, "extinctions", _rows.ExtinctionKind),
         columns=MappingProxyType(columns),
         constants=MappingProxyType(_constants(table)),
         flags=MappingProxyType(flags),
@@ -194,7 +187,7 @@ def _columns(table: CardTable) -> dict[str, CardColumn]:
 
 def _column(table: CardTable, name: str) -> CardColumn:
     table.only(("names", "unit", "type"))
-    role = Role.named(name)
+    role = _rows.Role.named(name)
     kind = _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
@@ -231,7 +224,7 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
 
 def _constants(table: CardTable) -> dict[str, float]:
     constants = table.table("constants")
-    constants.only(role.name for role in Role.every() if role.kind is ColumnType.NUMBER)
+    constants.only(role.name for role in _rows.Role.every() if role.kind is ColumnType.NUMBER)
     return {name: constants.number(name) for name in constants.names()}
 
 
@@ -272,7 +265,7 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
                 raise table.error(f"columns.{name} is missing; {alternative.value} needs it")
-    if card.identifiers is not IdentifierPolicy.ROW and "source_id" not in card.columns:
+    if card.identifiers is not _rows.IdentifierPolicy.ROW and "source_id" not in card.columns:
         raise table.error('columns.source_id is missing; or say identifiers = "row"')
     for name in card.flags:
         if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:

@@ -14,30 +14,19 @@ from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import (
-    ROWS,
-    Counts,
-    Rules,
-    Selection,
-    invalid_row,
-    problems_of_places,
-)
+from dustmap.sky.catalogs._selection import Counts, Rules, Selection
 from dustmap.sky.stars import (
-    SKY_ORDER,
     AbstractDistancePrior,
     AbstractDistances,
-    SkySorter,
-    StarStoreWriter,
     StarTable,
     ToLearn,
+    _store,
     concatenate,
-    star_store,
 )
-from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import CatalogError, check_output, open_table, scratch_for
 
@@ -220,14 +209,14 @@ def ingest(
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
     with scratch_for(target) as scratch:
-        sorter = SkySorter(scratch)
+        sorter = _store.SkySorter(scratch)
         twice = _sort(sorter, selection, scratch, progress or _silent)
-        with star_store(target, overwrite) as store:
+        with _store.star_store(target, overwrite) as store:
             buffer = _Buffer(store)
             for table in sorter.tables(twice):
                 buffer.append(selection.with_prior(table))
             buffer.flush()
-            store.describe({"catalog": _description(selection), "order": dict(SKY_ORDER)})
+            store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
     return selection.tally.counts()
 
 
@@ -236,7 +225,7 @@ def _silent(rows: int) -> None:
 
 
 def _sort(
-    sorter: SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
+    sorter: _store.SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
 ) -> NDArray[np.int64]:
     """Gives all stars to the sorter; the numbers of those that an earlier one repeats."""
     with IdentifierLog(scratch) as log:
@@ -255,15 +244,15 @@ def _sort(
 class _Buffer:
     """Appends whole chunks of the store, so that none is compressed twice."""
 
-    def __init__(self, store: StarStoreWriter) -> None:
+    def __init__(self, store: _store.StarStoreWriter) -> None:
         self._store = store
         self._waiting: list[StarTable] = []
 
     def append(self, table: StarTable) -> None:
         self._waiting.append(table)
         count = sum(map(len, self._waiting))
-        if count >= CHUNK:
-            joined, whole = concatenate(self._waiting), count - count % CHUNK
+        if count >= _store.CHUNK:
+            joined, whole = concatenate(self._waiting), count - count % _store.CHUNK
             self._store.append(joined[:whole])
             self._waiting = [joined[whole:]] if count > whole else []
 
@@ -360,13 +349,13 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions=False)
-    chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
+    chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
     if not chunks:
         raise CatalogError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    for reason, bad in problems_of_places(binding, values).items():
+    for reason, bad in _selection.problems_of_places(binding, values).items():
         if bad.any():
-            raise invalid_row(path, reason, np.flatnonzero(bad))
+            raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
     zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, known, zero_point)

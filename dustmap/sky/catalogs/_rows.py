@@ -15,15 +15,8 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    AbstractDistances,
-    ExactDistances,
-    GaussianDistances,
-    ParallaxDistances,
-    PercentileDistances,
-)
-from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
+from dustmap.sky.stars import _distances
+from dustmap.sky.stars._distances import AbstractDistancePrior, AbstractDistances, Array
 from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]
@@ -197,9 +190,10 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
             (low > middle) | (middle > high) | (low >= high)
         )
     return problems | {
-        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
-        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
-        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
+        f"extinction is beyond {_distances.MOST_EXTINCTION:g} mag": np.abs(value)
+        > _distances.MOST_EXTINCTION,
+        f"extinction_error is below {_distances.LEAST_ERROR:g} mag": error < _distances.LEAST_ERROR,
+        f"extinction_error is above {_distances.MOST_ERROR:g} mag": error > _distances.MOST_ERROR,
     }
 
 
@@ -222,16 +216,18 @@ def distances(
 ) -> AbstractDistances:
     """Distances in pc. The zero point (mas) is subtracted from every parallax."""
     if kind is DistanceKind.PARALLAX:
-        return ParallaxDistances(values["parallax"] - zero_point, values["parallax_error"], prior)
+        return _distances.ParallaxDistances(
+            values["parallax"] - zero_point, values["parallax_error"], prior
+        )
     if kind is DistanceKind.POSITION:
-        return ExactDistances(_length(values))
+        return _distances.ExactDistances(_length(values))
     return _MAKERS[kind](*(values[name] for name in kind.columns))
 
 
 _MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
-    DistanceKind.EXACT: ExactDistances,
-    DistanceKind.GAUSSIAN: GaussianDistances,
-    DistanceKind.PERCENTILES: PercentileDistances,
+    DistanceKind.EXACT: _distances.ExactDistances,
+    DistanceKind.GAUSSIAN: _distances.GaussianDistances,
+    DistanceKind.PERCENTILES: _distances.PercentileDistances,
 }
 
 

@@ -19,14 +19,8 @@ from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    LearnedPrior,
-    ParallaxDistances,
-    ParallaxSample,
-    StarTable,
-    ToLearn,
-)
+from dustmap.sky.stars import LearnedPrior, ParallaxDistances, ParallaxSample, StarTable, ToLearn
+from dustmap.sky.stars._distances import AbstractDistancePrior
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, CatalogError, open_table
 

@@ -26,13 +26,8 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
-from dustmap.sky._provenance import (
-    Provenance,
-    column,
-    conversion_note,
-    density_cards,
-    healpix_cards,
-)
+from dustmap.sky import _provenance
+from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, TablePlan, streamed_fits
 from dustmap.sky.layouts import _places
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
@@ -87,9 +82,9 @@ def write_healpix(
             "more (fit.samples), or ask for the mean"
         )
     bins = options.bins or RadialBins.of_box(field)
-    tables = [column("RADIAL PIXEL CENTERS", bins.centres)]
+    tables = [_provenance.column("RADIAL PIXEL CENTERS", bins.centres)]
     if isinstance(bins, RadialBins):
-        tables.append(column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
+        tables.append(_provenance.column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
     plans = _plans(field, options, bins, provenance)
     total = LayoutCounts()
     draws = field.n_samples if Quantity.STD in options.integrated else options.density.samples
@@ -113,7 +108,9 @@ def _plans(
     bins: RadialBins | Shells,
     provenance: Provenance,
 ) -> list[TablePlan]:
-    cards = healpix_cards(density_cards("", field.system, provenance), options.nside)
+    cards = _provenance.healpix_cards(
+        _provenance.density_cards("", field.system, provenance), options.nside
+    )
     cards["INDXSCHM"] = "IMPLICIT"
     cards["OBJECT"] = "FULLSKY"
     columns = [(f"SHELL_{k:03d}", f"{d:.6g} pc") for k, d in enumerate(bins.centres)]
@@ -222,10 +219,10 @@ def write_edenhofer2023(
     system = options.system or field.system
     factor = conversion(field.system, system)
     layout = _Layout(options, bins, system)
-    note = conversion_note(field.system, system, factor)
+    note = _provenance.conversion_note(field.system, system, factor)
     tables = [
-        column("RADIAL PIXEL CENTERS", bins.centres),
-        column("RADIAL PIXEL BOUNDARIES", bins.boundaries),
+        _provenance.column("RADIAL PIXEL CENTERS", bins.centres),
+        _provenance.column("RADIAL PIXEL BOUNDARIES", bins.boundaries),
     ]
     plans = layout.plans(provenance, note)
     # The reader wants a density before all else.
@@ -264,15 +261,15 @@ class _Layout:
     def plans(self, provenance: Provenance, note: str) -> list[ImagePlan]:
         nside, leading = self.options.nside, (self.options.samples,) * bool(self.options.samples)
         notes = (note, "values at radial pixel centers; NaN outside the box of the map")
-        density = density_cards(DENSITY_UNIT, self.system, provenance, notes)
+        density = _provenance.density_cards(DENSITY_UNIT, self.system, provenance, notes)
         density["NRAISED"] = (0, "densities that were <= 0, raised to a floor")
-        inner = density_cards("mag", self.system, provenance, (note,))
+        inner = _provenance.density_cards("mag", self.system, provenance, (note,))
         densities, inners = [], []
         for name, inner_name, meaning in self._names.values():
-            cards = healpix_cards(density, nside)
+            cards = _provenance.healpix_cards(density, nside)
             pixels = 12 * nside**2
             densities.append(ImagePlan(name, (*leading, self.bins.count, pixels), cards))
-            cards = healpix_cards(inner, nside)
+            cards = _provenance.healpix_cards(inner, nside)
             cards["CTYPE"] = meaning
             inners.append(ImagePlan(inner_name, (*leading, pixels), cards))
         return [*densities, *inners]

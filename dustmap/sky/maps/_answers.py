@@ -15,26 +15,10 @@ from astropy.table import Column, Table
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
-from dustmap.sky.maps._quantities import (
-    PERCENTILES,
-    Mode,
-    Outside,
-    Quantity,
-    deviation,
-    percentiles,
-)
-from dustmap.sky.maps._trilinear import (
-    Cells,
-    CubeReader,
-    Flags,
-    Floats,
-    Indices,
-    Rays,
-    integrate,
-    within,
-    within_box,
-)
+from dustmap.sky.maps._quantities import Mode, Outside, Quantity
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, Rays
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
@@ -87,7 +71,7 @@ class Answers:
         other: between them it varies less than at either.
         """
         factor = np.ones((max(1, len(levels)), len(positions)))
-        inside = within_box(self.layout.grid, positions)
+        inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
@@ -103,7 +87,7 @@ class Answers:
         plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
         wanted = [plain[mode]] if mode in plain else []
         if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-            by_level = {level: quantity for quantity, level in PERCENTILES.items()}
+            by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
             found = [by_level.get(level) for level in levels]
             wanted = [quantity for quantity in found if quantity is not None]
             if len(wanted) < len(levels):
@@ -123,7 +107,7 @@ class Answers:
 
     def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
         """(C, N) float64."""
-        inside = within_box(self.layout.grid, positions)
+        inside = _trilinear.within_box(self.layout.grid, positions)
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else np.nan
         found = np.full((len(cubes), len(positions)), fill)
@@ -146,7 +130,7 @@ class Answers:
         away = distance > 0
         ahead = np.tile([1.0, 0.0, 0.0], (len(positions), 1))
         ahead[away] = positions[away] / distance[away, None]
-        rays, complete = within(self.layout.grid, ahead, distance)
+        rays, complete = _trilinear.within(self.layout.grid, ahead, distance)
         self._report(~(complete & finite), outside, "rays run")
         values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
@@ -154,7 +138,7 @@ class Answers:
 
     def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Flags) -> Floats:
         found = np.full((len(cubes), len(rays)), np.nan)
-        found[:, known] = integrate(self.reader, cubes, rays.part(known))
+        found[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
         return found
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
@@ -180,9 +164,9 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
     if mode is Mode.MEAN:
         return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
-        return np.asarray(deviation(values, values.mean(0), len(values) - 1)[None])
+        return np.asarray(_quantities.deviation(values, values.mean(0), len(values) - 1)[None])
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-        return percentiles(values, levels, positive)
+        return _quantities.percentiles(values, levels, positive)
     return values
 
 
@@ -213,7 +197,7 @@ def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floa
     Coverage is looked at in steps of half a voxel and is linear between them.
     """
     grid = reader.cubes.layout.grid
-    rays, _ = within(grid, directions, np.full(len(directions), np.inf))
+    rays, _ = _trilinear.within(grid, directions, np.full(len(directions), np.inf))
     step = 0.5 * min(grid.spacing)
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)

@@ -18,18 +18,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
-from dustmap.sky.maps._field import (
-    DEPTH,
-    EVERY,
-    AbstractDensityField,
-    Planes,
-    Point,
-    empty_arrays,
-    in_chunks,
-    refuse_beyond,
-    refuse_coverage_of_rays,
-    slabs,
-)
+from dustmap.sky.maps import _field
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
 from dustmap.sky.maps._quantities import MapRequest, Quantity, coverage, statistics, sure_coverage
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
@@ -186,10 +176,12 @@ class NodeField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        refuse_coverage_of_rays(functional, request)
+        _field.refuse_coverage_of_rays(functional, request)
         if isinstance(functional, PointValues):
-            refuse_beyond(self, functional.x)
-        return in_chunks(functional, _CHUNK, request, lambda part: self._answer(part, request))
+            _field.refuse_beyond(self, functional.x)
+        return _field.in_chunks(
+            functional, _CHUNK, request, lambda part: self._answer(part, request)
+        )
 
     @torch.no_grad()
     def planes(
@@ -202,8 +194,8 @@ class NodeField(AbstractDensityField):
             fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
         resampler = Resampler(self.nodes, grid, self._density.dtype)
         walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
-        for start, stop in slabs(grid.shape[2], depth, part):
-            arrays = empty_arrays(grid, request, stop - start)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
             into = {name: torch.from_numpy(array) for name, array in arrays.items()}
             for k in range(stop - start):
                 density, *covered = next(walks)

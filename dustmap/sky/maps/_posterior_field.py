@@ -12,18 +12,8 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.sky.maps._field import (
-    DEPTH,
-    EVERY,
-    AbstractDensityField,
-    Planes,
-    Point,
-    as_numpy,
-    empty_arrays,
-    in_chunks,
-    refuse_coverage_of_rays,
-    slabs,
-)
+from dustmap.sky.maps import _field
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
 from dustmap.sky.maps._node_field import NodeTable
 from dustmap.sky.maps._quantities import (
     PERCENTILES,
@@ -108,7 +98,7 @@ class PosteriorField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        refuse_coverage_of_rays(functional, request)
+        _field.refuse_coverage_of_rays(functional, request)
         return self._evaluate(functional, request, 0)
 
     def _evaluate(
@@ -117,7 +107,7 @@ class PosteriorField(AbstractDensityField):
         """Answer with the random numbers of a stream, so that slabs do not change what is drawn."""
         generator = torch.Generator()
         generator.manual_seed((self.seed << 20) + stream)
-        return in_chunks(
+        return _field.in_chunks(
             functional, _CHUNK, request, lambda part: self._answer(part, request, generator)
         )
 
@@ -129,8 +119,8 @@ class PosteriorField(AbstractDensityField):
         self.check_grid(grid)
         at_hand = self._at_hand(grid, request)
         missing = request.without(at_hand)
-        for start, stop in slabs(grid.shape[2], depth, part):
-            arrays = empty_arrays(grid, request, stop - start)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
             for k in range(start, stop):
                 answers = _cut(at_hand, grid, k)
                 if missing is not None:
@@ -156,7 +146,7 @@ class PosteriorField(AbstractDensityField):
         answers = _of_normal(self.own.predict(), request, self.prior_std)
         if self.own.coverage is not None and Quantity.COVERAGE in request:
             answers[Quantity.COVERAGE.value] = self.own.coverage
-        return as_numpy(answers)
+        return _field.as_numpy(answers)
 
     def _answer(
         self, functional: AbstractFunctional, request: MapRequest, generator: torch.Generator

@@ -30,16 +30,8 @@ from dustmap.sky._streamed_fits import (
     together,
 )
 from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
-from dustmap.sky.maps._cubes import (
-    DESCRIPTIONS,
-    FRAME,
-    PERCENTILES_OF,
-    TITLE,
-    Cube,
-    Layout,
-    axis_meaning,
-    extension_of,
-)
+from dustmap.sky.maps import _cubes
+from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
 from dustmap.sky.maps._field import MEMORY, Slabs
 from dustmap.sky.maps._quantities import Quantity
@@ -106,7 +98,7 @@ def _write_fits(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    names = {cube: extension_of(cube) for cube in layout.cubes}
+    names = {cube: _cubes.extension_of(cube) for cube in layout.cubes}
     plans = [
         ImagePlan(name, layout.shape, _cards(layout, cube, provenance))
         for cube, name in names.items()
@@ -124,14 +116,14 @@ def _write_fits(
 
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     described = DESCRIPTIONS[cube.quantity]
-    header = axis_cards(layout.grid, "XYZ", "pc", [axis_meaning(axis) for axis in "xyz"])
+    header = axis_cards(layout.grid, "XYZ", "pc", [_cubes.axis_meaning(axis) for axis in "xyz"])
     if described.unit:
         header["BUNIT"] = described.unit
     header["EXTSYS"] = (printable(layout.system.name), "system of the extinction")
     if cube.quantity is Quantity.SAMPLES:
         header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
     # A long value goes on in the next cards, where no comment may follow.
-    header["PERCENT"] = PERCENTILES_OF[layout.positive]
+    header["PERCENT"] = _cubes.PERCENTILES_OF[layout.positive]
     header["OBJECT"] = described.meaning
     provenance.stamp(header)
     return header
@@ -169,7 +161,7 @@ def _lay_out(
     group = zarr.create_group(path, zarr_format=3)
     group.attrs.update(_attributes(layout, provenance))
     for name, axis in zip("xyz", layout.grid.axes(), strict=True):
-        described = {"units": "pc", "axis": name.upper(), "long_name": axis_meaning(name)}
+        described = {"units": "pc", "axis": name.upper(), "long_name": _cubes.axis_meaning(name)}
         create_axis(group, name, axis.numpy(), described)
     for quantity in layout.quantities:
         _create(group, layout, quantity, depth, thickness)
@@ -248,13 +240,13 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "Conventions": "CF-1.11",
         # Strict checkers object to any unit of astronomy.
         "comment": "units as astropy reads them: UDUNITS knows neither mag nor pc",
-        **provenance.attributes(TITLE),
+        **provenance.attributes(_cubes.TITLE),
         "catalog": list(provenance.catalog),
         **seed,
         "extinction_system": layout.system.name,
         "extinction_system_meaning": layout.system.meaning,
-        "frame": FRAME,
-        "percentiles": PERCENTILES_OF[layout.positive],
+        "frame": _cubes.FRAME,
+        "percentiles": _cubes.PERCENTILES_OF[layout.positive],
         **({"tile": dict(provenance.tile)} if provenance.tile else {}),
     }
 

@@ -18,14 +18,9 @@ from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.observations import _segments
 from dustmap.sky.observations._beyond import BeyondBox, PriorDust
-from dustmap.sky.observations._segments import (
-    NEGLIGIBLE,
-    Array,
-    DistanceSpread,
-    Segments,
-    segments_of,
-)
+from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
 from dustmap.sky.stars import AbstractDistances
 
 #: Probability up to which the distribution of a distance is looked at behind the box.
@@ -126,9 +121,9 @@ def lines_if_any(
         rays, rows, counts = _clipped(whole, grid, outside, 0.0)
         beyond = _beyond(rays, distances[rows], grid, outside)
         return SightLines(rays, rows, counts, None, beyond=beyond)
-    segments = segments_of(distances)
+    segments = _segments.segments_of(distances)
     whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
-    rays, rows, counts = _clipped(whole, grid, outside, NEGLIGIBLE)
+    rays, rows, counts = _clipped(whole, grid, outside, _segments.NEGLIGIBLE)
     spread = _within(rays, segments[rows], distances, rows)
     beyond = _beyond(rays, distances[rows], grid, outside)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
@@ -148,8 +143,8 @@ def _beyond(
     rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + FACE_SLACK)))
     if len(rows) == 0:
         return BeyondBox.nothing(rays)
-    before = segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
-    behind = segments_of(distances[rows], leave[rows]).subdivided(PIECES)
+    before = _segments.segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
+    behind = _segments.segments_of(distances[rows], leave[rows]).subdivided(PIECES)
     if not (enter > 0.0).any():
         before = before.none()
     along, weights, variance = (
@@ -197,7 +192,7 @@ def _within(
     edges = rays.edges.cpu().numpy()
     short = np.flatnonzero((edges != whole.edges).any(1))
     if len(short) > 0:
-        clipped = segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
+        clipped = _segments.segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
         whole = whole.with_rows(short, clipped)
     along, weights, variance = (
         torch.from_numpy(values).to(rays.device)

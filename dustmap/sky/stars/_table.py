@@ -9,17 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.stars import _distances
 from dustmap.sky.stars._distances import (
     AbstractDistancePrior,
     AbstractDistances,
     Array,
-    ExactDistances,
-    GaussianDistances,
     ParallaxDistances,
-    PercentileDistances,
-    check_finite,
-    check_lengths,
-    check_magnitudes,
 )
 from dustmap.sky.stars._learned_prior import ToLearn
 from dustmap.sky.stars._priors import ExponentialDensity, FlatParallax, SurveyRatio
@@ -30,7 +25,12 @@ from dustmap.tables import check_rows
 KINDS: Mapping[str, type[AbstractDistances]] = MappingProxyType(
     {
         each.kind: each
-        for each in (ExactDistances, GaussianDistances, PercentileDistances, ParallaxDistances)
+        for each in (
+            _distances.ExactDistances,
+            _distances.GaussianDistances,
+            _distances.PercentileDistances,
+            ParallaxDistances,
+        )
     }
 )
 #: Columns of numbers that every star has beside its distance, and their units.
@@ -104,13 +104,13 @@ class StarTable:
     system: ExtinctionSystem
 
     def __post_init__(self) -> None:
-        check_lengths(self.columns())
+        _distances.check_lengths(self.columns())
         if len(self) == 0:
             raise ValueError("the catalog has no rows: expected at least one star")
         measured = {name: getattr(self, name) for name in MEASURED}
-        check_finite(measured)
+        _distances.check_finite(measured)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
-        check_magnitudes(measured)
+        _distances.check_magnitudes(measured)
 
     def __len__(self) -> int:
         return len(self.source_id)

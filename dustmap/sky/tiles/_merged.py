@@ -21,16 +21,8 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._zarr import CheckedGroup
-from dustmap.sky.maps import (
-    AbstractCubes,
-    Cube,
-    DustMap,
-    Layout,
-    MapRequest,
-    Planes,
-    Quantity,
-    Slabs,
-)
+from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._field import EVERY, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
