@@ -221,11 +221,8 @@ def _check_cut(matcher: _Matcher, cut: Cut) -> None:
 
 def _check_named(binding: Binding, card: SchemaCard) -> None:
     """A name that the user gives for nothing would be passed over."""
-    kinds = (
-        _rows.PositionKind,
-        _rows.DistanceKind,
-        *(() if binding.extinction is None else (_rows.ExtinctionKind,)),
-    )
+    kinds: list[type[_rows.Alternative]] = [_rows.PositionKind, _rows.DistanceKind]
+    kinds += [] if binding.extinction is None else [_rows.ExtinctionKind]
     roles = {name for kind in kinds for way in kind for name in way.columns}
     idle = sorted((card.named & roles) - set(binding.sources))
     if idle:

@@ -15,7 +15,7 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import _distances
+from dustmap.sky.stars import _distances as stars
 from dustmap.sky.stars._distances import AbstractDistancePrior, AbstractDistances, Array
 from dustmap.tables import ColumnType
 
@@ -190,10 +190,10 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
             (low > middle) | (middle > high) | (low >= high)
         )
     return problems | {
-        f"extinction is beyond {_distances.MOST_EXTINCTION:g} mag": np.abs(value)
-        > _distances.MOST_EXTINCTION,
-        f"extinction_error is below {_distances.LEAST_ERROR:g} mag": error < _distances.LEAST_ERROR,
-        f"extinction_error is above {_distances.MOST_ERROR:g} mag": error > _distances.MOST_ERROR,
+        f"extinction is beyond {stars.MOST_EXTINCTION:g} mag": np.abs(value)
+        > stars.MOST_EXTINCTION,
+        f"extinction_error is below {stars.LEAST_ERROR:g} mag": error < stars.LEAST_ERROR,
+        f"extinction_error is above {stars.MOST_ERROR:g} mag": error > stars.MOST_ERROR,
     }
 
 
@@ -216,18 +216,18 @@ def distances(
 ) -> AbstractDistances:
     """Distances in pc. The zero point (mas) is subtracted from every parallax."""
     if kind is DistanceKind.PARALLAX:
-        return _distances.ParallaxDistances(
+        return stars.ParallaxDistances(
             values["parallax"] - zero_point, values["parallax_error"], prior
         )
     if kind is DistanceKind.POSITION:
-        return _distances.ExactDistances(_length(values))
+        return stars.ExactDistances(_length(values))
     return _MAKERS[kind](*(values[name] for name in kind.columns))
 
 
 _MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
-    DistanceKind.EXACT: _distances.ExactDistances,
-    DistanceKind.GAUSSIAN: _distances.GaussianDistances,
-    DistanceKind.PERCENTILES: _distances.PercentileDistances,
+    DistanceKind.EXACT: stars.ExactDistances,
+    DistanceKind.GAUSSIAN: stars.GaussianDistances,
+    DistanceKind.PERCENTILES: stars.PercentileDistances,
 }
 
 

@@ -104,10 +104,12 @@ def profile_of_field(
     curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
     rho = field.evaluate(PointValues(places), MapRequest((*curve, Quantity.COVERAGE)))
     column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(curve))
-    bands = (Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column))
+    density, extinction = (
+        Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column)
+    )
     coverage = rho["coverage"].astype(np.float64)
     true = _truth(truth, _along(l, b, distance))
-    return Profile(l, b, field.system, distance, *bands, coverage, *true)
+    return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
 
 
 def _along(l: float, b: float, distance: Array) -> SkyCoord:

@@ -187,9 +187,9 @@ def _legend_of_marks(figure: Figure, hatched: bool, grey: str | None) -> None:
     """Explain hatching and grey below the panels."""
     handles: list[Artist] = []
     if hatched:
-        hatching = {"facecolor": "0.35", "edgecolor": _HATCH_COLOUR, "hatch": 2 * _HATCH}
         label = f"the prior dominates (coverage < {DATA_DOMINATED:g})"
-        handles.append(Patch(**hatching, linewidth=0.0, label=label))
+        hatches: dict[str, Any] = {"edgecolor": _HATCH_COLOUR, "hatch": 2 * _HATCH}
+        handles.append(Patch(facecolor="0.35", linewidth=0.0, label=label, **hatches))
     if grey is not None:
         handles.append(Patch(facecolor=style.OUTSIDE_COLOUR, linewidth=0.0, label=grey))
     if handles:

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -241,9 +241,9 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
     left, right, bottom, top = plane.extent
     if not (left <= 0.0 <= right and bottom <= 0.0 <= top):
         return
-    ring = {"markerfacecolor": "white", "markeredgecolor": "black", "markeredgewidth": 0.6}
-    axis.plot(0.0, 0.0, marker="o", markersize=5.0, **ring)
-    axis.plot(0.0, 0.0, marker=".", markersize=1.6, color="black")
+    ring: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black"}
+    axis.plot(0.0, 0.0, "o", markersize=5.0, markeredgewidth=0.6, **ring)
+    axis.plot(0.0, 0.0, ".", markersize=1.6, color="black")
     axis.annotate(
         "Sun",
         (0.0, 0.0),
