@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 import torch
@@ -218,7 +218,11 @@ def streamed_fits(
     check_agreement(world, {"the layout of a FITS file": f"{layout.size} bytes"})
     with together(world):
         if world.rank == 0:
-            _create(path, layout)
+            with path.open("wb") as file:
+                for start, data in layout.complete:
+                    file.seek(start)
+                    file.write(data)
+                file.truncate(layout.size)
     with together(world), _opened_to_write(path) as file:
         images = {name: StreamedImage(file, *placed) for name, placed in layout.images.items()}
         yield images
@@ -247,16 +251,8 @@ def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Lay
         header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
         images[unit.name] = header, unit.shape, unit.dtype, end
         data = np.dtype(unit.dtype).itemsize * math.prod(unit.shape)
-        end += len(header.tostring()) + _padded(data)
+        end += len(header.tostring()) + -(-data // _BLOCK) * _BLOCK
     return _Layout(images, complete, end)
-
-
-def _create(path: Path, layout: _Layout) -> None:
-    with path.open("wb") as file:
-        for start, data in layout.complete:
-            file.seek(start)
-            file.write(data)
-        file.truncate(layout.size)
 
 
 def _opened_to_write(path: Path) -> BinaryIO:
@@ -266,46 +262,35 @@ def _opened_to_write(path: Path) -> BinaryIO:
 
 
 def _image_header(plan: ImagePlan) -> fits.Header:
-    primary = plan.name == "PRIMARY"
-    header = fits.Header()
-    if primary:
-        header["SIMPLE"] = (True, "conforms to FITS standard")
-    else:
-        header["XTENSION"] = ("IMAGE", "Image extension")
     bits = 8 * np.dtype(plan.dtype).itemsize
-    header["BITPIX"] = (-bits, f"{bits}-bit floating point")
-    header["NAXIS"] = len(plan.shape)
-    for i, n in enumerate(reversed(plan.shape)):
-        header[f"NAXIS{i + 1}"] = n
-    if primary:
-        header["EXTEND"] = True
-    else:
-        header["PCOUNT"] = 0
-        header["GCOUNT"] = 1
-        header["EXTNAME"] = plan.name
-    return _described(header, plan.cards)
+    first: tuple[Any, ...] = ("XTENSION", "IMAGE", "Image extension")
+    last: list[tuple[Any, ...]] = [("PCOUNT", 0), ("GCOUNT", 1), ("EXTNAME", plan.name)]
+    if plan.name == "PRIMARY":
+        first, last = ("SIMPLE", True, "conforms to FITS standard"), [("EXTEND", True)]
+    axes = [(f"NAXIS{i + 1}", n) for i, n in enumerate(reversed(plan.shape))]
+    size = [("BITPIX", -bits, f"{bits}-bit floating point"), ("NAXIS", len(axes)), *axes]
+    return _described([first, *size, *last], plan.cards)
 
 
 def _table_header(plan: TablePlan) -> fits.Header:
-    header = fits.Header()
-    header["XTENSION"] = ("BINTABLE", "binary table extension")
-    header["BITPIX"] = (8, "array data type")
-    header["NAXIS"] = 2
-    header["NAXIS1"] = (4 * len(plan.columns), "bytes of a row")
-    header["NAXIS2"] = (plan.rows, "rows")
-    header["PCOUNT"] = 0
-    header["GCOUNT"] = 1
-    header["TFIELDS"] = len(plan.columns)
+    cards: list[tuple[Any, ...]] = [
+        ("XTENSION", "BINTABLE", "binary table extension"),
+        ("BITPIX", 8, "array data type"),
+        ("NAXIS", 2),
+        ("NAXIS1", 4 * len(plan.columns), "bytes of a row"),
+        ("NAXIS2", plan.rows, "rows"),
+        ("PCOUNT", 0),
+        ("GCOUNT", 1),
+        ("TFIELDS", len(plan.columns)),
+    ]
     for i, (name, comment) in enumerate(plan.columns, 1):
-        header[f"TTYPE{i}"] = (name, comment)
-        header[f"TFORM{i}"] = "E"
-        if plan.unit:
-            header[f"TUNIT{i}"] = plan.unit
-    header["EXTNAME"] = plan.name
-    return _described(header, plan.cards)
+        cards += [(f"TTYPE{i}", name, comment), (f"TFORM{i}", "E")]
+        cards += [(f"TUNIT{i}", plan.unit)] if plan.unit else []
+    return _described([*cards, ("EXTNAME", plan.name)], plan.cards)
 
 
-def _described(header: fits.Header, cards: fits.Header) -> fits.Header:
+def _described(first: list[tuple[Any, ...]], cards: fits.Header) -> fits.Header:
+    header = fits.Header(first)
     header.extend(cards, update=True)
     header["CHECKSUM"] = (_NO_SUM, "sum of the whole unit")
     header["DATASUM"] = ("0" * 10, "sum of the data")
@@ -317,10 +302,6 @@ def _written(units: list[fits.PrimaryHDU | fits.BinTableHDU]) -> bytes:
     buffer = BytesIO()
     fits.HDUList(units).writeto(buffer, checksum=True)
     return buffer.getvalue()
-
-
-def _padded(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK
 
 
 def words_sum(data: bytes, start: int = 0) -> int:

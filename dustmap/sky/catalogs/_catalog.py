@@ -173,9 +173,7 @@ def read_catalog(
         _check_repeated(selection, twice, stars.source_id[twice[:1]])
         if len(twice):
             stars = stars[np.delete(np.arange(len(stars)), twice)]
-    counts = selection.tally.counts()
-    provenance = selection.provenance() | {"counts": counts.as_dict()}
-    return Catalog(stars, counts, provenance)
+    return Catalog(stars, selection.counts, _description(selection))
 
 
 def ingest(
@@ -210,18 +208,14 @@ def ingest(
     # Beside the target, where there is room for the store as well.
     with scratch_for(target) as scratch:
         sorter = _store.SkySorter(scratch)
-        twice = _sort(sorter, selection, scratch, progress or _silent)
+        twice = _sort(sorter, selection, scratch, progress or (lambda rows: None))
         with _store.star_store(target, overwrite) as store:
             buffer = _Buffer(store)
             for table in sorter.tables(twice):
                 buffer.append(selection.with_prior(table))
             buffer.flush()
             store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
-    return selection.tally.counts()
-
-
-def _silent(rows: int) -> None:
-    del rows
+    return selection.counts
 
 
 def _sort(
@@ -233,7 +227,7 @@ def _sort(
             sorter.add(table)
             if selection.has_identifiers:
                 log.append(table.source_id)
-            progress(selection.tally.rows)
+            progress(selection.rows)
         selection.check_some()
         twice = log.repeated()
         _check_repeated(selection, twice, log.at(twice[:1]))
@@ -263,14 +257,14 @@ class _Buffer:
 
 
 def _description(selection: Selection) -> dict[str, Any]:
-    return selection.provenance() | {"counts": selection.tally.counts().as_dict()}
+    return selection.provenance() | {"counts": selection.counts.as_dict()}
 
 
 def _check_repeated(
     selection: Selection, rows: NDArray[np.int64], example: NDArray[np.int64]
 ) -> None:
     """Counts stars that occur before, or refuses them."""
-    selection.tally.duplicates = len(rows)
+    selection.duplicates = len(rows)
     if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise CatalogError(

@@ -4,8 +4,9 @@ rows = Σ cuts + Σ invalid + duplicates + kept.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -73,32 +74,6 @@ class Counts:
         return "; ".join(self.lines())
 
 
-@final
-@dataclass
-class Tally:
-    """Counts on their way."""
-
-    rows: int = 0
-    cuts: dict[str, int] = field(default_factory=dict)
-    invalid: dict[str, int] = field(default_factory=dict)
-    duplicates: int = 0
-
-    def cut(self, name: str, rows: int) -> None:
-        self.cuts[name] = self.cuts.get(name, 0) + rows
-
-    def drop(self, reason: str, rows: int) -> None:
-        if rows:
-            self.invalid[reason] = self.invalid.get(reason, 0) + rows
-
-    def counts(self) -> Counts:
-        return Counts(
-            self.rows,
-            MappingProxyType(dict(self.cuts)),
-            MappingProxyType(dict(self.invalid)),
-            self.duplicates,
-        )
-
-
 def fingerprint(path: Path) -> dict[str, Any]:
     """Return name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
     status = path.stat()
@@ -144,13 +119,15 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills tally and sample."""
+    """The stars of some files. `tables` goes through them once and fills counts and sample."""
 
     def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
         if not paths:
             raise CatalogError("expected at least one catalog, got none")
         self.rules = rules
-        self.tally = Tally()
+        self.rows = self.duplicates = 0
+        self._cut: Counter[str] = Counter()
+        self._invalid: Counter[str] = Counter()
         self._sample = ParallaxSample()
         self._cuts = rules.card.cuts(rules.preset)
         self.files = tuple(self._open(Path(path)) for path in paths)
@@ -161,7 +138,7 @@ class Selection:
         """Stars of `self.system`, a chunk at a time; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
         for cut in self._cuts:
-            self.tally.cut(str(cut), 0)
+            self._cut[str(cut)] += 0
         for file in self.files:
             factor = conversion(file.system, self.system)
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
@@ -196,6 +173,12 @@ class Selection:
         return replace(table, distances=distances)
 
     @property
+    def counts(self) -> Counts:
+        """Account for the rows of all chunks so far."""
+        cuts, invalid = (MappingProxyType(dict(each)) for each in (self._cut, self._invalid))
+        return Counts(self.rows, cuts, invalid, self.duplicates)
+
+    @property
     def has_identifiers(self) -> bool:
         return self.files[0].binding.has_identifiers
 
@@ -221,7 +204,7 @@ class Selection:
 
     def check_some(self) -> None:
         """CatalogError where no star is left, with what became of the rows."""
-        counts = self.tally.counts()
+        counts = self.counts
         if counts.kept == 0:
             names = ", ".join(str(file.path) for file in self.files)
             raise CatalogError(f"{names}: no star is left ({counts})")
@@ -273,12 +256,12 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first, prior = file.binding, self.tally.rows, self.rules.prior
+        binding, first, prior = file.binding, self.rows, self.rules.prior
         kept = np.arange(len(next(iter(values.values()))))
-        self.tally.rows += len(kept)
+        self.rows += len(kept)
         for cut in self._cuts:
             keeps = cut.keeps(values)
-            self.tally.cut(str(cut), int((~keeps).sum()))
+            self._cut[str(cut)] += int((~keeps).sum())
             kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
         assert binding.extinction is not None
         problems = _rows.identifier_problems(values) if binding.has_identifiers else {}
@@ -315,7 +298,8 @@ class Selection:
             fresh = bad & valid
             if self.rules.invalid is InvalidRows.ERROR and fresh.any():
                 raise invalid_row(path, reason, rows[fresh])
-            self.tally.drop(reason, int(fresh.sum()))
+            if fresh.any():
+                self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
         return valid
 

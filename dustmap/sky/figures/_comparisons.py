@@ -241,16 +241,16 @@ def _dots(
         scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
         cells.set_cmap(scale.colormap())
         cells.set_norm(scale.norm)
-        style.rasterize(cells)
+        cells.set_rasterized(True)
         scale.bar(figure, cells, axis, "stars")
         return
     if error is not None:
         bars = axis.vlines(
             x, y - error, y + error, color=style.MODEL_COLOUR, linewidth=0.4, alpha=0.35
         )
-        style.rasterize(bars)
+        bars.set_rasterized(True)
     (dots,) = axis.plot(x, y, ".", markersize=2.5, color=style.MODEL_COLOUR, alpha=0.8)
-    style.rasterize(dots)
+    dots.set_rasterized(True)
 
 
 def _running(axis: Axes, x: Array, z: Array) -> None:
@@ -292,7 +292,7 @@ def residual_figure(compared: Comparison) -> Figure:
         norm=scale.norm,
         linewidths=0.0,
     )
-    style.rasterize(dots)
+    dots.set_rasterized(True)
     graticule(left)
     left.set_title("1 star" if len(z) == 1 else f"{len(z):,} stars")
     scale.bar_below(figure, dots, left, compared.label)

@@ -48,7 +48,7 @@ class Panel:
         """Draw the values on pixels between edges (H + 1,), (V + 1,)."""
         scale = self.scale
         mesh = axis.pcolormesh(across, up, self.values, cmap=scale.colormap(), norm=scale.norm)
-        style.rasterize(mesh)
+        mesh.set_rasterized(True)
         return mesh
 
     def label_for(self, length: float) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias, final
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
@@ -102,11 +101,6 @@ def settle(axis: Axes) -> None:
 def outlined() -> list[AbstractPathEffect]:
     """A thin dark outline, for light text on any colour."""
     return [withStroke(linewidth=1.4, foreground="black")]
-
-
-def rasterize(artist: Artist) -> None:
-    """One bitmap in a PDF instead of a path for every cell; text and lines stay vectors."""
-    artist.set_rasterized(True)
 
 
 def save_figure(

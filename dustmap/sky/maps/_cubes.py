@@ -171,51 +171,37 @@ class Described:
     extension: str
     variable: str
     meaning: str
-    unit: str
-    ucd: str
+    ucd: str = "phys.absorption"
+    unit: str = DENSITY_UNIT
 
 
 DESCRIPTIONS = {
     Quantity.MEAN: Described(
-        "MEAN",
-        "density_mean",
-        "posterior mean of the dust density",
-        DENSITY_UNIT,
-        "phys.absorption;stat.mean",
+        "MEAN", "density_mean", "posterior mean of the dust density", "phys.absorption;stat.mean"
     ),
     Quantity.STD: Described(
         "STD.",
         "density_std",
         "posterior standard deviation of the dust density",
-        DENSITY_UNIT,
         "stat.stdev;phys.absorption",
     ),
     Quantity.MEDIAN: Described(
         "MEDIAN",
         "density_median",
         "posterior median of the dust density",
-        DENSITY_UNIT,
         "phys.absorption;stat.median",
     ),
-    Quantity.P16: Described(
-        "P16", "density_p16", "16th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
-    ),
-    Quantity.P84: Described(
-        "P84", "density_p84", "84th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
-    ),
+    Quantity.P16: Described("P16", "density_p16", "16th percentile of the dust density"),
+    Quantity.P84: Described("P84", "density_p84", "84th percentile of the dust density"),
     Quantity.COVERAGE: Described(
         "COVERAGE",
         "coverage",
         "1 - posterior variance / prior variance; the data dominate above 0.5",
-        "",
         "stat.value",
+        unit="",
     ),
     Quantity.SAMPLES: Described(
-        "SAMPLE",
-        "density_samples",
-        "posterior samples of the dust density",
-        DENSITY_UNIT,
-        "phys.absorption",
+        "SAMPLE", "density_samples", "posterior samples of the dust density"
     ),
 }
 

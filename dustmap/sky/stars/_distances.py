@@ -36,12 +36,6 @@ def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
         check_rows(np.isfinite(values), name, "finite")
 
 
-def check_positive(columns: Mapping[str, NDArray[np.float64]]) -> None:
-    check_finite(columns)
-    for name, values in columns.items():
-        check_rows(values > 0.0, name, "> 0")
-
-
 def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
     """Extinctions and their errors lie within what can be a measurement."""
     extinction, error = columns["extinction"], columns["extinction_error"]
@@ -99,9 +93,14 @@ class AbstractDistances(ABC):
     def quantile(self, p: Array) -> Array:
         """The distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
 
-    def check(self) -> None:
-        """Columns have one length; called once, when a value is made."""
-        check_lengths(self.columns())
+    def __post_init__(self) -> None:
+        """Check that columns have one length, and that all numbers but parallaxes are positive."""
+        columns = self.columns()
+        check_lengths(columns)
+        check_finite(columns)
+        for name, values in columns.items():
+            if name != "parallax_mas":
+                check_rows(values > 0.0, name, "> 0")
 
 
 @final
@@ -113,10 +112,6 @@ class ExactDistances(AbstractDistances):
     exact = True
     fields = MappingProxyType({"distance_pc": "distance"})
     distance: Array
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
 
     def survival(self, d: Array) -> Array:
         return (self.distance[:, None] > d).astype(np.float64)
@@ -142,10 +137,6 @@ class GaussianDistances(AbstractDistances):
     fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
     distance: Array
     error: Array
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
 
     def survival(self, d: Array) -> Array:
         z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
@@ -191,8 +182,7 @@ class PercentileDistances(AbstractDistances):
     p84: Array
 
     def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
+        super().__post_init__()
         check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
         check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
 
@@ -253,11 +243,6 @@ class ParallaxDistances(AbstractDistances):
     parallax: Array
     error: Array
     prior: AbstractDistancePrior
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_finite({"parallax_mas": self.parallax})
-        check_positive({"parallax_error_mas": self.error})
 
     def survival(self, d: Array) -> Array:
         return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))

@@ -191,7 +191,7 @@ class Tile:
         if not distances.exact:
             end = np.maximum(end, distances.quantile(np.array([END]))[:, 0])
         ahead = cartesian(l, b, np.ones(len(l)))
-        end = np.minimum(end, _exits(ahead, np.array(grid.lower), np.array(grid.upper)))
+        end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
         return np.asarray(self.distances(ahead * end[:, None]) <= self.margin)
 
     def part_of(self, grid: RegularGrid) -> RegularGrid:
@@ -227,21 +227,15 @@ class Tile:
         )
 
 
-def _exits(ahead: Array, lower: Array, upper: Array) -> Array:
-    """How far rays from the Sun along `ahead` (N, 3) are in the box, 0 if they miss it."""
+def _chord(ahead: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
+    """Distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ends = np.stack([lower / ahead, upper / ahead])
     # Along a face 0/0 is in the box or not wherever one is; beside it ±∞ settle the matter.
     near = np.where(np.isnan(ends), -np.inf, ends).min(0).max(1)
     far = np.where(np.isnan(ends), np.inf, ends).max(0).min(1)
-    return np.asarray(np.where((near <= far) & (far > 0.0), far, 0.0))
-
-
-def _entries(ahead: Array, lower: Array, upper: Array) -> Array:
-    """Where rays from the Sun enter the box."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ends = np.stack([lower / ahead, upper / ahead])
-    return np.asarray(np.maximum(np.where(np.isnan(ends), -np.inf, ends).min(0).max(1), 0.0))
+    hit = (near <= far) & (far > 0.0)
+    return np.where(hit, np.maximum(near, 0.0), 0.0), np.where(hit, far, 0.0)
 
 
 def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
@@ -249,24 +243,13 @@ def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
 
     Where the rays of the border enter and leave the box, and the corners of the box.
     """
-    far = _exits(pixel.border, lower, upper)
-    hit = far > 0.0
-    border = pixel.border[hit]
-    found = [
-        border * far[hit, None],
-        border * _entries(border, lower, upper)[:, None],
-        _corners(lower, upper, pixel),
-    ]
     # Of a box that the cone surrounds no face is met by the border but all corners are inside; of
-    # a box beside the Sun a ray inside the cone may be all there is.
-    centre = pixel.centre[None]
-    exit_of_centre = _exits(centre, lower, upper)
-    if exit_of_centre[0] > 0.0:
-        found += [
-            centre * exit_of_centre[:, None],
-            centre * _entries(centre, lower, upper)[:, None],
-        ]
-    return np.concatenate(found)
+    # a box beside the Sun the ray through the centre may be all there is.
+    ahead = np.concatenate([pixel.border, pixel.centre[None]])
+    near, far = _chord(ahead, lower, upper)
+    hit = far > 0.0
+    ends = [ahead[hit] * distance[hit, None] for distance in (near, far)]
+    return np.concatenate([*ends, _corners(lower, upper, pixel)])
 
 
 def _corners(lower: Array, upper: Array, pixel: SkyPixel) -> Array:
