@@ -127,7 +127,7 @@ def write_attributes(
 
 
 def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
-    """Tell how numbers of the map became those of the file."""
+    """State how numbers of the map became those of the file."""
     if source == target:
         return f"in the system of the map, {source.name}"
     return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

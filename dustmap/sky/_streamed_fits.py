@@ -71,7 +71,7 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
     world.texts("")
 
 
-def least(value: int, world: AbstractWorld) -> int:
+def smallest_of_ranks(value: int, world: AbstractWorld) -> int:
     """Smallest of the values that the ranks have."""
     return int(world.gathered(torch.tensor([value])).min())
 

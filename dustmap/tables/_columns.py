@@ -88,10 +88,7 @@ class AbstractReader(ABC):
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         """Yield the wanted columns, at most about `rows` rows at a time, in the file's order.
 
-        Raises
-        ------
-        CatalogError
-            Where a column holds something else than is wanted, or the file ends early.
+        CatalogError where a column holds something else than is wanted, or the file ends early.
         """
 
     @abstractmethod
@@ -145,15 +142,12 @@ def typed(
 ) -> NDArray[Any]:
     """Convert values of a file (N,) to a column type. Text is never parsed, numbers never rounded.
 
+    CatalogError where the values are of another type.
+
     Parameters
     ----------
     missing
         Rows (N,) without a value: NaN among numbers, masked among whole numbers.
-
-    Raises
-    ------
-    CatalogError
-        Where the values are of another type.
     """
     if kind is ColumnType.TEXT:
         return _text(raw, ref)
@@ -196,10 +190,7 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 def number_column(table: Table, name: str) -> NDArray[np.float64]:
     """Return the numbers of a column (N,), all finite.
 
-    Raises
-    ------
-    CatalogError
-        Where there is no such column, or a value in it that is no finite number.
+    CatalogError where there is no such column, or a value in it that is no finite number.
     """
     if name not in table.colnames:
         raise CatalogError(
@@ -245,10 +236,7 @@ class TableDescription:
     def parse(cls, lines: list[str]) -> Self:
         """Read YAML lines without their comment marks.
 
-        Raises
-        ------
-        CatalogError
-            Where they are something else.
+        CatalogError where they are something else.
         """
         try:
             header = dict(get_header_from_yaml(lines))

@@ -186,7 +186,7 @@ def bind(
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
-    """Tell whether a file has any of the columns of extinctions of a card."""
+    """Check whether a file has any of the columns of extinctions of a card."""
     matcher = _Matcher(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 

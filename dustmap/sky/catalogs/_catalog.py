@@ -144,6 +144,8 @@ def read_catalog(
 ) -> Catalog:
     """Read the stars of one or more files with one card.
 
+    CatalogError where a file or a row cannot be used.
+
     Parameters
     ----------
     cuts
@@ -157,11 +159,6 @@ def read_catalog(
     parallax_zero_point
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
-
-    Raises
-    ------
-    CatalogError
-        Where a file or a row cannot be used.
     """
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
@@ -221,7 +218,7 @@ def ingest(
 def _sort(
     sorter: _store.SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
 ) -> NDArray[np.int64]:
-    """Gives all stars to the sorter; the numbers of those that an earlier one repeats."""
+    """Add all stars to the sorter; return the numbers of those that repeat an earlier one."""
     with IdentifierLog(scratch) as log:
         for table in selection.tables():
             sorter.add(table)
@@ -263,7 +260,7 @@ def _description(selection: Selection) -> dict[str, Any]:
 def _check_repeated(
     selection: Selection, rows: NDArray[np.int64], example: NDArray[np.int64]
 ) -> None:
-    """Counts stars that occur before, or refuses them."""
+    """Count stars that occur before, or refuse them."""
     selection.duplicates = len(rows)
     if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
@@ -323,16 +320,13 @@ def read_places(
 ) -> Places:
     """Read every row as a place: none is cut.
 
+    CatalogError where a row has no direction or distance, or the file cannot be read.
+
     Parameters
     ----------
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
-
-    Raises
-    ------
-    CatalogError
-        Where a row has no direction or distance, or the file cannot be read.
     """
     path = Path(path)
     schema = card if isinstance(card, SchemaCard) else card_named(card)

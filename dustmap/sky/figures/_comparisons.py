@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """What `standardised` is."""
+        """Name `standardised` on an axis."""
         if self.normal is None:
             return "(measured \N{MINUS SIGN} predicted) / std. deviation"
         return "normal score of measured \N{MINUS SIGN} predicted"
@@ -118,7 +118,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     _coverage(axes["coverage"], axes["difference"], pit)
     figure.suptitle(f"Calibration: {len(pit):,} {of}")
     for axis in axes.values():
-        style.settle(axis)
+        style.fix_ticks(axis)
     return figure
 
 
@@ -146,12 +146,12 @@ def _histogram(axis: Axes, pit: Array) -> None:
 
 def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     nominal = np.linspace(0.0, 1.0, 101)
-    found = coverage_curve(pit, nominal)
+    curve = coverage_curve(pit, nominal)
     low, high = (edge / len(pit) for edge in binom.interval(_CHANCE, len(pit), nominal))
     for axis, base in ((above, 0.0 * nominal), (below, nominal)):
         axis.fill_between(nominal, low - base, high - base, **_BAND)
         axis.plot(nominal, nominal - base, **_IDEAL)
-        axis.plot(nominal, found - base, color=style.MODEL_COLOUR)
+        axis.plot(nominal, curve - base, color=style.MODEL_COLOUR)
         axis.set_xlim(0.0, 1.0)
         axis.xaxis.set_major_formatter(PercentFormatter(1.0))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -188,7 +188,7 @@ def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figur
     right.set_ylabel(compared.label)
     for axis in (left, right):
         axis.set_xlabel(f"predicted {symbol}")
-        style.settle(axis)
+        style.fix_ticks(axis)
     figure.suptitle(f"Extinctions of {len(compared):,} {of}")
     return figure
 

@@ -210,14 +210,14 @@ def line_of_sight_figure(
     if profile.density.mean.min() >= 0.0:
         above.set_ylim(bottom=0.0)
     for axis in (above, below):
-        style.settle(axis)
+        style.fix_ticks(axis)
     below.set_xlim(0.0, profile.distance[-1])
     figure.suptitle(f"Towards $l$ = {style.plain(profile.l)}°, $b$ = {style.plain(profile.b)}°")
     figure.align_ylabels()
     handles, labels = below.get_legend_handles_labels()
     more_handles, more_labels = above.get_legend_handles_labels()
-    found = dict(zip(more_labels + labels, more_handles + handles, strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
+    entries = dict(zip(more_labels + labels, more_handles + handles, strict=True))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Image, Panel, panels_figure
 from dustmap.sky.figures._style import Array
-from dustmap.sky.maps import DustMap, Quantity, quietly
+from dustmap.sky.maps import DustMap, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
@@ -140,7 +140,7 @@ def sky_image(
         )
     known = density.available
     spread = density.n_samples > 1 if integrated else Quantity.STD in known
-    with quietly():  # the mean has reported how many places are outside
+    with muted_reports():  # the mean has reported how many places are outside
         covered = Quantity.COVERAGE in known and not integrated
         return SkyImage(
             integrated,
@@ -214,7 +214,7 @@ def graticule(axis: Axes) -> None:
     axis.set_yticks(np.radians([-60, -30, 0, 30, 60]))
     axis.set_yticklabels([f"{style.plain(b)}°" for b in (-60, -30, 0, 30, 60)])
     axis.grid(color="white", linewidth=0.3, alpha=0.5)
-    style.settle(axis)
+    style.fix_ticks(axis)
     for l, side in (*((l, "center") for l in _LONGITUDES), *_EDGES):
         axis.text(
             -np.radians(l),
@@ -238,5 +238,5 @@ def _window(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
     axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
     axis.set_xlabel(style.GALACTIC_L)
     axis.set_ylabel(style.GALACTIC_B)
-    style.settle(axis)
+    style.fix_ticks(axis)
     return mesh

@@ -12,7 +12,8 @@ from matplotlib.image import AxesImage
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Image, Panel, panels_figure
 from dustmap.sky.figures._style import Array
-from dustmap.sky.maps import Cube, DustMap, Quantity
+from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._cubes import Cube
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Planes of a cube that are in memory at once.
@@ -228,7 +229,7 @@ def _draw(axis: Axes, panel: Panel, plane: Plane) -> AxesImage:
     across, up = plane.axis.others
     axis.set_xlabel(f"{across.name} [pc]")
     axis.set_ylabel(f"{up.name} [pc]")
-    style.settle(axis)
+    style.fix_ticks(axis)
     _mark_sun(axis, plane)
     _mark_centre(axis, plane)
     axis.set_xlim(plane.extent[:2])

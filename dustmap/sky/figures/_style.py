@@ -93,8 +93,8 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="compressed", dpi=_DPI)
 
 
-def settle(axis: Axes) -> None:
-    """Fixes the size of tick labels, which are made only when drawn."""
+def fix_ticks(axis: Axes) -> None:
+    """Fix the size of tick labels, which are made only when drawn."""
     axis.tick_params(labelsize=SMALL, width=0.6, length=2.5)
 
 
@@ -106,7 +106,7 @@ def outlined() -> list[AbstractPathEffect]:
 def save_figure(
     figure: Figure, path: str | Path, overwrite: bool = False, history: Sequence[str] = ()
 ) -> None:
-    """Writes a PNG or PDF, by the name's ending, whole or not at all.
+    """Write a PNG or PDF, by the name's ending, whole or not at all.
 
     history: lines on where it comes from, kept in the file beside the version of this package.
     """
@@ -120,7 +120,7 @@ def save_figure(
 
 
 def check_picture(path: str | Path) -> None:
-    """Refuses a name that `save_figure` would refuse, before anything is computed."""
+    """Refuse a name that `save_figure` would refuse, before anything is computed."""
     if Path(path).suffix.lower() not in _ENDINGS:
         raise ValueError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
 
@@ -201,7 +201,7 @@ class Scale:
         bar.minorlocator = NullLocator()
         bar.update_ticks()
         bar.outline.set_linewidth(0.6)
-        settle(bar.ax)
+        fix_ticks(bar.ax)
         return bar
 
 

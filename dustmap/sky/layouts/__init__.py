@@ -8,7 +8,6 @@ from dustmap.sky.layouts._bayestar import BayestarOptions as BayestarOptions
 from dustmap.sky.layouts._bayestar import write_bayestar as write_bayestar
 from dustmap.sky.layouts._formats import LAYOUTS as LAYOUTS
 from dustmap.sky.layouts._formats import LayoutRequest as LayoutRequest
-from dustmap.sky.layouts._formats import LayoutWriter as LayoutWriter
 from dustmap.sky.layouts._places import LayoutCounts as LayoutCounts
 from dustmap.sky.layouts._places import RadialBins as RadialBins
 from dustmap.sky.layouts._places import Shells as Shells

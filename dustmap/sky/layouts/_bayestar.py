@@ -80,7 +80,7 @@ def write_bayestar(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes pixel_info, samples and best_fit; `outside` counts numbers beyond the box."""
+    """Write pixel_info, samples and best_fit; `outside` counts numbers beyond the box."""
     _places.refuse_sun_outside(field)
     system = system_named(SYSTEM)
     factor = conversion(field.system, system)

@@ -29,7 +29,7 @@ COUNT = 516
 @final
 @dataclass(frozen=True)
 class LayoutCounts:
-    """What a writer did: numbers written, of them NaN as outside the box, and raised to a floor."""
+    """Numbers written, of them NaN as outside the box, and raised to a floor."""
 
     values: int = 0
     outside: int = 0

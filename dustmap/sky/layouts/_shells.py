@@ -73,7 +73,7 @@ def write_healpix(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes a table for each quantity and each sample."""
+    """Write a table for each quantity and each sample."""
     _places.refuse_sun_outside(field)
     field.check(options.density)
     if Quantity.STD in options.integrated and field.n_samples < 2:
@@ -199,7 +199,7 @@ class EdenhoferOptions:
 
     @property
     def request(self) -> MapRequest:
-        """What the file holds of the density and of the inner sphere."""
+        """Request what the file holds of the density and of the inner sphere."""
         if self.samples:
             return MapRequest((Quantity.SAMPLES,), self.samples)
         return MapRequest((Quantity.MEAN, Quantity.STD))
@@ -212,7 +212,7 @@ def write_edenhofer2023(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes MEAN and STD., or SAMPLES, (count, 12 nside²), and the inner sphere's integral."""
+    """Write MEAN and STD., or SAMPLES, (count, 12 nside²), and the inner sphere's integral."""
     _places.refuse_sun_outside(field)
     field.check(options.request)
     bins = options.bins or RadialBins.of_box(field)
@@ -282,7 +282,7 @@ class _Layout:
         start: int,
         stop: int,
     ) -> LayoutCounts:
-        """Writes the pixels start <= p < stop of everything."""
+        """Write the pixels start <= p < stop of everything."""
         rays = _places.directions(self.options.nside, start, stop)
         places = self.bins.centres[:, None, None] * rays
         density = _places.at_places(field, places, self.options.request)

@@ -65,7 +65,7 @@ def write_leike2020(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes mean and std in float32; parts without a voxel of the map take no space on disk."""
+    """Write mean and std in float32; parts without a voxel of the map take no space on disk."""
     system = system_named("e-folding_G")
     factor = conversion(field.system, system) * _PER_KPC
     first, grid = _inside(field, options.shape)
@@ -168,7 +168,7 @@ def write_gtomo(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes HDF5 if the name ends in .h5 or .hdf5, else FITS."""
+    """Write HDF5 if the name ends in .h5 or .hdf5, else FITS."""
     system = system_named(SYSTEM)
     factor = conversion(field.system, system)
     field.check_grid(options.grid)
@@ -225,7 +225,7 @@ def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 def read_gtomo(
     path: str | Path, system: ExtinctionSystem | None = None, quantity: Quantity = Quantity.MEAN
 ) -> DustMap:
-    """Reads FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
+    """Read FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
 
     quantity: what the cube is; those of densities' errors have the STD.
     system: what a file that has no UNIT is of: E(B-V) for STILISM of 2018, A0_550 from 2019 on.
@@ -245,7 +245,7 @@ def read_gtomo(
 @final
 @dataclass(frozen=True, eq=False)
 class _Cube:
-    """What a file says: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
+    """Content of a file: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
 
     values: NDArray[np.float32]
     step: float

@@ -44,7 +44,7 @@ class Answers:
 
     @property
     def layout(self) -> Layout:
-        """What the map holds."""
+        """Contents of the map."""
         return self.reader.cubes.layout
 
     def densities(
@@ -88,8 +88,8 @@ class Answers:
         wanted = [plain[mode]] if mode in plain else []
         if mode in (Mode.MEDIAN, Mode.PERCENTILE):
             by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
-            found = [by_level.get(level) for level in levels]
-            wanted = [quantity for quantity in found if quantity is not None]
+            quantities = [by_level.get(level) for level in levels]
+            wanted = [quantity for quantity in quantities if quantity is not None]
             if len(wanted) < len(levels):
                 return ()
         return tuple(map(Cube, wanted)) if set(wanted) <= set(self.layout.quantities) else ()
@@ -110,14 +110,14 @@ class Answers:
         inside = _trilinear.within_box(self.layout.grid, positions)
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else np.nan
-        found = np.full((len(cubes), len(positions)), fill)
+        values = np.full((len(cubes), len(positions)), fill)
         for start in range(0, len(positions), _PLACES):
             part = slice(start, start + _PLACES)
             here = inside[part]
             cells = Cells.of(self.layout.grid, positions[part][here])
-            for row, cube in zip(found, cubes, strict=True):
+            for row, cube in zip(values, cubes, strict=True):
                 row[part][here] = self.reader.at(cube, cells)
-        return _unknown_where_not_finite(found, positions)
+        return _unknown_where_not_finite(values, positions)
 
     def integrals(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
@@ -137,9 +137,9 @@ class Answers:
         return _unknown_where_not_finite(values, positions)
 
     def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Flags) -> Floats:
-        found = np.full((len(cubes), len(rays)), np.nan)
-        found[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
-        return found
+        columns = np.full((len(cubes), len(rays)), np.nan)
+        columns[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
+        return columns
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())
@@ -181,8 +181,8 @@ def _finite(positions: Floats) -> Flags:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Inside, maps keep to warnings, as they have reported on these places before."""
+def muted_reports() -> Iterator[None]:
+    """Let maps keep to warnings: they have reported on these places before."""
     level = _log_of_maps.level
     _log_of_maps.setLevel(logging.WARNING)
     try:
@@ -202,12 +202,12 @@ def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floa
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)
     steps: Floats = step * np.arange(count, dtype=np.float64)
-    found, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
+    ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
     for start in range(0, len(rays), size):
         part = slice(start, start + size)
         s, covered = _of_rays(reader, grid, rays.part(part), steps)
-        found[part] = _range(s, covered, least)
-    return found
+        ranges[part] = _range(s, covered, least)
+    return ranges
 
 
 def _of_rays(
@@ -230,8 +230,8 @@ def _range(s: Floats, covered: Floats, least: float) -> Floats:
     first = reached.argmax(-1)
     falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
     last = np.where(falls.any(-1), falls.argmax(-1), s.shape[1])
-    found = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
-    return np.where(reached.any(-1, keepdims=True), found, np.nan)
+    ends = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
+    return np.where(reached.any(-1, keepdims=True), ends, np.nan)
 
 
 def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:

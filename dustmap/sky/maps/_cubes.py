@@ -129,10 +129,7 @@ def layout_of(
 ) -> Layout:
     """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
 
-    Raises
-    ------
-    ValueError
-        Where the cubes do not lie on the axes, or the extinction system is unknown.
+    ValueError where the cubes do not lie on the axes, or the extinction system is unknown.
     """
     positive = str(percentiles).startswith("log-normal")
     grid, known = grid_of_axes(axes, path), system_named(str(system))

@@ -73,7 +73,7 @@ class DustMap:
     def from_field(
         cls, field: "AbstractDensityField", grid: RegularGrid, request: MapRequest
     ) -> Self:
-        """What is requested of a field, on the nodes of `grid`, in memory."""
+        """Evaluate a request of a field on the nodes of `grid`, in memory."""
         slabs = [slab.arrays for slab in field.planes(grid, request)]
         arrays = {
             q: np.concatenate([slab[q.value] for slab in slabs], axis=-3)
@@ -112,12 +112,12 @@ class DustMap:
 
     @property
     def system(self) -> ExtinctionSystem:
-        """What the densities are of."""
+        """Extinction system of the densities."""
         return self.layout.system
 
     @property
     def available(self) -> tuple[Quantity, ...]:
-        """What the map holds."""
+        """Quantities of the map."""
         return self.layout.quantities
 
     @property
@@ -265,8 +265,8 @@ class DustMap:
         """
         self._answers.require(Quantity.COVERAGE)
         positions = positions_of(coords)
-        found = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
-        covered: NDArray[np.float64] = found.reshape(coords.shape)
+        values = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
+        covered: NDArray[np.float64] = values.reshape(coords.shape)
         return covered[()]
 
     def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
@@ -283,8 +283,8 @@ class DustMap:
         scale.
         """
         self._answers.require(Quantity.COVERAGE)
-        found = reliable_range(self._answers.reader, directions_of(coords), least)
-        return found.reshape(*coords.shape, 2) * u.pc
+        ranges = reliable_range(self._answers.reader, directions_of(coords), least)
+        return ranges.reshape(*coords.shape, 2) * u.pc
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
@@ -314,10 +314,10 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
         return (0.5,)
     if pct is None:
         return ()
-    found = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
-    if not all(0.0 < level < 1.0 for level in found):
+    levels = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
+    if not all(0.0 < level < 1.0 for level in levels):
         raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
-    return found
+    return levels
 
 
 def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:

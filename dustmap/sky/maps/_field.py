@@ -51,7 +51,7 @@ class AbstractDensityField(ABC):
     @property
     @abstractmethod
     def system(self) -> ExtinctionSystem:
-        """What is mapped: ρ in mag/pc of this."""
+        """Extinction system: ρ is in mag/pc of it."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class AbstractDensityField(ABC):
     def evaluate(
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
-        """What is requested of N functionals within the box, by the quantity's name.
+        """Answer a request for N functionals within the box, by the quantity's name.
 
         (N,) each, samples (S, N); coverage is of places only, `PointValues`.
         """
@@ -86,7 +86,7 @@ class AbstractDensityField(ABC):
     def planes(
         self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
-        """What is requested at the nodes of `grid` within the box, `depth` planes in z at a time.
+        """Answer a request at the nodes of `grid` within the box, `depth` planes in z at a time.
 
         part: which planes. In the order of z, the last slab may be thinner; values depend neither
         on `depth` nor on `part`.
@@ -101,12 +101,12 @@ class AbstractDensityField(ABC):
             request = MapRequest((Quantity.SAMPLES,), self.n_samples)
             draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
             return percentiles(draws, levels, self.positive).numpy()
-        found = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
-        mean, std = (found[name].astype(np.float64) for name in ("mean", "std"))
+        moments = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
+        mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
 
     def check(self, request: MapRequest) -> None:
-        """Refuses more samples than there are."""
+        """Refuse more samples than there are."""
         if request.samples > self.n_samples:
             has = f"{self.n_samples} samples" if self.n_samples else "no samples"
             raise ValueError(
@@ -115,7 +115,7 @@ class AbstractDensityField(ABC):
             )
 
     def check_grid(self, grid: RegularGrid) -> None:
-        """Refuses a grid that is not of three axes or leaves the box."""
+        """Refuse a grid that is not of three axes or leaves the box."""
         if grid.dim != 3:
             raise ValueError(f"grid: expected 3 axes (X, Y, Z), got {grid.dim}")
         slack = [1e-6 * h for h in grid.spacing]
@@ -139,7 +139,7 @@ def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest)
 
 
 def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
-    """Refuses places (N, 3) outside the box."""
+    """Refuse places (N, 3) outside the box."""
     lower, upper = (
         torch.tensor(corner, dtype=torch.float64, device=places.device)
         for corner in (field.lower, field.upper)
@@ -215,7 +215,7 @@ class Slabs:
 
     @classmethod
     def of_field(cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest) -> Self:
-        """What is requested of a field."""
+        """Walk through a request of a field."""
         field.check(request)
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)

@@ -34,7 +34,7 @@ Draws = TypeVar("Draws", "Tensor", "NDArray[np.float64]")
 
 @final
 class Quantity(enum.Enum):
-    """What a map can hold; the value is its name in configurations, files and results.
+    """A quantity of maps; the value is its name in configurations, files and results.
 
     Densities in mag/pc, coverage without unit. The median and the 16th and 84th percentiles are
     those of `percentiles`: ordered, and positive where the density is.
@@ -95,7 +95,7 @@ class MapRequest:
         return any(quantity in self.quantities for quantity in quantities)
 
     def without(self, names: Container[str]) -> "MapRequest | None":
-        """What is left but for the quantities of these names; None for nothing."""
+        """Drop the quantities of these names; None if nothing is left."""
         left = tuple(q for q in self.quantities if q.value not in names)
         return MapRequest(left, self.samples if Quantity.SAMPLES in left else 0) if left else None
 
@@ -124,7 +124,7 @@ class _Named(enum.Enum):
 
 @final
 class Mode(_Named):
-    """What is asked of the density or of its integral."""
+    """A statistic of the density or of its integral."""
 
     MEAN = "mean"
     STD = "std"
@@ -136,7 +136,7 @@ class Mode(_Named):
 
 @final
 class Outside(_Named):
-    """What becomes of places beyond the outermost voxel centres, and of rays that go there.
+    """The policy for places beyond the outermost voxel centres, and rays that go there.
 
     NAN: unknown. ERROR: refused. TRUNCATE: nothing is there; densities are 0 and rays count as far
     as they run inside.
@@ -154,10 +154,10 @@ def normal_quantile(q: float) -> float:
 
 def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[str, Tensor]":
     """All that is requested but coverage, of draws (S, ...), each (...); samples are not copied."""
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
-        found |= {
+        results |= {
             Quantity.MEAN.value: mean,
             Quantity.STD.value: deviation(draws, mean, len(draws) - 1),
         }
@@ -165,10 +165,12 @@ def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[st
     if asked:
         levels = [PERCENTILES[quantity] for quantity in asked]
         values = percentiles(draws, levels, positive)
-        found |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
+        results |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
     if request.samples:
-        found[Quantity.SAMPLES.value] = draws[: request.samples]
-    return {name: found[name] for name in (q.value for q in request.quantities) if name in found}
+        results[Quantity.SAMPLES.value] = draws[: request.samples]
+    return {
+        name: results[name] for name in (q.value for q in request.quantities) if name in results
+    }
 
 
 def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:

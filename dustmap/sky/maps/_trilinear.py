@@ -168,8 +168,8 @@ def corners(values: Values, cells: Cells) -> Values:
     _, y, x = values.shape
     corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
     shifts = np.array([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
-    found: Values = values.reshape(-1).take(corner[:, None] + shifts)
-    return found
+    around: Values = values.reshape(-1).take(corner[:, None] + shifts)
+    return around
 
 
 @final
@@ -216,12 +216,12 @@ def _chord(grid: RegularGrid, direction: Floats, slack: float) -> tuple[Floats, 
 def integrate(reader: CubeReader, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
     """∫ρ ds in mag, (C, N), of every cube along every ray."""
     grid = reader.cubes.layout.grid
-    found = np.zeros((len(cubes), len(rays)))
+    columns = np.zeros((len(cubes), len(rays)))
     for rows, points, weight, row in quadrature(grid, rays):
         cells = Cells.of(grid, points)
-        for total, cube in zip(found, cubes, strict=True):
+        for total, cube in zip(columns, cubes, strict=True):
             total[rows] = np.bincount(row, reader.at(cube, cells) * weight, len(rows))
-    return found
+    return columns
 
 
 def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats, Floats, Indices]]:

@@ -18,17 +18,9 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
+from dustmap.sky import _streamed_fits
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._streamed_fits import (
-    ALONE,
-    ImagePlan,
-    axis_cards,
-    least,
-    printable,
-    replacing_together,
-    streamed_fits,
-    together,
-)
+from dustmap.sky._streamed_fits import ALONE, ImagePlan, printable, together
 from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
 from dustmap.sky.maps import _cubes
 from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
@@ -65,6 +57,8 @@ def write_map(
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
     STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
 
+    ValueError where the name ends in neither.
+
     Parameters
     ----------
     memory
@@ -73,21 +67,16 @@ def write_map(
         Ranks that have the field, and share its planes.
     form
         "zarr" or "fits"; as the name ends by default.
-
-    Raises
-    ------
-    ValueError
-        Where the name ends in neither.
     """
     path = Path(path)
     write = _WRITERS[form or form_of(path)]
     slabs = Slabs.of_cubes(source.cubes) if isinstance(source, DustMap) else source
-    with replacing_together(path, overwrite, world) as partial:
+    with _streamed_fits.replacing_together(path, overwrite, world) as partial:
         write(partial, slabs, provenance, memory, world)
 
 
 def form_of(path: Path) -> str:
-    """Tell the form of a map, zarr or fits, by the ending of its name."""
+    """Return the form of a map, zarr or fits, by the ending of its name."""
     form = path.suffix.lower().removeprefix(".")
     if form not in _WRITERS:
         raise ValueError(f"{path}: expected a name that ends in .zarr or .fits")
@@ -105,7 +94,7 @@ def _write_fits(
     ]
     # Half for the slab, half for its bytes in the order of the file.
     depth = min(slabs.depth(memory // 2), layout.shape[0])
-    with streamed_fits(path, plans, world) as images:
+    with _streamed_fits.streamed_fits(path, plans, world) as images:
         for slab in slabs.walk(depth, world.share(layout.shape[0])):
             log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for cube, name in names.items():
@@ -116,7 +105,9 @@ def _write_fits(
 
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     described = DESCRIPTIONS[cube.quantity]
-    header = axis_cards(layout.grid, "XYZ", "pc", [_cubes.axis_meaning(axis) for axis in "xyz"])
+    header = _streamed_fits.axis_cards(
+        layout.grid, "XYZ", "pc", [_cubes.axis_meaning(axis) for axis in "xyz"]
+    )
     if described.unit:
         header["BUNIT"] = described.unit
     header["EXTSYS"] = (printable(layout.system.name), "system of the extinction")
@@ -133,7 +124,7 @@ def _write_zarr(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    depth, thickness = _depths(slabs, least(memory, world))
+    depth, thickness = _depths(slabs, _streamed_fits.smallest_of_ranks(memory, world))
     with together(world):
         if world.rank == 0:
             _lay_out(path, layout, provenance, depth, thickness)

@@ -71,7 +71,7 @@ class PriorDust:
         return (self.level * density).to(points.device)
 
     def size(self, expected: Tensor) -> Tensor:
-        """What multiplies the covariance of distance: Eρ of a log-normal density, 1 of others."""
+        """Factor on the covariance of distance: Eρ of a log-normal density, 1 of others."""
         return expected if self.lognormal else torch.ones_like(expected)
 
     def pairs(self, distance: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ class PriorDust:
         return torch.from_numpy(np.asarray(value)).to(distance.device)
 
     def correlation(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of the integrals from one place on over lengths a and b along one line."""
+        """Correlate the integrals from one place on over lengths a and b along one line."""
         g, h, apart = (
             self.pairs(torch.from_numpy(np.asarray(t))).numpy() for t in (a, b, np.abs(a - b))
         )
-        found: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
-        return found
+        correlation: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
+        return correlation
 
     def coherence_area(self) -> float:
         """2π ∫ c(t) t dt / c(0) in pc²: of a plane through which parallel rays see the same."""
@@ -127,7 +127,7 @@ class PriorDust:
 @final
 @dataclass(frozen=True, eq=False)
 class BeyondBox:
-    """What N rays have outside the box, before it and behind it.
+    """The parts of N rays outside the box, before it and behind it.
 
     rows (B,): the rays that have something there; spread: the edges of their segments outside,
     E U_k and Var U_k, the weight of the segment within the box being 0; behind: how many segments
@@ -147,7 +147,7 @@ class BeyondBox:
 
     @staticmethod
     def nothing(rays: LineIntegrals) -> "BeyondBox":
-        """Of rays that are in the box from end to end."""
+        """Describe rays that are in the box from end to end."""
         none = rays[:0]
         index = torch.zeros(0, dtype=torch.int64, device=rays.device)
         return BeyondBox(index, DistanceSpread(none, none.weights), 1, len(rays))

@@ -38,7 +38,7 @@ PerDatum: TypeAlias = Callable[[Batch], Tensor]
 @final
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """What the stars say of the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
+    """Data of stars on the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
 
     batch: N weighted rays with extinction and the variance of its noise; rows (N,): the stars they
     come from; counts: rays that leave the box, and those left out; spread: how uncertain distances
@@ -71,7 +71,7 @@ class Observations:
 
     @property
     def expected_beyond(self) -> Tensor:
-        """What has been taken from the measured extinctions (N,) for the dust beyond the box."""
+        """Extinction (N,) taken from the measured ones for the dust beyond the box."""
         return self.measured - self.batch.y
 
     @property
@@ -86,11 +86,11 @@ class Observations:
         return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
 
     def expected(self, dust: PriorDust) -> Tensor:
-        """What is expected beyond the box (N,), where the policy expects any."""
+        """Expected extinction beyond the box (N,), where the policy expects any."""
         return self._of_all(self._outside(dust)[0])
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
-        """What distances and dust beyond the box add, with the same density all over the box."""
+        """Moments of distances and dust beyond the box, with one density all over the box."""
         outside = self._outside(dust)
         own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
         return self._added(outside, own, dust)

@@ -131,7 +131,7 @@ def segments_of(
 
 
 def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments:
-    """Of few stars, all at once; near and far (n, 1)."""
+    """Cut the rays of few stars, all at once; near and far (n, 1)."""
     n, count = len(distances), len(EDGES)
     z, mass = _quadrature()
     scores = np.concatenate([EDGES, z.ravel()])

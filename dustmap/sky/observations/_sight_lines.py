@@ -132,7 +132,7 @@ def lines_if_any(
 def _beyond(
     rays: LineIntegrals, distances: AbstractDistances, grid: RegularGrid, outside: OutsidePolicy
 ) -> BeyondBox | None:
-    """What the stars at the ends of these rays have before and behind the box."""
+    """Cut the rays of the stars before and behind the box."""
     if outside is not OutsidePolicy.PRIOR:
         return None
     enter, leave = (

@@ -47,7 +47,7 @@ def check_between(owner: object, low: float, high: float, *names: str) -> None:
 
 @final
 class Stream(enum.IntEnum):
-    """What is drawn, each from numbers of its own, so that more stars see the same dust."""
+    """Random streams, one for each kind of draw, so that more stars see the same dust."""
 
     FIELD = 0
     SHELLS = 1
@@ -129,7 +129,7 @@ class Shell:
     shape: NDArray[np.float64]
 
     def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What multiplies the density at points (..., 3); > 0, and 1 far outside.
+        """Factor on the density at points (..., 3); > 0, and 1 far outside.
 
         c + (1 − c) Φ((r − R)/w) + a exp(−(r − R)²/2w²) with c what remains, w the width, and a such
         that ∫ factor r² dr is what it was: the wall holds what the cavity has lost.
@@ -180,16 +180,16 @@ class Bubbles:
         self, grid: RegularGrid, sun_height: float, rng: np.random.Generator
     ) -> tuple[Shell, ...]:
         """The Local Bubble, if any, then the others, anywhere in the box."""
-        found = []
+        shells = []
         if self.local_radius > 0:
             radius = self.local_radius * rng.uniform(0.9, 1.1)
-            found.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
-        local = tuple(found)
+            shells.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
+        local = tuple(shells)
         for _ in range(self.others):
             radius = float(np.exp(rng.uniform(math.log(self.smallest), math.log(self.largest))))
             centre = self._place(grid, sun_height, radius, local, rng)
-            found.append(self._shell(centre, radius, rng))
-        return tuple(found)
+            shells.append(self._shell(centre, radius, rng))
+        return tuple(shells)
 
     def _place(
         self,

@@ -158,7 +158,7 @@ class Measurements:
         magnitude: NDArray[np.float64],
         rng: np.random.Generator,
     ) -> Measured:
-        """Of stars at `distance` in pc behind `extinction` in mag, with apparent magnitudes."""
+        """Measure stars at `distance` in pc behind `extinction` in mag, of apparent magnitudes."""
         normal = rng.standard_normal((4, len(distance)))
         outlier = rng.uniform(size=len(distance)) < self.outliers
         parallax_error = self.parallax_error(magnitude)

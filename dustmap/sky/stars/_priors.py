@@ -70,7 +70,7 @@ class SurveyRatio:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "SurveyRatio":
-        """What `attributes` gave."""
+        """Rebuild from `attributes`."""
         first, step = (float(attributes[name]) for name in ("first_ln_pc", "step"))
         values = tuple(tuple(map(float, row)) for row in attributes["ln_ratio"])
         return cls(first, step, values, tuple(map(float, attributes["error_bounds_mas"])))
@@ -171,14 +171,14 @@ class ExponentialDensity(AbstractDistancePrior):
         return np.minimum(np.exp(np.concatenate(parts)), self.distance_max)
 
     def attributes(self) -> dict[str, Any]:
-        found = {
+        attributes = {
             "distance_prior": "exponential-density",
             "distance_scale_pc": self.scale,
             "distance_max_pc": self.distance_max,
         }
         if self.ratio is None:
-            return found
-        return found | {"distance_ratio": self.ratio.attributes()}
+            return attributes
+        return attributes | {"distance_ratio": self.ratio.attributes()}
 
     def log_density(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
         """g(t) without its constant, and g'(t)."""
@@ -298,8 +298,8 @@ class _Table:
         """The cell of every p: one search in all tables, set apart by 2 per star."""
         n, count = self.below.shape
         shift = 2.0 * np.arange(n)[:, None]
-        found = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
-        cell = found.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
+        place = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
+        cell = place.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
         return np.asarray(np.clip(cell, 0, count - 2), np.int64)
 
     def _cubic(self, cell: NDArray[np.int64], u: Array) -> tuple[Array, Array]:

@@ -162,10 +162,7 @@ class StarTable:
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
     """Join the stars of all parts, in order.
 
-    Raises
-    ------
-    ValueError
-        Where their systems, kinds of distances or priors differ.
+    ValueError where their systems, kinds of distances or priors differ.
     """
     if not parts:
         raise ValueError("there are no tables to join: expected at least one")

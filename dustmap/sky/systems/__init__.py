@@ -15,7 +15,7 @@ CUSTOM = "custom:"
 @final
 @dataclass(frozen=True)
 class ExtinctionSystem:
-    """What the numbers of an extinction mean: an extinction in this system = per_a_v · A_V.
+    """The meaning of numbers of extinction: an extinction in this system = per_a_v · A_V.
 
     per_a_v is None for a custom system, which converts to nothing but itself.
     """
@@ -33,12 +33,12 @@ class ExtinctionSystem:
 def known_systems() -> MappingProxyType[str, ExtinctionSystem]:
     """The systems of the table by name, in its order."""
     text = (files("dustmap.sky.systems") / "systems.toml").read_text(encoding="utf-8")
-    found: dict[str, ExtinctionSystem] = {}
+    systems: dict[str, ExtinctionSystem] = {}
     for name, entry in tomllib.loads(text).items():
-        found[name] = ExtinctionSystem(
-            name, entry["meaning"], _per_a_v(name, entry, found), entry["reference"]
+        systems[name] = ExtinctionSystem(
+            name, entry["meaning"], _per_a_v(name, entry, systems), entry["reference"]
         )
-    return MappingProxyType(found)
+    return MappingProxyType(systems)
 
 
 def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem]) -> float:

@@ -137,8 +137,8 @@ def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
 
 def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> int:
     nside = tiles[0].tile.pixel.nside
-    given = {tile.tile.pixel.pixel for tile in tiles}
-    missing = sorted(set(range(12 * nside**2)) - given)
+    present = {tile.tile.pixel.pixel for tile in tiles}
+    missing = sorted(set(range(12 * nside**2)) - present)
     if not missing:
         return 0
     places = _Places(grid, 0, grid.shape[2])
@@ -163,9 +163,9 @@ def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
     import healpy
 
     away = (points != 0.0).any(1)
-    found = np.full(len(points), -1, np.int64)
-    found[away] = healpy.vec2pix(nside, *points[away].T, nest=True)
-    return found
+    owners = np.full(len(points), -1, np.int64)
+    owners[away] = healpy.vec2pix(nside, *points[away].T, nest=True)
+    return owners
 
 
 @final
@@ -221,10 +221,10 @@ class _Part:
         )
         mine = RegularGrid(lower, grid.spacing, self.map.cubes.layout.grid.shape)
         places = _Places(mine, first - self.offset[2], last - self.offset[2])
-        found = np.empty(int(np.prod(places.shape)), np.float32)
+        weights = np.empty(int(np.prod(places.shape)), np.float32)
         for part in places.parts():
-            found[part] = self.map.tile.influence(places.at(part))
-        return found.reshape(places.shape)
+            weights[part] = self.map.tile.influence(places.at(part))
+        return weights.reshape(places.shape)
 
 
 @final
@@ -273,12 +273,12 @@ class _Work:
 
     def _divide(self, start: int, stop: int, held: dict[str, Floats], total: Floats) -> None:
         nside = self.parts[0].map.tile.pixel.nside
-        given = np.zeros(12 * nside**2 + 1, np.bool_)
-        given[[-1, *(part.map.tile.pixel.pixel for part in self.parts)]] = True
+        present = np.zeros(12 * nside**2 + 1, np.bool_)
+        present[[-1, *(part.map.tile.pixel.pixel for part in self.parts)]] = True
         places = _Places(self.layout.grid, start, stop)
         flat = total.reshape(-1)
         for part in places.parts():
-            flat[part][~given[_owners(nside, places.at(part))]] = np.nan
+            flat[part][~present[_owners(nside, places.at(part))]] = np.nan
         for cube in self.layout.cubes:
             _into(held, cube)[...] /= total
 

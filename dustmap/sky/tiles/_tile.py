@@ -89,9 +89,9 @@ class SkyPixel:
     def angle(self, directions: Array) -> Array:
         """Angles (N,) in radians from unit vectors (N, 3) to the pixel; 0 inside."""
         outside = ~self.contains(directions)
-        found = np.zeros(len(directions))
-        found[outside] = self._to_border(directions[outside])
-        return found
+        angles = np.zeros(len(directions))
+        angles[outside] = self._to_border(directions[outside])
+        return angles
 
     def _to_border(self, directions: Array) -> Array:
         """To the nearer of the two great circles that meet in the nearest point of the border."""
@@ -99,11 +99,11 @@ class SkyPixel:
             return np.zeros(0)
         _, nearest = self._tree.query(directions)
         here = self.border[nearest]
-        found = _angle(directions, here)
+        angles = _angle(directions, here)
         for step in (-1, 1):
             there = self.border[(nearest + step) % len(self.border)]
-            found = np.minimum(found, _to_arc(directions, here, there))
-        return np.asarray(found)
+            angles = np.minimum(angles, _to_arc(directions, here, there))
+        return np.asarray(angles)
 
 
 def _angle(a: Array, b: Array) -> Array:
@@ -143,10 +143,10 @@ class Tile:
         where θ > 90°."""
         r = np.linalg.norm(points, axis=1)
         away = r > 0.0
-        found = np.zeros(len(points))
+        distances = np.zeros(len(points))
         angle = self.pixel.angle(points[away] / r[away, None])
-        found[away] = r[away] * np.sin(np.minimum(angle, 0.5 * np.pi))
-        return found
+        distances[away] = r[away] * np.sin(np.minimum(angle, 0.5 * np.pi))
+        return distances
 
     def influence(self, points: Array) -> Array:
         """u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
@@ -155,11 +155,11 @@ class Tile:
 
         The weight of a tile is u over the sum of u of all tiles, of which one is 1 everywhere.
         """
-        found = np.zeros(len(points))
+        weights = np.zeros(len(points))
         near = self._perhaps(points)
         t = np.minimum(self.distances(points[near]) / self.margin, 1.0)
-        found[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
-        return found
+        weights[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
+        return weights
 
     def _perhaps(self, points: Array) -> NDArray[np.bool_]:
         """Which points may be in the tile, by the cap around the pixel: cheap, and no miss."""
@@ -177,12 +177,12 @@ class Tile:
         A ray ends at the star, or where it leaves the box of the whole `grid`; for uncertain
         distances, where the star is beyond with a probability of 1e-3.
         """
-        found = [
+        parts = [
             self._needs(l[part], b[part], distances[part], grid)
             for start in range(0, len(l), AT_ONCE)
             for part in (slice(start, start + AT_ONCE),)
         ]
-        return np.concatenate(found) if found else np.zeros(0, np.bool_)
+        return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
 
     def _needs(
         self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid

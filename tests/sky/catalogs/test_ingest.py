@@ -18,8 +18,8 @@ from dustmap.sky.stars import (
     StarTable,
     open_star_store,
     read_star_store,
-    sky_keys,
 )
+from dustmap.sky.stars._store import sky_keys
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
 
