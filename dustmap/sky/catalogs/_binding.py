@@ -57,13 +57,12 @@ class Binding:
 
     def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
         """Return the columns of the card, in its units."""
-        columns = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
+        columns = {
+            name: chunk[s.ref] if s.factor == 1.0 else chunk[s.ref] * s.factor
+            for name, s in self.sources.items()
+        }
         rows = len(next(iter(chunk.values())))
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
-
-
-def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
-    return values if source.factor == 1.0 else values * source.factor
 
 
 @final

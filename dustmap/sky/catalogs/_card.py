@@ -132,7 +132,8 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     """Parse a card from the content of its TOML file."""
     table = CardTable(content, f"card {name}")
     table.only(_KEYS)
-    columns = _columns(table)
+    named = table.table("columns")
+    columns = {key: _column(named.table(key), key) for key in named.names()}
     flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
     card = SchemaCard(
         name=name,
@@ -178,11 +179,6 @@ def _member(kind: type[Kind], raw: object) -> Kind | None:
 
 def _choices(kind: type[Kind]) -> str:
     return ", ".join(f'"{member.value}"' for member in kind)
-
-
-def _columns(table: CardTable) -> dict[str, CardColumn]:
-    columns = table.table("columns")
-    return {name: _column(columns.table(name), name) for name in columns.names()}
 
 
 def _column(table: CardTable, name: str) -> CardColumn:

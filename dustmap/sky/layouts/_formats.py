@@ -77,11 +77,6 @@ def _edenhofer2023(field: AbstractDensityField, asked: LayoutRequest) -> Edenhof
     return EdenhoferOptions(asked.bins, asked.pixels, samples)
 
 
-def _leike2020(field: AbstractDensityField, asked: LayoutRequest) -> LeikeOptions:
-    del field, asked
-    return LeikeOptions()
-
-
 def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> BayestarOptions:
     samples = asked.request.samples or min(_BAYESTAR_SAMPLES, max(1, field.n_samples))
     return BayestarOptions(asked.pixels, samples)
@@ -99,7 +94,7 @@ LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
     {
         "healpix": LayoutWriter(write_healpix, _healpix),
         "edenhofer2023": LayoutWriter(write_edenhofer2023, _edenhofer2023),
-        "leike2020": LayoutWriter(write_leike2020, _leike2020),
+        "leike2020": LayoutWriter(write_leike2020, lambda field, asked: LeikeOptions()),
         "bayestar": LayoutWriter(write_bayestar, _bayestar),
         "gtomo": LayoutWriter(write_gtomo, _gtomo),
     }

@@ -76,8 +76,13 @@ def write_leike2020(
         write_attributes(file, "kpc-1", system, provenance, note)
         file.attrs["lower_edge_pc"] = _EDGE
         file.attrs["step_pc"] = 1.0
+        layout: dict[str, Any] = {
+            "chunks": tuple(min(c, n) for c, n in zip(_CHUNK, options.shape, strict=True)),
+            "fillvalue": np.nan,
+        }
         datasets = {
-            name: _dataset(file, name, options.shape) for name in (q.value for q in request.cubes)
+            q.value: file.create_dataset(q.value, options.shape, "f4", **layout)
+            for q in request.cubes
         }
         x, y, z = (slice(i, i + n) for i, n in zip(first, grid.shape, strict=True))
         for slab in field.planes(grid, request):
@@ -107,11 +112,6 @@ def _inside(
     first = tuple(int(indices[0]) for indices in ranges)
     lower = tuple(edge + 0.5 + i for edge, i in zip(_EDGE, first, strict=True))
     return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
-
-
-def _dataset(file: h5py.File, name: str, shape: tuple[int, int, int]) -> h5py.Dataset:
-    chunks = tuple(min(c, n) for c, n in zip(_CHUNK, shape, strict=True))
-    return file.create_dataset(name, shape, "f4", chunks=chunks, fillvalue=np.nan)
 
 
 SYSTEM = "A0_550"

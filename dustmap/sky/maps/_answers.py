@@ -117,7 +117,7 @@ class Answers:
             cells = Cells.of(self.layout.grid, positions[part][here])
             for row, cube in zip(values, cubes, strict=True):
                 row[part][here] = self.reader.at(cube, cells)
-        return _unknown_where_not_finite(values, positions)
+        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
 
     def integrals(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
@@ -132,14 +132,11 @@ class Answers:
         ahead[away] = positions[away] / distance[away, None]
         rays, complete = _trilinear.within(self.layout.grid, ahead, distance)
         self._report(~(complete & finite), outside, "rays run")
-        values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
+        known = complete | (outside is Outside.TRUNCATE)
+        values = np.full((len(cubes), len(rays)), np.nan)
+        values[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
-        return _unknown_where_not_finite(values, positions)
-
-    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Flags) -> Floats:
-        columns = np.full((len(cubes), len(rays)), np.nan)
-        columns[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
-        return columns
+        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())
@@ -168,11 +165,6 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
         return _quantities.percentiles(values, levels, positive)
     return values
-
-
-def _unknown_where_not_finite(values: Floats, positions: Floats) -> Floats:
-    """A place that is NaN is unknown under every policy."""
-    return np.where(_finite(positions), values, np.nan)
 
 
 def _finite(positions: Floats) -> Flags:

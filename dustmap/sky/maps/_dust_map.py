@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
+from astropy.coordinates import SkyCoord
 from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
 from dustmap.sky.maps._answers import Answers, reliable_range
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import AbstractDensityField
 
 _MEMORY = 4 * 2**30
+_EQUATORIAL = ("icrs", "fk4", "fk5", "fk4noeterms")
 _EXPECTED = "expected a run directory, a map.zarr or a map.fits"
 
 
@@ -66,8 +68,12 @@ class DustMap:
         system: ExtinctionSystem | str,
     ) -> Self:
         """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
-        arrays = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
-        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in arrays.items()}, system)
+        nodes = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
+        arrays = {
+            quantity: np.ascontiguousarray(np.reshape(values, grid.shape).transpose(), np.float32)
+            for quantity, values in nodes.items()
+        }
+        return cls.from_arrays(grid, arrays, system)
 
     @classmethod
     def from_field(
@@ -198,7 +204,7 @@ class DustMap:
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
-        return self(galactic_coordinates(l, b, d), **options)
+        return self(coordinates_of({"l": l, "b": b}, d, "galactic"), **options)
 
     def query_equ(
         self,
@@ -212,7 +218,9 @@ class DustMap:
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
-        return self(equatorial_coordinates(ra, dec, d, frame), **options)
+        if frame not in _EQUATORIAL:
+            raise ValueError(f"frame: expected one of {', '.join(_EQUATORIAL)}, got {frame!r}")
+        return self(coordinates_of({"ra": ra, "dec": dec}, d, frame), **options)
 
     def query(
         self,
@@ -318,62 +326,3 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
     if not all(0.0 < level < 1.0 for level in levels):
         raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
     return levels
-
-
-def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:
-    cube = np.asarray(values, np.float32).reshape(grid.shape).transpose()
-    return np.ascontiguousarray(cube)
-
-
-def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
-    xyz = _galactic(coords).cartesian.xyz
-    if not xyz.unit.is_equivalent(u.pc):
-        raise ValueError(
-            "coords: expected coordinates with a distance, got directions alone; give "
-            "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
-        )
-    return _stacked(xyz.to_value(u.pc))
-
-
-def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
-    sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
-    return _stacked(sphere.to_cartesian().xyz.value)
-
-
-def galactic_coordinates(l: ArrayLike, b: ArrayLike, d: ArrayLike | None) -> SkyCoord:
-    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
-    return _coordinates(("l", l), ("b", b), d, "galactic")
-
-
-def equatorial_coordinates(
-    ra: ArrayLike, dec: ArrayLike, d: ArrayLike | None, frame: str
-) -> SkyCoord:
-    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
-    known = ("icrs", "fk4", "fk5", "fk4noeterms")
-    if frame not in known:
-        raise ValueError(f"frame: expected one of {', '.join(known)}, got {frame!r}")
-    return _coordinates(("ra", ra), ("dec", dec), d, frame)
-
-
-def _coordinates(
-    first: tuple[str, ArrayLike], second: tuple[str, ArrayLike], d: ArrayLike | None, frame: str
-) -> SkyCoord:
-    components = {name: u.Quantity(value, u.deg) for name, value in (first, second)}
-    if d is not None:
-        components["distance"] = u.Quantity(d, u.kpc)
-    return SkyCoord(**components, frame=frame)
-
-
-def _galactic(coords: SkyCoord) -> SkyCoord:
-    if not isinstance(coords, SkyCoord):
-        raise TypeError(
-            f"coords: expected an astropy SkyCoord, got {type(coords).__name__}; for numbers use "
-            "query_gal(l, b, d) or query_equ(ra, dec, d)"
-        )
-    return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
-
-
-def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)

@@ -201,17 +201,12 @@ def observe_share(
     truncated, dropped, cut = world.total(tally).tolist()
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
     batch = Batch(rays, measured, noise)
-    rows = _rows(rays, lines.rows + first)
+    rows: NDArray[np.int64] = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
     return Observations(batch, rows, counts, spread, measured, noise, cut, lines.beyond)
 
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
     return replace(rays, keys=rays.keys + first)
-
-
-def _rows(rays: Sharded, local: NDArray[np.int64]) -> NDArray[np.int64]:
-    gathered: NDArray[np.int64] = rays.gathered(torch.from_numpy(local)).numpy()
-    return gathered
 
 
 @final

@@ -138,15 +138,11 @@ class StarStore:
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
         """Yield the stars in order, at most `rows` at a time."""
         for start in range(0, len(self), rows):
-            yield self._table(slice(start, min(start + rows, len(self))))
-
-    def part(self, rows: slice) -> StarTable:
-        """Read the stars of these rows."""
-        return self._table(rows)
+            yield self.part(slice(start, min(start + rows, len(self))))
 
     def read(self) -> StarTable:
         """Read all stars."""
-        return self._table(slice(0, len(self)))
+        return self.part(slice(0, len(self)))
 
     def sample(self, most: int) -> StarTable:
         """Read at most `most` stars from places all over the store."""
@@ -156,7 +152,8 @@ class StarStore:
         share = max(1, most // parts)
         return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
 
-    def _table(self, rows: slice) -> StarTable:
+    def part(self, rows: slice) -> StarTable:
+        """Read the stars of these rows."""
         names = _names(kind_named(self.attributes["distances"]))
         columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)

@@ -39,28 +39,11 @@ MEASURED = MappingProxyType(
 )
 
 
-def attributes_of(distances: AbstractDistances) -> dict[str, Any]:
-    """Return the kind of the distances and their prior, if they have one."""
-    prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
-    return {"distances": distances.kind, **prior}
-
-
 def kind_named(name: object) -> type[AbstractDistances]:
     """Return the class of a kind of distances."""
     if str(name) not in KINDS:
         raise ValueError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
     return KINDS[str(name)]
-
-
-def distances_from(
-    columns: Mapping[str, Array], attributes: Mapping[str, Any]
-) -> AbstractDistances:
-    """Make what `columns()` and `attributes_of` of distances describe."""
-    kind = kind_named(attributes.get("distances"))
-    values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
-    if kind is ParallaxDistances:
-        values["prior"] = prior_from(attributes)
-    return kind(**values)
 
 
 def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
@@ -127,9 +110,13 @@ class StarTable:
         cls, columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]
     ) -> Self:
         """Make the table that `columns` and `attributes` of one describe."""
+        kind = kind_named(attributes.get("distances"))
+        values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
+        if kind is ParallaxDistances:
+            values["prior"] = prior_from(attributes)
         return cls(
             columns["source_id"],
-            distances=distances_from(columns, attributes),
+            distances=kind(**values),
             system=system_named(str(attributes["extinction_system"])),
             **{name: columns[name] for name in MEASURED},
         )
@@ -147,7 +134,9 @@ class StarTable:
 
     def attributes(self) -> dict[str, Any]:
         """Return what all stars of a table have in common: system and kind of distances."""
-        return {"extinction_system": self.system.name, **attributes_of(self.distances)}
+        own, distances = {"extinction_system": self.system.name}, self.distances
+        prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
+        return {**own, "distances": distances.kind, **prior}
 
     @property
     def distance(self) -> Array:

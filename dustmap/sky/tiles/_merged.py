@@ -241,19 +241,15 @@ class _Work:
             yield self._slab(start, stop)
 
     def _slab(self, start: int, stop: int) -> Planes:
-        _, *plane = self.layout.shape
-        held = self._empty((stop - start, *plane))
-        total = np.zeros((stop - start, *plane), np.float32)
+        shape = (stop - start, *self.layout.shape[1:])
+        held = {q.value: np.zeros(shape, np.float32) for q in self.layout.quantities}
+        if self.layout.samples:
+            held[Quantity.SAMPLES.value] = np.zeros((self.layout.samples, *shape), np.float32)
+        total = np.zeros(shape, np.float32)
         for part in self.parts:
             self._add(part, start, stop, held, total)
         self._divide(start, stop, held, total)
         return Planes(start, stop, held)
-
-    def _empty(self, shape: tuple[int, ...]) -> dict[str, Floats]:
-        held = {q.value: np.zeros(shape, np.float32) for q in self.layout.quantities}
-        if self.layout.samples:
-            held[Quantity.SAMPLES.value] = np.zeros((self.layout.samples, *shape), np.float32)
-        return held
 
     def _add(
         self, part: _Part, start: int, stop: int, held: dict[str, Floats], total: Floats
