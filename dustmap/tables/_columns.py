@@ -242,8 +242,10 @@ class TableDescription:
             header = dict(get_header_from_yaml(lines))
             columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
             meta = dict(header.get("meta") or {})
+        except (KeyError, TypeError) as error:  # YAML of another structure
+            raise CatalogError(f"its YAML header cannot be read: {error}") from None
         except Exception as error:  # PyYAML may raise anything on foreign text
-            words = " ".join(str(error).split())[:200]
+            words = words_of_damage(error)
             raise CatalogError(f"its YAML header cannot be read: {words}") from None
         return cls(columns, meta, str(header.get("delimiter", " ")))
 

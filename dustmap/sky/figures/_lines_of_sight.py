@@ -19,6 +19,7 @@ from dustmap.sky.figures._sky_images import Cells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
+from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -152,15 +153,15 @@ def distances_within(
     """Places from the Sun to where the line leaves the box, at most `step` apart."""
     if not abs(b) <= 90.0:
         raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
-    ahead = cartesian([l], [b], [1.0])[0]
+    ahead = cartesian([l], [b], [1.0])
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise ValueError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
             f"{tuple(upper)} pc)"
         )
-    faces = np.where(ahead > 0, upper, lower)
-    moving = np.abs(ahead) > 1e-12
-    far = float((faces[moving] / ahead[moving]).min())
+    # A component that is 0 but for round-off is along a face, should the Sun be on one.
+    _, leave = chord(lower, upper, np.where(np.abs(ahead) > 1e-12, ahead, 0.0))
+    far = float(leave[0])
     count = min(max(2, int(np.ceil(far / step)) + 1), _MOST)
     # A hair inside, so that rounding does not put the last place outside.
     return np.linspace(far / count, far * (1.0 - 1e-9), count)

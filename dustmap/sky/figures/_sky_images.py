@@ -222,9 +222,7 @@ def graticule(axis: Axes) -> None:
             "180°" if abs(l) > 170 else f"{l % 360}°",
             ha=side,
             va="top",
-            color="white",
-            fontsize=style.SMALL - 1.0,
-            path_effects=style.outlined(),
+            **style.outlined(style.SMALL - 1.0),
         )
 
 

@@ -245,40 +245,19 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
     ring: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black"}
     axis.plot(0.0, 0.0, "o", markersize=5.0, markeredgewidth=0.6, **ring)
     axis.plot(0.0, 0.0, ".", markersize=1.6, color="black")
-    axis.annotate(
-        "Sun",
-        (0.0, 0.0),
-        xytext=(4, 4),
-        textcoords="offset points",
-        color="white",
-        fontsize=style.SMALL,
-        path_effects=style.outlined(),
-    )
+    offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
+    axis.annotate("Sun", (0.0, 0.0), **offset, **style.outlined())
 
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:
     """An arrow to the Galactic centre, which is to the right wherever X is; else in words: X grows
     towards the viewer."""
-    towards_viewer = plane.axis is Axis.X
-    arrow = {
-        "arrowstyle": "-|>",
-        "color": "white",
-        "linewidth": 1.0,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "mutation_scale": 7,
-        "path_effects": style.outlined(),
-    }
-    axis.annotate(
-        "Galactic centre: towards you" if towards_viewer else "Galactic centre",
-        (0.97, 0.06),
-        xytext=(0, 0) if towards_viewer else (-16, 0),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        arrowprops=None if towards_viewer else arrow,
-        ha="right",
-        va="center",
-        color="white",
-        fontsize=style.SMALL,
-        path_effects=style.outlined(),
-    )
+    words, light = "Galactic centre", style.outlined()
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    place |= {"ha": "right", "va": "center", **light}
+    if plane.axis is Axis.X:
+        axis.annotate(f"{words}: towards you", (0.97, 0.06), xytext=(0, 0), **place)
+        return
+    arrow = {"arrowstyle": "-|>", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
+    arrow |= {"mutation_scale": 7, "color": "white", "path_effects": light["path_effects"]}
+    axis.annotate(words, (0.97, 0.06), xytext=(-16, 0), arrowprops=arrow, **place)

@@ -18,7 +18,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import AsinhNorm, Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
@@ -98,9 +98,10 @@ def fix_ticks(axis: Axes) -> None:
     axis.tick_params(labelsize=SMALL, width=0.6, length=2.5)
 
 
-def outlined() -> list[AbstractPathEffect]:
-    """A thin dark outline, for light text on any colour."""
-    return [withStroke(linewidth=1.4, foreground="black")]
+def outlined(size: float = SMALL) -> dict[str, Any]:
+    """Properties of light text with a thin dark outline, which is read on any colour."""
+    outline = [withStroke(linewidth=1.4, foreground="black")]
+    return {"color": "white", "fontsize": size, "path_effects": outline}
 
 
 def save_figure(

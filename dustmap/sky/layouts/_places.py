@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky.maps import AbstractDensityField, MapRequest
+from dustmap.sky.maps._trilinear import chord
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +58,7 @@ def refuse_sun_outside(field: AbstractDensityField) -> None:
 
 def exits(field: AbstractDensityField, directions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Distance (P,) at which rays from the Sun along unit vectors (P, 3) leave the box."""
-    faces = np.where(directions > 0, field.upper, field.lower)
-    with np.errstate(divide="ignore"):
-        distances = np.where(directions == 0, np.inf, faces / directions)
-    return np.asarray(distances.min(-1) * _INSIDE)
+    return chord(field.lower, field.upper, directions)[1] * _INSIDE
 
 
 def at_places(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self, TypeAlias, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp._grid import EDGE_SLACK
@@ -192,7 +192,7 @@ class Rays:
 def within(grid: RegularGrid, direction: Floats, distance: Floats) -> tuple[Rays, Flags]:
     """The parts of rays of length `distance` (N,) inside the box, and whether that is all (N,)."""
     slack = 1e-6 * min(grid.spacing)
-    enter, leave = _chord(grid, direction, slack)
+    enter, leave = chord(grid.lower, grid.upper, direction, slack)
     far = np.minimum(leave, distance)
     near = np.minimum(np.maximum(enter, 0.0), np.maximum(far, 0.0))
     missed = leave < enter
@@ -201,9 +201,14 @@ def within(grid: RegularGrid, direction: Floats, distance: Floats) -> tuple[Rays
     return Rays(direction, near, far), complete
 
 
-def _chord(grid: RegularGrid, direction: Floats, slack: float) -> tuple[Floats, Floats]:
-    """Distances (N,) where rays from the Sun enter and leave the box; leave < enter if never."""
-    lower, upper = np.array(grid.lower), np.array(grid.upper)
+def chord(
+    lower: ArrayLike, upper: ArrayLike, direction: Floats, slack: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Distances (N,) where rays from the Sun enter and leave a box; leave < enter if never.
+
+    A ray along a face is in the box, up to `slack` pc beside it.
+    """
+    lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
     moving = direction != 0
     speed = np.where(moving, direction, 1.0)
     still = np.where((lower <= slack) & (upper >= -slack), np.inf, -np.inf)

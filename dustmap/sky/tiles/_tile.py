@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
@@ -229,11 +230,7 @@ class Tile:
 
 def _chord(ahead: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
     """Distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ends = np.stack([lower / ahead, upper / ahead])
-    # Along a face 0/0 is in the box or not wherever one is; beside it ±∞ settle the matter.
-    near = np.where(np.isnan(ends), -np.inf, ends).min(0).max(1)
-    far = np.where(np.isnan(ends), np.inf, ends).max(0).min(1)
+    near, far = chord(lower, upper, ahead)
     hit = (near <= far) & (far > 0.0)
     return np.where(hit, np.maximum(near, 0.0), 0.0), np.where(hit, far, 0.0)
 
