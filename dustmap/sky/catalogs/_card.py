@@ -183,7 +183,7 @@ def _choices(kind: type[Kind]) -> str:
 
 def _column(table: CardTable, name: str) -> CardColumn:
     table.only(("names", "unit", "type"))
-    role = _rows.Role.named(name)
+    role = _rows.ROLES.get(name)
     kind = _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
@@ -220,7 +220,7 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
 
 def _constants(table: CardTable) -> dict[str, float]:
     constants = table.table("constants")
-    constants.only(role.name for role in _rows.Role.every() if role.kind is ColumnType.NUMBER)
+    constants.only(role.name for role in _rows.ROLES.values() if role.kind is ColumnType.NUMBER)
     return {name: constants.number(name) for name in constants.names()}
 
 

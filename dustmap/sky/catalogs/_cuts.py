@@ -94,11 +94,7 @@ class CardTable:
         return self.convert(key, number, "a finite number")
 
     def bit(self, key: str) -> int:
-        def convert(raw: object) -> int | None:
-            fine = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 63
-            return raw if isinstance(raw, int) and fine else None
-
-        return self.convert(key, convert, "a bit from 0 to 62")
+        return self.convert(key, bit, "a bit from 0 to 62")
 
     def table(self, key: str) -> "CardTable":
         """The table under a key; an empty one where it is missing."""
@@ -122,6 +118,10 @@ def text(raw: object) -> str | None:
 def number(raw: object) -> float | None:
     fine = isinstance(raw, int | float) and not isinstance(raw, bool) and math.isfinite(raw)
     return float(raw) if isinstance(raw, int | float) and fine else None
+
+
+def bit(raw: object) -> int | None:
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 63 else None
 
 
 def text_or_number(raw: object) -> str | float | None:

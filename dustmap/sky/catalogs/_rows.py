@@ -8,7 +8,7 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from astropy import units as u
@@ -39,14 +39,6 @@ class Role:
     unit: u.UnitBase | None
     kind: ColumnType = ColumnType.NUMBER
 
-    @staticmethod
-    def every() -> tuple["Role", ...]:
-        return _ROLES
-
-    @staticmethod
-    def named(name: str) -> Optional["Role"]:
-        return next((role for role in _ROLES if role.name == name), None)
-
 
 _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),
@@ -56,10 +48,11 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.mag, ("extinction", "extinction_error")),
     (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
 )
-_ROLES = (
-    Role("source_id", None, ColumnType.INTEGER),
-    *(Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names),
-)
+#: By name.
+ROLES = {
+    "source_id": Role("source_id", None, ColumnType.INTEGER),
+    **{name: Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names},
+}
 
 
 class Alternative(enum.Enum):

@@ -51,13 +51,8 @@ class Counts:
         return self.rows - lost
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "cuts": dict(self.cuts),
-            "invalid": dict(self.invalid),
-            "duplicates": self.duplicates,
-            "kept": self.kept,
-        }
+        lost = {"cuts": dict(self.cuts), "invalid": dict(self.invalid)}
+        return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
 
     def summary(self) -> dict[str, int]:
         """The same without levels, for people: what happened, and to how many rows."""

@@ -12,16 +12,10 @@ from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.sky.maps import _field
+from dustmap.sky.maps import _field, _quantities
 from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
 from dustmap.sky.maps._node_field import NodeTable
-from dustmap.sky.maps._quantities import (
-    PERCENTILES,
-    MapRequest,
-    Quantity,
-    coverage,
-    normal_quantile,
-)
+from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -182,9 +176,9 @@ def _moments(prediction: Prediction) -> dict[str, Tensor]:
 def _of_normal(prediction: Prediction, request: MapRequest, prior_std: float) -> dict[str, Tensor]:
     answers = _moments(prediction)
     for quantity, q in PERCENTILES.items():
-        answers[quantity.value] = prediction.mean + normal_quantile(q) * prediction.std
+        answers[quantity.value] = prediction.mean + _quantities.normal_quantile(q) * prediction.std
     if Quantity.COVERAGE in request:
-        answers[Quantity.COVERAGE.value] = coverage(prediction.std, prior_std)
+        answers[Quantity.COVERAGE.value] = _quantities.coverage(prediction.std, prior_std)
     return {name: values for name, values in answers.items() if Quantity(name) in request}
 
 
@@ -195,12 +189,12 @@ def _of_log_normal(
         return {}
     centre, width = posterior.log_moments(functional)
     answers = {
-        quantity.value: (centre + normal_quantile(q) * width).exp()
+        quantity.value: (centre + _quantities.normal_quantile(q) * width).exp()
         for quantity, q in PERCENTILES.items()
         if quantity in request
     }
     if Quantity.COVERAGE in request:
-        answers[Quantity.COVERAGE.value] = coverage(width, prior_std)
+        answers[Quantity.COVERAGE.value] = _quantities.coverage(width, prior_std)
     return answers
 
 

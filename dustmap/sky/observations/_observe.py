@@ -17,14 +17,9 @@ from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.features import Taps, chunks
 from dustmap.gp.functionals import Counts, LineIntegrals, OutsidePolicy, Sharded
 from dustmap.linalg import AbstractWorld, Progress, unwatched
+from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._segments import DistanceSpread
-from dustmap.sky.observations._sight_lines import (
-    NothingSeen,
-    lines_if_any,
-    refuse_nothing,
-    sight_lines,
-)
 from dustmap.sky.stars import StarTable
 
 #: Stars to read at once, and rays whose rows are made at once.
@@ -162,7 +157,7 @@ def observe(
     the dust beyond the box.
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
-    lines = sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
+    lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
     y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
     measured, noise = (
         torch.from_numpy(values).to(device, dtype) for values in (y, np.square(sigma))
@@ -186,9 +181,9 @@ def observe_share(
 
     Only the rays are shared: extinctions, errors and counts of all are on every rank.
     """
-    lines = lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
+    lines = _sight_lines.lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
     rays = Sharded.of(_counted_from(first, lines.rays), world)
-    refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
+    _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
     spread = None
     if lines.spread is not None:
         spread = replace(lines.spread, rays=_counted_from(first, lines.spread.rays))
@@ -250,7 +245,7 @@ def stream(
         done += len(table)
         try:
             batch = observe(table, grid, outside, device=field.device).batch
-        except NothingSeen:
+        except _sight_lines.NothingSeen:
             continue
         finally:
             if progress is not None:
