@@ -1,10 +1,9 @@
 """The sky: star catalogs in, maps of the dust density out.
 
-`read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it.
-`observe` turns stars into the line integrals that `dustmap.gp` understands: the only bridge.
-A density field is written by `write_map`; a `DustMap` opens such files, answers queries and is
-drawn by `slice_figure` and its like. `write_edenhofer2023` and its like write the layouts of
-published maps, for their readers.
+`read_catalog` gives a checked `StarTable`, `simulate` a sky with its true density beside it. A
+density field is written by `write_map`; a `DustMap` opens such files, answers queries and is drawn
+by `slice_figure` and its like. The packages below have the rest: `observations` is the only bridge
+to `dustmap.gp`, `layouts` writes published maps' files for their readers.
 Positions are heliocentric Galactic X, Y, Z in pc, densities mag/pc.
 """
 

@@ -214,15 +214,19 @@ def extension_of(cube: Cube) -> str:
     return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name
 
 
-@final
 @dataclass(frozen=True)
-class FitsCubes(AbstractCubes):
-    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
+class _FileCubes(AbstractCubes):
+    """Cubes of a file, whose layout is checked at once."""
 
     path: Path
 
     def __post_init__(self) -> None:
         _ = self.layout
+
+
+@final
+class FitsCubes(_FileCubes):
+    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -305,14 +309,8 @@ def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
 
 
 @final
-@dataclass(frozen=True)
-class ZarrCubes(AbstractCubes):
+class ZarrCubes(_FileCubes):
     """density_mean and its like, (z, y, x), density_samples (sample, z, y, x)."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        _ = self.layout
 
     @cached_property
     def layout(self) -> Layout:

@@ -80,21 +80,13 @@ class AxisWeights:
             (where == torch.arange(nodes, dtype=where.dtype)).all()
         )
 
-    def along_last(self, values: Tensor) -> Tensor:
-        """(..., nodes) to (..., n)."""
+    def along(self, values: Tensor, dim: int) -> Tensor:
+        """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
         if self.identity:
             return values
-        left = values.index_select(-1, self.cell)
-        right = values.index_select(-1, self.cell + 1)
-        return left.lerp_(right, self.weight)
-
-    def along_rows(self, values: Tensor) -> Tensor:
-        """(..., nodes, m) to (..., n, m)."""
-        if self.identity:
-            return values
-        left = values.index_select(-2, self.cell)
-        right = values.index_select(-2, self.cell + 1)
-        return left.lerp_(right, self.weight[:, None])
+        left = values.index_select(dim, self.cell)
+        right = values.index_select(dim, self.cell + 1)
+        return left.lerp_(right, self.weight if dim == -1 else self.weight[:, None])
 
 
 @final
@@ -122,7 +114,7 @@ class Resampler:
 
     def _widened(self, plane: Tensor) -> Tensor:
         """(S, x, y) at nodes to (S, y, x) of the target."""
-        return self._x.along_last(self._y.along_rows(plane.transpose(-1, -2).contiguous()))
+        return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
 
 
 @final
