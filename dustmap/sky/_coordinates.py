@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.float64]:
-    """(X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
+    """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
     coordinates = SkyCoord(
         l=np.asarray(l, np.float64) * u.deg,
         b=np.asarray(b, np.float64) * u.deg,
@@ -23,7 +23,7 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.flo
 def galactic(
     xyz: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3)."""
+    """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3)."""
     x, y, z = np.moveaxis(xyz, -1, 0) * u.pc
     coordinates = SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
     spherical = coordinates.spherical
@@ -43,7 +43,7 @@ def coordinates_of(angles: Mapping[str, ArrayLike], d: ArrayLike | None, frame: 
 
 
 def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
+    """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
     xyz = _galactic(coords).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
         raise ValueError(
@@ -54,7 +54,7 @@ def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
 
 
 def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
+    """Return unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
     sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
     return _stacked(sphere.to_cartesian().xyz.value)
 

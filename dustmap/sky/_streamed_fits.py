@@ -34,7 +34,7 @@ ALONE = Alone()
 
 @contextmanager
 def together(world: AbstractWorld) -> Iterator[None]:
-    """A step that every rank has done when any goes on.
+    """Run a step that every rank has done when any goes on.
 
     Where memory runs out on one, all raise MemoryError at the end of the step: they leave what
     they write, and begin again in smaller slabs, together. Any other failure ends the job.
@@ -56,7 +56,7 @@ def together(world: AbstractWorld) -> Iterator[None]:
 
 @contextmanager
 def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> Iterator[Path]:
-    """`replacing` of what ranks write together: the first makes the name, and the file in place.
+    """Replace what ranks write together: the first makes the name, and the file in place.
 
     The block ends with a step of all.
     """
@@ -72,7 +72,7 @@ def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> I
 
 
 def smallest_of_ranks(value: int, world: AbstractWorld) -> int:
-    """Smallest of the values that the ranks have."""
+    """Return the smallest of the values that the ranks have."""
     return int(world.gathered(torch.tensor([value])).min())
 
 

@@ -90,7 +90,7 @@ class _Matcher:
         return name in self.card.constants or self.source(name) is not None
 
     def closest(self, names: Sequence[str]) -> list[str]:
-        """Columns of the file that the card has no other use for, those first that look most like
+        """List columns of the file without another use in the card, those first that look most like
         these of the card."""
         words = [word for name in names for word in self._words(name)]
         others = self.card.columns.keys() - set(names)

@@ -83,7 +83,7 @@ class SchemaCard:
     named: frozenset[str] = frozenset()
 
     def with_columns(self, names: Mapping[str, str]) -> Self:
-        """With other names of columns, `GLON` or, with a unit where the file has none,
+        """Replace names of columns, by `GLON` or, with a unit where the file has none,
         `DIST [kpc]`."""
         columns = dict(self.columns)
         for name, written in names.items():
@@ -117,7 +117,7 @@ def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
 
 
 def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
-    """A card with all that it does not say from another: single columns, constants, flags and
+    """Complete a card by what another says: single columns, constants, flags and
     cuts of the same name replace those of the parent."""
     tables = ("columns", "constants", "flags", "cuts")
     both = {

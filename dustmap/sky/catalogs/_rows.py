@@ -117,14 +117,14 @@ def _rotation() -> Array:
 
 
 def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:
-    """(l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
+    """Return (l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
     ra, dec = np.radians(ra), np.radians(dec)
     xyz = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)])
     return direction(*(_rotation() @ xyz))
 
 
 def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
-    """(l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
+    """Return (l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
     l = np.degrees(np.arctan2(y, x)) % 360.0
     return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
 
@@ -143,7 +143,7 @@ def position_problems(kind: PositionKind, values: Values) -> Problems:
 
 
 def distance_problems(kind: DistanceKind, values: Values) -> Problems:
-    """Parallaxes may be zero or negative, their errors and all distances may not."""
+    """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
     problems = _not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
         length = _length(values)
@@ -172,7 +172,7 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
 
 
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
-    """An extinction may be negative: noise is."""
+    """Find bad rows: an extinction may be negative, as noise is."""
     problems = _not_finite(values, kind.columns)
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
@@ -195,7 +195,7 @@ def _not_finite(values: Values, names: tuple[str, ...]) -> Problems:
 
 
 def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
-    """Galactic (l, b) in degrees, 0 ≤ l < 360."""
+    """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
     first, *others = (values[name] for name in kind.columns)
     if kind is PositionKind.ICRS:
         return galactic_from_icrs(first, *others)
@@ -207,7 +207,7 @@ def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
 def distances(
     kind: DistanceKind, values: Values, prior: AbstractDistancePrior, zero_point: float
 ) -> AbstractDistances:
-    """Distances in pc. The zero point (mas) is subtracted from every parallax."""
+    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
     if kind is DistanceKind.PARALLAX:
         return stars.ParallaxDistances(
             values["parallax"] - zero_point, values["parallax_error"], prior
@@ -225,7 +225,7 @@ _MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
 
 
 def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
-    """Value and error; of percentiles the median and half the distance of the 84th to the 16th."""
+    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
     if kind is ExtinctionKind.ERROR:
         return values["extinction"], values["extinction_error"]
     low, middle, high = (values[name] for name in kind.columns)

@@ -55,14 +55,14 @@ class Counts:
         return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
 
     def summary(self) -> dict[str, int]:
-        """The same without levels, for people: what happened, and to how many rows."""
+        """Return the same without levels, for people: what happened, and to how many rows."""
         cuts = {f"cut, not {name}": count for name, count in self.cuts.items()}
         invalid = {f"invalid, {name}": count for name, count in self.invalid.items()}
         twice = {"duplicates": self.duplicates} if self.duplicates else {}
         return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept}
 
     def lines(self) -> list[str]:
-        """One `what: number` a line."""
+        """Return `what: number`, one a line."""
         return [f"{name}: {count}" for name, count in self.summary().items()]
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class CatalogFile:
     system: ExtinctionSystem
 
     def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
-        """Provenance of the file."""
+        """Return the provenance of the file."""
         columns = {name: str(source) for name, source in self.binding.sources.items()}
         return fingerprint(self.path) | {
             "extinction_system": self.system.name,
@@ -130,7 +130,7 @@ class Selection:
         self._check_files()
 
     def tables(self) -> Iterator[StarTable]:
-        """Stars of `self.system`, a chunk at a time; duplicates are still among them, and their
+        """Yield stars of `self.system` in chunks; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
         for cut in self._cuts:
             self._cut[str(cut)] += 0
@@ -160,7 +160,7 @@ class Selection:
         return {"distance_prior": self.rules.prior.attributes()}
 
     def with_prior(self, table: StarTable) -> StarTable:
-        """The stars under the prior that was learned, once all tables have been seen."""
+        """Return the stars under the prior that was learned, once all tables have been seen."""
         if self.learned is None:
             return table
         assert isinstance(table.distances, ParallaxDistances)
@@ -178,7 +178,7 @@ class Selection:
         return self.files[0].binding.has_identifiers
 
     def provenance(self) -> dict[str, Any]:
-        """All that the stars depend on beside the rows themselves."""
+        """Return all that the stars depend on beside the rows themselves."""
         card, binding = self.rules.card, self.files[0].binding
         assert binding.extinction is not None
         return {
@@ -198,7 +198,7 @@ class Selection:
         }
 
     def check_some(self) -> None:
-        """CatalogError where no star is left, with what became of the rows."""
+        """Refuse a selection without stars, with what became of the rows."""
         counts = self.counts
         if counts.kept == 0:
             names = ", ".join(str(file.path) for file in self.files)

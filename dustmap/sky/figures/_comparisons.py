@@ -94,14 +94,14 @@ class Comparison:
 
 
 def coverage_curve(pit: Array, nominal: Array) -> Array:
-    """Share of transforms (N,) inside the central intervals of probability `nominal` (K,)."""
+    """Return the share of transforms (N,) inside central intervals of `nominal` chances (K,)."""
     widths = np.sort(np.abs(2.0 * pit - 1.0))
     return np.searchsorted(widths, nominal, side="right") / len(pit)
 
 
 @style.styled()
 def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
-    """Whether N predictive distributions are as wide as they should be.
+    """Show whether N predictive distributions are as wide as they should be.
 
     pit (N,): probability integral transforms, the probability of less than what was measured.
     Their histogram is flat, and central intervals of nominal probability p hold a share p of the
@@ -178,7 +178,7 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
 
 @style.styled()
 def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figure:
-    """Measured against predicted extinctions, and their standardised difference."""
+    """Draw measured against predicted extinctions, and their standardised difference."""
     figure = style.new_figure(style.TWO_COLUMNS, 3.1)
     left, right = figure.subplots(1, 2)
     symbol = f"{style.symbol_of(compared.system)} [{style.unit_of(compared.system)}]"
@@ -273,7 +273,7 @@ def _running(axis: Axes, x: Array, z: Array) -> None:
 
 @style.styled()
 def residual_figure(compared: Comparison) -> Figure:
-    """Standardised residuals on the sky: every star, and cells of many.
+    """Draw standardised residuals on the sky: every star, and cells of many.
 
     Of a cell with n stars their mean times √n is shown, which like a single residual is standard
     normal where all is well.

@@ -68,7 +68,7 @@ class Profile:
 
 
 def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None = None) -> Profile:
-    """From the Sun to the face of the map.
+    """Follow a map from the Sun to its face.
 
     Bands of the density are the map's percentiles or, without them, mean ± std; those of the
     extinction are the percentiles of the stored samples, if there are any.
@@ -89,7 +89,7 @@ def profile_of_field(
     truth: DustMap | None = None,
     device: "torch.device | None" = None,
 ) -> Profile:
-    """As `profile_of_map`, of a posterior: no number is read off voxels.
+    """Follow a posterior as `profile_of_map` a map: no number is read off voxels.
 
     step: between places, at most, in pc; device: of the posterior.
     """
@@ -128,7 +128,7 @@ def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array
 
 
 def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:
-    """The stars within `angle` degrees of the line, as far as it goes; None if there are none."""
+    """Select the stars within `angle` degrees of the line, as far as it goes; None for none."""
     if not angle > 0.0:
         raise ValueError(f"beam: expected a radius of more than 0 degrees, got {angle:g}")
     ahead = cartesian([profile.l], [profile.b], [1.0])[0]
@@ -138,7 +138,7 @@ def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | Non
 
 
 def busiest_direction(stars: StarTable) -> tuple[float, float]:
-    """(l, b) of the middle of the stars in that cell of the sky, 4.5° wide, which has the most."""
+    """Find the cell of the sky, 4.5° wide, with most stars: (l, b) of the middle of these."""
     cells = Cells(_ROWS)
     of_star = cells.of(stars.l, stars.b)
     chosen = of_star == np.bincount(of_star, minlength=len(cells)).argmax()
@@ -150,7 +150,7 @@ def busiest_direction(stars: StarTable) -> tuple[float, float]:
 def distances_within(
     lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
 ) -> Array:
-    """Places from the Sun to where the line leaves the box, at most `step` apart."""
+    """Return places from the Sun to where the line leaves the box, at most `step` apart."""
     if not abs(b) <= 90.0:
         raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
     ahead = cartesian([l], [b], [1.0])
@@ -191,7 +191,7 @@ def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
 def line_of_sight_figure(
     profile: Profile, stars: StarTable | None = None, beam: float = BEAM
 ) -> Figure:
-    """ρ and A(<d) against distance: the mean, its 68 % band and the truth.
+    """Draw ρ and A(<d) against distance: the mean, its 68 % band and the truth.
 
     stars: those within `beam` degrees are drawn, with the central 68 % of their distances and with
     the errors of their extinctions.

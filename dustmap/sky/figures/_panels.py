@@ -52,7 +52,7 @@ class Panel:
         return mesh
 
     def label_for(self, length: float) -> str:
-        """Label of a bar of so many inches: in two lines where it is short."""
+        """Return the label of a bar of so many inches: in two lines where it is short."""
         whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
         if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
             return whole

@@ -44,7 +44,7 @@ class Cells:
         return int(self.per_row.sum())
 
     def of(self, l: Array, b: Array) -> NDArray[np.int64]:
-        """The cells that hold places in degrees, numbered from 0."""
+        """Return the cells that hold places in degrees, numbered from 0."""
         row = np.minimum((np.asarray(b) + 90.0) / 180.0 * self.rows, self.rows - 1).astype(np.int64)
         first = np.concatenate([[0], np.cumsum(self.per_row)[:-1]])
         across = (np.asarray(l) % 360.0) / 360.0 * self.per_row[row]
@@ -52,7 +52,7 @@ class Cells:
 
     @classmethod
     def holding(cls, count: int, each: int, most_rows: int = 60) -> "Cells":
-        """So many that `count` places are about `each` in a cell."""
+        """Make so many that `count` places are about `each` in a cell."""
         # About 4/π rows² of them.
         rows = np.sqrt(np.pi / 4.0 * count / each)
         return cls(int(np.clip(rows, 2, most_rows)))
@@ -71,7 +71,7 @@ class Pixels:
 
     @classmethod
     def whole_sky(cls, size: float = 1.0) -> "Pixels":
-        """All of it, −180° to 180°, in cells of about `size` degrees."""
+        """Cut all of it, −180° to 180°, into cells of about `size` degrees."""
         if not 0.0 < size <= 90.0:
             raise ValueError(f"size of pixels: expected 0 to 90 degrees, got {size:g}")
         rows = round(180.0 / size)
@@ -79,7 +79,7 @@ class Pixels:
 
     @classmethod
     def around(cls, l: float, b: float, radius: float, rows: int = 200) -> "Pixels":
-        """A window that reaches `radius` degrees to every side of (l, b)."""
+        """Make a window that reaches `radius` degrees to every side of (l, b)."""
         if not abs(b) <= 90.0 or not 0.0 < radius <= 45.0 or abs(b) + radius > 85.0:
             raise ValueError(
                 f"window at l = {l:g}, b = {b:g} of radius {radius:g} degrees: expected a radius "
@@ -108,7 +108,7 @@ class Pixels:
         return 0.5 * (self.b_edges[1:] + self.b_edges[:-1])
 
     def at(self, distance: float) -> SkyCoord:
-        """The centres (V, H) at a distance in pc."""
+        """Return the centres (V, H) at a distance in pc."""
         l, b = np.meshgrid(self.longitudes, self.latitudes)
         away = np.full(l.shape, distance) * u.pc
         return SkyCoord(l=l * u.deg, b=b * u.deg, distance=away, frame="galactic")
@@ -209,7 +209,7 @@ def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
 
 
 def graticule(axis: Axes) -> None:
-    """Meridians and parallels of Galactic coordinates with their degrees."""
+    """Draw meridians and parallels of Galactic coordinates with their degrees."""
     axis.set_xticks(-np.radians(_LONGITUDES), [])
     axis.set_yticks(np.radians([-60, -30, 0, 30, 60]))
     axis.set_yticklabels([f"{style.plain(b)}°" for b in (-60, -30, 0, 30, 60)])

@@ -58,7 +58,7 @@ class Plane(Image):
 
 
 def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None = None) -> Plane:
-    """The plane of voxels nearest to `level` in pc, which must lie inside the map.
+    """Read the plane of voxels nearest to `level` in pc, which must lie inside the map.
 
     The truth is interpolated at the centres of the same voxels.
     """
@@ -80,7 +80,7 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
 
 
 def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) -> Plane:
-    """∫ρ along `axis` in mag, from the first voxel centre to the last; trapezoidal rule.
+    """Integrate ρ along `axis` in mag, from the first voxel centre to the last; trapezoidal rule.
 
     The standard deviation is that of the stored samples, if there are any. Coverage is weighted by
     the density: the part of the column that the data decide on.
@@ -178,7 +178,7 @@ def _std_of_integral(density: DustMap, axis: Axis) -> Array | None:
 def slice_figure(
     density: DustMap, axis: Axis = Axis.Z, level: float = 0.0, truth: DustMap | None = None
 ) -> Figure:
-    """Mean and uncertainty on the plane of voxels nearest to `level` in pc; the truth beside it.
+    """Draw mean and uncertainty on the plane of voxels nearest to `level` in pc, and the truth.
 
     X grows to the Galactic centre, Y to l = 90°, Z to b = 90°.
     """
@@ -191,7 +191,7 @@ def slice_figure(
 def projection_figure(
     density: DustMap, axis: Axis = Axis.Z, truth: DustMap | None = None
 ) -> Figure:
-    """Extinction through the whole map along an axis: along Z, the map seen from above."""
+    """Draw the extinction through the whole map along an axis: along Z, seen from above."""
     plane = projection_of(density, axis, truth)
     low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"

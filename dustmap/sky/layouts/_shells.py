@@ -305,7 +305,7 @@ def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int)
 
 
 def refuse_bad_floor(floor: float | None) -> None:
-    """A floor is a density."""
+    """Refuse a floor that is no density."""
     if floor is not None and not _TINY <= floor < np.inf:
         raise ValueError(f"floor: expected a density of at least {_TINY:g} mag/pc, got {floor:g}")
 
@@ -313,7 +313,7 @@ def refuse_bad_floor(floor: float | None) -> None:
 def raised(
     values: NDArray[np.float32], positive: bool, floor: float | None
 ) -> tuple[NDArray[np.float32], int]:
-    """`values` with those ≤ 0 raised to `floor`, and how many they were; NaN stays.
+    """Return `values` with those ≤ 0 raised to `floor`, and how many they were; NaN stays.
 
     Without a floor a density that can be negative is refused; one that is positive but for the
     underflow of float32 gets the smallest number of float32.

@@ -50,7 +50,7 @@ class Answers:
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
     ) -> Floats:
-        """(1, S or Q, N) float64."""
+        """Return densities or integrals (1, S or Q, N), float64."""
         stored = self._stored(mode, levels)
         cubes = stored or self._sample_cubes(mode)
         values = self.interpolated(cubes, positions, outside)
@@ -106,7 +106,7 @@ class Answers:
         return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.layout.samples))
 
     def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
-        """(C, N) float64."""
+        """Interpolate in cubes: (C, N) float64."""
         inside = _trilinear.within_box(self.layout.grid, positions)
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else np.nan
@@ -122,7 +122,7 @@ class Answers:
     def integrals(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
     ) -> Floats:
-        """(1, S or Q, N) float64."""
+        """Return densities or integrals (1, S or Q, N), float64."""
         mean = mode is Mode.MEAN and Quantity.MEAN in self.layout.quantities
         cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
         finite = _finite(positions)
@@ -184,7 +184,7 @@ def muted_reports() -> Iterator[None]:
 
 
 def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floats:
-    """[from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage is never `least`.
+    """Find [from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage never is `least`.
 
     Coverage is looked at in steps of half a voxel and is linear between them.
     """

@@ -42,7 +42,7 @@ class DustMap:
 
     @classmethod
     def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
-        """A run's directory, a map.zarr or a map.fits."""
+        """Open a run's directory, a map.zarr or a map.fits."""
         return cls(_cubes_at(Path(path)), seed, memory)
 
     @classmethod
@@ -53,7 +53,7 @@ class DustMap:
         system: ExtinctionSystem | str,
         positive: bool = False,
     ) -> Self:
-        """From arrays (z, y, x), samples (S, z, y, x)."""
+        """Build from arrays (z, y, x), samples (S, z, y, x)."""
         named = system_named(system) if isinstance(system, str) else system
         samples = len(arrays[Quantity.SAMPLES]) if Quantity.SAMPLES in arrays else 0
         layout = Layout(grid, named, tuple(arrays), samples, positive)
@@ -67,7 +67,7 @@ class DustMap:
         std: NDArray[np.float64] | None,
         system: ExtinctionSystem | str,
     ) -> Self:
-        """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
+        """Build from values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
         nodes = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
         arrays = {
             quantity: np.ascontiguousarray(np.reshape(values, grid.shape).transpose(), np.float32)
@@ -171,22 +171,22 @@ class DustMap:
         return self.cube(Quantity.STD) if Quantity.STD in self.available else None
 
     def cube(self, quantity: Quantity, sample: int = 0) -> NDArray[np.float32]:
-        """A whole cube (z, y, x)."""
+        """Return a whole cube (z, y, x)."""
         self._answers.require(quantity)
         return self._answers.reader.whole(Cube(quantity, sample))
 
     def quantities(self) -> dict[str, NDArray[np.float32]]:
-        """Whole cubes (z, y, x) by name, all but the samples."""
+        """Return whole cubes (z, y, x) by name, all but the samples."""
         return {q.value: self.cube(q) for q in self.available if q is not Quantity.SAMPLES}
 
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Voxel centres x, y, z in pc."""
+        """Return voxel centres x, y, z in pc."""
         corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
         x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
         return x, y, z
 
     def nearest_slice(self, z: float) -> int:
-        """Index of the slice whose centre is nearest to z in pc; z must lie inside the map."""
+        """Find the slice whose centre is nearest to z in pc; z must lie inside the map."""
         lower, upper = self.grid.lower[2], self.grid.upper[2]
         half = self.grid.spacing[2] / 2
         if not lower - half <= z <= upper + half:
@@ -200,7 +200,7 @@ class DustMap:
     def query_gal(
         self, l: ArrayLike, b: ArrayLike, d: ArrayLike | None = None, **options: Any
     ) -> NDArray[np.float64]:
-        """`query` at Galactic coordinates.
+        """Query at Galactic coordinates.
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
@@ -214,7 +214,7 @@ class DustMap:
         frame: str = "icrs",
         **options: Any,
     ) -> NDArray[np.float64]:
-        """`query` at equatorial coordinates.
+        """Query at equatorial coordinates.
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
@@ -230,7 +230,7 @@ class DustMap:
         integrated: bool = False,
         outside: str = "nan",
     ) -> NDArray[np.float64]:
-        """Density in mag/pc, or its integral A(<d) in mag from the Sun, at `coords` of any shape.
+        """Return density in mag/pc, or its integral A(<d) in mag from the Sun, at `coords`.
 
         mode: "mean", "std", "median", "percentile" (of `pct`, in percent), "samples",
         "random_sample" (one sample for all coordinates). The result has the shape of `coords`;
@@ -258,16 +258,16 @@ class DustMap:
         return shaped[()]  # a number, not an array, of scalar coordinates
 
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
+        """Return the mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
         positions = np.asarray(points, np.float64)
         return np.asarray(self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0])
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
-        """Which coordinates lie in the box of voxel centres."""
+        """Return which coordinates lie in the box of voxel centres."""
         return within_box(self.grid, positions_of(coords)).reshape(coords.shape)
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
-        """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside.
+        """Return 1 − posterior variance / prior variance, 0 (prior) to 1 (data); NaN outside.
 
         Variances of ln ρ where the density is positive.
         """
@@ -278,11 +278,11 @@ class DustMap:
         return covered[()]
 
     def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
-        """Where coverage exceeds 0.5: the data say what the density is; False outside."""
+        """Return whether coverage exceeds 0.5: the data say what the density is; False outside."""
         return np.asarray(self.coverage(coords) > DATA_DOMINATED)
 
     def reliable_distances(self, coords: SkyCoord, least: float = 0.25) -> u.Quantity:
-        """Distances [from, to] (..., 2) within which the data reach along each direction.
+        """Return distances [from, to] (..., 2) within which the data reach along each direction.
 
         `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
         it first falls below again, or the face of the box. NaN where it never is. The distances

@@ -95,7 +95,7 @@ class AbstractDensityField(ABC):
     def percentiles(
         self, functional: AbstractFunctional, levels: Sequence[float]
     ) -> NDArray[np.float64]:
-        """At the probabilities `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
+        """Return quantiles at `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
         normal distribution where there are none."""
         if self.n_samples > 1:
             request = MapRequest((Quantity.SAMPLES,), self.n_samples)
@@ -130,7 +130,7 @@ class AbstractDensityField(ABC):
 
 
 def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
-    """Coverage is a property of places."""
+    """Refuse the coverage of rays: it is a property of places."""
     if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
         raise ValueError(
             "coverage: expected places (PointValues), got "
@@ -174,7 +174,7 @@ def as_numpy(values: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
 
 
 def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the slabs of a part of `count` planes."""
+    """Return (start, stop) of the slabs of a part of `count` planes."""
     if depth < 1:
         raise ValueError(f"depth: expected at least 1 plane, got {depth}")
     first, last, _ = part.indices(count)
@@ -185,7 +185,7 @@ def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, in
 def empty_arrays(
     grid: RegularGrid, request: MapRequest, depth: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Arrays for `depth` planes of what is requested, to be filled."""
+    """Return arrays for `depth` planes of what is requested, to be filled."""
     plane = (depth, *grid.shape[1::-1])
     arrays = {q.value: np.empty(plane, np.float32) for q in request.cubes}
     if request.samples:
@@ -194,7 +194,7 @@ def empty_arrays(
 
 
 def bytes_per_plane(grid: RegularGrid, request: MapRequest, extra: int = 0) -> int:
-    """Bytes of the arrays of one plane, and of `extra` more."""
+    """Return bytes of the arrays of one plane, and of `extra` more."""
     return 4 * math.prod(grid.shape[:2]) * (request.values_per_place + extra)
 
 
@@ -227,7 +227,7 @@ class Slabs:
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
-        """All that a map holds."""
+        """Return all that a map holds."""
         layout = cubes.layout
         request = MapRequest(layout.quantities, layout.samples)
 
@@ -237,7 +237,7 @@ class Slabs:
         return cls(layout, request, walk)
 
     def depth(self, memory: int, extra: int = 0) -> int:
-        """Planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
+        """Return planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
         return max(1, memory // bytes_per_plane(self.layout.grid, self.request, extra))
 
 
@@ -253,5 +253,5 @@ def _planes(cubes: AbstractCubes, depth: int, part: slice) -> Iterator[Planes]:
 
 
 def slab_memory(available: int) -> int:
-    """Bytes for the slabs of a writer in a program that may take `available`."""
+    """Return bytes for the slabs of a writer in a program that may take `available`."""
     return min(MEMORY, available // 2)

@@ -41,11 +41,11 @@ class NodeTable:
 
     @classmethod
     def of(cls, grid: RegularGrid, fields: Tensor) -> Self:
-        """From fields (S, M)."""
+        """Build from fields (S, M)."""
         return cls(grid, fields.mT.contiguous())
 
     def at(self, cells: Cells) -> Tensor:
-        """All fields (N, S) at places."""
+        """Return all fields (N, S) at places."""
         _, y, z = self.grid.shape
         corner = torch.from_numpy((cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2])
         offset = torch.from_numpy(cells.offset).to(self.values.dtype)
@@ -102,7 +102,7 @@ class Resampler:
         self._x, self._y, self._z = x, y, z
 
     def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """(below, above, weight) of planes in z: their values are lerp(below, above, weight)."""
+        """Yield (below, above, weight) of planes in z: of values lerp(below, above, weight)."""
         wide: dict[int, Tensor] = {}
         cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
         for cell, weight in zip(cells, weights, strict=True):

@@ -77,7 +77,7 @@ class MapRequest:
 
     @classmethod
     def named(cls, names: Sequence[str], samples: int = 0) -> Self:
-        """From the names of a configuration or a command line.
+        """Build from the names of a configuration or a command line.
 
         `samples` counts only where the names have "samples".
         """
@@ -91,7 +91,7 @@ class MapRequest:
         return quantity in self.quantities
 
     def any_of(self, quantities: Iterable[Quantity]) -> bool:
-        """Whether one of them is asked for."""
+        """Return whether one of them is asked for."""
         return any(quantity in self.quantities for quantity in quantities)
 
     def without(self, names: Container[str]) -> "MapRequest | None":
@@ -148,12 +148,12 @@ class Outside(_Named):
 
 
 def normal_quantile(q: float) -> float:
-    """Φ⁻¹(q)."""
+    """Return Φ⁻¹(q)."""
     return NormalDist().inv_cdf(q)
 
 
 def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[str, Tensor]":
-    """All that is requested but coverage, of draws (S, ...), each (...); samples are not copied."""
+    """Compute all but coverage of draws (S, ...), each (...); samples are not copied."""
     results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
@@ -174,7 +174,7 @@ def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[st
 
 
 def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
-    """p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
+    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
     if positive:
         centre, width = log_moments(draws)
     else:
@@ -188,7 +188,7 @@ def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
 
 
 def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
-    """√(Σ_s (f_s − m)² / divisor)."""
+    """Return √(Σ_s (f_s − m)² / divisor)."""
     total: Draws = _namespace(draws).zeros_like(mean)
     for draw in draws:
         difference = draw - mean
@@ -200,7 +200,7 @@ def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
 
 
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
-    """μ and τ of ln f; −∞ and 0 where a sample is not positive."""
+    """Return μ and τ of ln f; −∞ and 0 where a sample is not positive."""
     of = _namespace(draws)
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
@@ -222,7 +222,7 @@ def _paired(count: int) -> float:
 
 
 def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
-    """c of the share e of the prior's variance that S independent draws find explained:
+    """Return c of the share e of the prior's variance that S independent draws find explained:
 
         c / (1 − c) = e / (1 − e) / (1 + (8/S)²)
 
@@ -234,5 +234,5 @@ def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
 
 
 def coverage(std: "Tensor", prior_std: float) -> "Tensor":
-    """1 − (posterior variance / prior variance), within [0, 1]."""
+    """Return 1 − (posterior variance / prior variance), within [0, 1]."""
     return (1.0 - (std / prior_std).square()).clamp_(0.0, 1.0)

@@ -38,7 +38,7 @@ class Moments:
 
     @staticmethod
     def of_noise(variance: Tensor) -> "Moments":
-        """Independent additions of mean 0."""
+        """Make independent additions of mean 0."""
         none = torch.zeros_like(variance)
         return Moments(none, variance, none)
 
@@ -63,7 +63,7 @@ class PriorDust:
 
     @torch.no_grad()
     def expected(self, points: Tensor) -> Tensor:
-        """E ρ at points (..., 3): (...), float64, on their device."""
+        """Return E ρ at points (..., 3): (...), float64, on their device."""
         variance = self.kernel.variance()
         places = points.reshape(-1, 3).to(variance.device)
         m = self.mean.values(PointValues(places)).reshape(points.shape[:-1])
@@ -71,11 +71,11 @@ class PriorDust:
         return (self.level * density).to(points.device)
 
     def size(self, expected: Tensor) -> Tensor:
-        """Factor on the covariance of distance: Eρ of a log-normal density, 1 of others."""
+        """Scale the covariance of distance: by Eρ of a log-normal density, 1 of others."""
         return expected if self.lognormal else torch.ones_like(expected)
 
     def pairs(self, distance: Tensor) -> Tensor:
-        """G(t) = ∫₀ᵗ (t − u) c(u) du at distances t >= 0 in pc, c = k or exp(k) − 1.
+        """Return G(t) = ∫₀ᵗ (t − u) c(u) du at distances t >= 0 in pc, c = k or exp(k) − 1.
 
         ∬ c(|s − s'|) over [a, b] × [a', b'] is G|a − b'| + G|b − a'| − G|a − a'| − G|b − b'|.
         """
@@ -94,7 +94,7 @@ class PriorDust:
         return correlation
 
     def coherence_area(self) -> float:
-        """2π ∫ c(t) t dt / c(0) in pc²: of a plane through which parallel rays see the same."""
+        """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
         t = self._table.x
         c = self._covariance(t)
         return float(2.0 * np.pi * trapezoid(c * t, t) / c[0])
@@ -154,7 +154,7 @@ class BeyondBox:
 
     @torch.no_grad()
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
-        """E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
+        """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
         mean, variance = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
         for start in range(0, len(self.rows), RAYS_AT_ONCE):
             rows = self.rows[start : start + RAYS_AT_ONCE]
@@ -163,7 +163,7 @@ class BeyondBox:
         return mean, variance
 
     def tracks(self) -> Tensor:
-        """Direction, distance to the face of the box, and E of the path behind it (N, 5)."""
+        """Return direction, distance to the face of the box, and E of the path behind it (N, 5)."""
         rays = self.spread.rays
         out = torch.zeros(self.total, 5, dtype=torch.float64, device=self.rows.device)
         length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
@@ -205,7 +205,7 @@ NEIGHBOURS = 16
 
 
 def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
-    """How many stars see the same dust beyond the box as each of N does: n (N,) >= 1.
+    """Return how many stars see the same dust beyond the box as each of N does: n (N,) >= 1.
 
     For additions of covariance C ≥ 0 with variances V, diag(V n) − C is not negative definite if
     n_i = Σ_j C_ij / √(V_i V_j), so that noise of V n, independent from star to star, claims no more

@@ -76,16 +76,16 @@ class Observations:
         return self.batch.noise_variance - self.error_variance
 
     def counts_at_the_box(self) -> dict[str, int]:
-        """How many rays leave the box, and how many stars were left out for it."""
+        """Return how many rays leave the box, and how many stars were left out for it."""
         left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
         return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
 
     def expected(self, dust: PriorDust) -> Tensor:
-        """Expected extinction beyond the box (N,), where the policy expects any."""
+        """Return expected extinction beyond the box (N,), where the policy expects any."""
         return self._of_all(self._outside(dust)[0])
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
-        """Moments of distances and dust beyond the box, with one density all over the box."""
+        """Return what distances and dust beyond the box add, with one density all over it."""
         outside = self._outside(dust)
         own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
         return self._added(outside, own, dust)
@@ -93,7 +93,7 @@ class Observations:
     def added(
         self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
     ) -> Moments:
-        """The same with the posterior density in the box: the mean over its draws."""
+        """Return the same with the posterior density in the box: the mean over its draws."""
         outside, spread = self._outside(dust), self.spread
         if spread is None:
             return self._added(outside, 0.0, dust)
@@ -124,7 +124,7 @@ class Observations:
         return rays.gathered(values) if isinstance(rays, Sharded) else values
 
     def with_added(self, added: Moments) -> "Observations":
-        """The measured extinctions less what is expected beyond the box, with the noise of
+        """Return the measured extinctions less what is expected beyond the box, with the noise of
         error_variance + added.variance, whatever was added before."""
         mean, variance, shared = (
             values.to(self.measured) for values in (added.mean, added.variance, added.shared)
@@ -134,7 +134,7 @@ class Observations:
         return replace(self, batch=batch, shared=shared)
 
     def training(self, index: Tensor) -> Batch:
-        """The data of a fit, which takes the shared variance on top."""
+        """Return the data of a fit, which takes the shared variance on top."""
         data = self.batch[index]
         if self.shared is None or data.noise_variance is None:
             return data
@@ -151,7 +151,7 @@ def observe(
     dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
 ) -> Observations:
-    """Rays from the Sun to the stars, within the box that the grid's nodes span.
+    """Make data of stars: rays from the Sun, within the box that the grid's nodes span.
 
     The noise is that of the measurements; `with_added` brings in the spread of the distances and
     the dust beyond the box.
@@ -177,7 +177,7 @@ def observe_share(
     device: torch.device | None,
     world: AbstractWorld,
 ) -> Observations:
-    """`observe` of all stars, of which this rank has those from row `first` on.
+    """Observe all stars, of which this rank has those from row `first` on.
 
     Only the rays are shared: extinctions, errors and counts of all are on every rank.
     """
@@ -229,7 +229,7 @@ def stream(
     variance: PerDatum | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StreamedPass:
-    """Wᵀ Σ⁻¹ (y − W u) for u = field (M,), rows of W made, used in both products and forgotten.
+    """Sum Wᵀ Σ⁻¹ (y − W u) for u = field (M,); rows of W serve both products, and are forgotten.
 
     stars: such as `StarStore.chunks(STARS)`. rows: for a log-normal density `interpolation_taps`
     and ρ at the nodes, or the taps of a `BeamTable` and its expansion of ρ; for a Gaussian one

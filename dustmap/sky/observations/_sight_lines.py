@@ -87,7 +87,7 @@ def sight_lines(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """Rays from the Sun to stars at Galactic l, b (N,) in degrees, within the box of the grid.
+    """Make rays from the Sun to stars at Galactic l, b (N,) in degrees, in the box of the grid.
 
     Every random rule knows a ray by its row, so that batches do not change it. A ray that loses
     at most 1e-3 of its weight at the box is truncated under every policy.
@@ -98,7 +98,7 @@ def sight_lines(
 
 
 def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
-    """An error where none of the stars has a ray in the box."""
+    """Refuse stars of which none has a ray in the box."""
     if rays == 0:
         raise NothingSeen(
             f"none of the {stars} stars is seen through the box {grid.lower} to "
@@ -114,7 +114,7 @@ def lines_if_any(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """`sight_lines`, of stars of which none need be seen."""
+    """Make `sight_lines` of stars of which none need be seen."""
     if distances.exact:
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
@@ -209,7 +209,7 @@ def predict_extinction(
     samples: int = 8,
     seed: int = 0,
 ) -> Prediction:
-    """Mean and variance (N,) of A(<d) over the posterior of ρ and the distribution of d.
+    """Predict A(<d): mean and variance (N,) over the posterior of ρ and the distribution of d.
 
         E A = E_ρ ∫ρ sf ds,    Var A = Var_ρ ∫ρ sf ds + E_ρ Var_d A(<d)
 

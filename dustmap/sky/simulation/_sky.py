@@ -73,7 +73,7 @@ class Population:
         check_between(self, self.brightest, math.inf, "limit")
 
     def candidates(self, grid: RegularGrid, rng: np.random.Generator, tries: int) -> Candidates:
-        """Those of `tries` places, uniform in the grid's box, that hold a star bright enough."""
+        """Draw `tries` places, uniform in the grid's box; keep those with a star bright enough."""
         positions = rng.uniform(grid.lower, grid.upper, (tries, 3))
         keep, shine = rng.uniform(size=(2, tries))
         distance = np.linalg.norm(positions, axis=-1)
@@ -142,12 +142,12 @@ class Measurements:
         check_between(self, 0.0, 0.5, "outliers")
 
     def parallax_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        """In mas (N,)."""
+        """Return errors in mas (N,)."""
         z = 10 ** (0.4 * (np.clip(magnitude, 13.0, UNSEEN) - 15.0))
         return np.asarray(1e-3 * self.parallax_scale * np.sqrt(40 + 800 * z + 30 * z**2))
 
     def extinction_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        """In mag (N,), that of the typical star of a magnitude."""
+        """Return errors in mag (N,), those of the typical star of a magnitude."""
         photons = 10 ** (0.4 * (np.minimum(magnitude, UNSEEN) - TYPICAL_MAGNITUDE))
         return np.asarray(self.error * np.sqrt((1 + photons) / 2))
 
@@ -185,7 +185,7 @@ DISTANCE_MAX = 10_000.0
 def column_density(
     grid: RegularGrid, density: NDArray[np.float64], positions: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """∫ ρ ds from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
+    """Integrate ρ from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
 
     The Sun and the positions must lie in the grid's box.
     """
@@ -240,7 +240,7 @@ class SkyModel:
             )
 
     def grid(self) -> RegularGrid:
-        """Nodes `spacing` apart, or a little less to end on the faces of the box."""
+        """Return nodes `spacing` apart, or a little less to end on the faces of the box."""
         shape = [int(np.ceil(size / self.spacing - 1e-9)) + 1 for size in self.size]
         faces = list(zip(self.center, self.size, strict=True))
         return RegularGrid.from_bounds(
@@ -248,7 +248,7 @@ class SkyModel:
         )
 
     def dimming(self) -> float:
-        """A_G over the extinction."""
+        """Return A_G over the extinction."""
         if self.system.per_a_v is None:
             return 1.0
         return conversion(self.system, system_named(BAND))
@@ -275,7 +275,7 @@ class SimulatedSky:
         return len(self.stars)
 
     def at_true_distances(self) -> StarTable:
-        """The stars with the distances they have, in place of parallaxes."""
+        """Return the stars with the distances they have, in place of parallaxes."""
         return replace(self.stars, distances=ExactDistances(self.true_distance))
 
 

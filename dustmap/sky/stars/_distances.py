@@ -25,7 +25,7 @@ MAS_PC = 1000.0
 
 
 def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
-    """Every column is a vector (N,) of one length N."""
+    """Refuse columns that are not vectors (N,) of one length N."""
     shapes = {name: values.shape for name, values in columns.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
         raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
@@ -37,7 +37,7 @@ def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
 
 
 def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
-    """Extinctions and their errors lie within what can be a measurement."""
+    """Refuse extinctions and errors beyond what can be a measurement."""
     extinction, error = columns["extinction"], columns["extinction_error"]
     within = f"between -{MOST_EXTINCTION:g} and {MOST_EXTINCTION:g} mag"
     check_rows(np.abs(extinction) <= MOST_EXTINCTION, "extinction", within)
@@ -87,11 +87,11 @@ class AbstractDistances(ABC):
 
     @abstractmethod
     def survival(self, d: Array) -> Array:
-        """P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
+        """Return P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
 
     @abstractmethod
     def quantile(self, p: Array) -> Array:
-        """The distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
+        """Return the distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
 
     def __post_init__(self) -> None:
         """Check that columns have one length, and that all numbers but parallaxes are positive."""
@@ -218,11 +218,11 @@ class AbstractDistancePrior(ABC):
 
     @abstractmethod
     def survival(self, parallax: Array, error: Array, d: Array) -> Array:
-        """P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
+        """Return P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
 
     @abstractmethod
     def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
-        """The distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
+        """Return the distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
 
     @abstractmethod
     def attributes(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class LearnedPrior:
     strange: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For provenance and reports: plain values."""
+        """Return plain values for provenance and reports."""
         (d, p), ratio = _distribution(self.prior), self.prior.ratio
         names = [f"distance_p{100 * q:02.0f}_pc" for q in _QUANTILES]
         quantiles = np.interp(_QUANTILES, np.cumsum(p), d).tolist()
@@ -94,7 +94,7 @@ class ParallaxSample:
             self._rows, self._every = self._rows[::2], 2 * self._every
 
     def learned(self, wanted: ToLearn) -> LearnedPrior:
-        """The distribution p(d) of the stars' distances, selection included.
+        """Learn the distribution p(d) of the stars' distances, selection included.
 
         d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale. From
         LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
@@ -112,7 +112,7 @@ class ParallaxSample:
 
 
 def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
-    """The distribution of these stars' distances, from their parallaxes."""
+    """Learn the distribution of these stars' distances from their parallaxes."""
     sample = ParallaxSample()
     sample.add(distances)
     return sample.learned(wanted or ToLearn())

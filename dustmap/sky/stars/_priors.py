@@ -44,7 +44,7 @@ class SurveyRatio:
             raise ValueError("the table of a distance prior must be of finite numbers")
 
     def at(self, t: Array, error: Array) -> tuple[Array, Array]:
-        """ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""
+        """Return ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""
         splines = CubicSpline(np.arange(len(self.values[0])), np.transpose(self.values), axis=0)
         place = np.clip((t - self.first) / self.step, 0.0, len(self.values[0]) - 1.0)
         rows = np.searchsorted(self.bounds, error)
@@ -181,7 +181,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return attributes | {"distance_ratio": self.ratio.attributes()}
 
     def log_density(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
-        """g(t) without its constant, and g'(t)."""
+        """Return g(t) without its constant, and g'(t)."""
         value, slope = self._volume(parallax, error, t)
         if self.ratio is None:
             return value, slope
@@ -274,14 +274,14 @@ class _Table:
     slope: Array
 
     def survival(self, t: Array) -> Array:
-        """P(ln D > t) at t (n, P)."""
+        """Return P(ln D > t) at t (n, P)."""
         place = np.clip((t - self.left) / self.step, 0.0, NODES - 1)
         cell = np.minimum(place.astype(np.int64), NODES - 2)
         value, _ = self._cubic(cell, place - cell)
         return np.clip(1.0 - value, 0.0, 1.0)
 
     def quantile(self, p: Array) -> Array:
-        """t (n, P) with P(ln D ≤ t) = p (P,)."""
+        """Return t (n, P) with P(ln D ≤ t) = p (P,)."""
         cell = self._cell(p)
         first = np.take_along_axis(self.below, cell, 1)
         within = np.take_along_axis(self.below, cell + 1, 1) - first

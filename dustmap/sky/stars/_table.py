@@ -144,7 +144,7 @@ class StarTable:
         return self.distances.median
 
     def positions(self) -> Array:
-        """Heliocentric Galactic X, Y, Z in pc (N, 3), at the median distance."""
+        """Return heliocentric Galactic X, Y, Z in pc (N, 3), at the median distance."""
         return cartesian(self.l, self.b, self.distance)
 
 

@@ -60,13 +60,13 @@ class Merged:
     uncovered: int
 
     def memory(self, available: int) -> int:
-        """Bytes that the slabs of a writer may take of `available`."""
+        """Return bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
         return max(1, available * held // (held + BESIDE))
 
 
 def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged:
-    """All tiles on the whole `grid`, of which their boxes are parts.
+    """Merge all tiles on the whole `grid`, of which their boxes are parts.
 
     Tiles of one nside, margin, system and set of quantities, each once. A voxel belongs to the
     tile in whose cone it is; where that is not among them it is NaN, if `partial` says so.
@@ -183,13 +183,13 @@ class _Places:
         return self.stop - self.start, y, x
 
     def parts(self) -> Iterator[slice]:
-        """Few nodes at a time."""
+        """Yield few nodes at a time."""
         size = int(np.prod(self.shape))
         for start in range(0, size, AT_ONCE):
             yield slice(start, min(start + AT_ONCE, size))
 
     def at(self, part: slice) -> NDArray[np.float64]:
-        """X, Y, Z (N, 3) in pc."""
+        """Return X, Y, Z (N, 3) in pc."""
         k, j, i = np.unravel_index(np.arange(part.start, part.stop), self.shape)
         index = np.stack([i, j, k + self.start], axis=-1)
         return np.asarray(self.grid.lower + index * np.array(self.grid.spacing), np.float64)
@@ -204,18 +204,18 @@ class _Part:
     offset: tuple[int, int, int]
 
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
-        """Planes of the tile among the whole grid's planes start <= k < stop."""
+        """Return planes of the tile among the whole grid's planes start <= k < stop."""
         first = self.offset[2]
         return max(start, first), min(stop, first + self.map.cubes.layout.grid.shape[2])
 
     def where(self, start: int, first: int, last: int) -> tuple[slice, slice, slice]:
-        """Planes first <= k < last of the tile in a slab [z, y, x] that begins at `start`."""
+        """Locate planes first <= k < last of the tile in a slab [z, y, x] from `start` on."""
         x, y, _ = self.map.cubes.layout.grid.shape
         i, j, _ = self.offset
         return slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
 
     def influence(self, grid: RegularGrid, first: int, last: int) -> Floats:
-        """u [z, y, x] at the tile's own nodes, where they are in the whole grid."""
+        """Return u [z, y, x] at the tile's own nodes, where they are in the whole grid."""
         lower = tuple(
             a + n * h for a, n, h in zip(grid.lower, self.offset, grid.spacing, strict=True)
         )
@@ -236,7 +236,7 @@ class _Work:
     layout: Layout
 
     def walk(self, depth: int, part: slice = EVERY) -> Iterator[Planes]:
-        """`depth` planes at a time, in the order of z."""
+        """Yield `depth` planes at a time, in the order of z."""
         for start, stop in slabs(self.layout.grid.shape[2], depth, part):
             yield self._slab(start, stop)
 
@@ -285,7 +285,7 @@ def _into(held: dict[str, Floats], cube: Cube) -> Floats:
 
 
 def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
-    """The cubes of a tile's map.zarr, or of the run that has one; and its attribute `tile`."""
+    """Open a tile's map.zarr, or the run that has one: its cubes and its attribute `tile`."""
     place = path / "map.zarr" if (path / "config.toml").is_file() else path
     if not place.is_dir():
         raise ValueError(

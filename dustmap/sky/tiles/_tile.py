@@ -44,7 +44,7 @@ class SkyPixel:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """From NSIDE/PIXEL, such as 2/17."""
+        """Build from NSIDE/PIXEL, such as 2/17."""
         nside, _, pixel = name.partition("/")
         if not (nside.isdecimal() and pixel.isdecimal()):
             raise ValueError(f"{name!r}: expected NSIDE/PIXEL, such as 2/17")
@@ -56,7 +56,7 @@ class SkyPixel:
         return 12 * self.nside**2
 
     def contains(self, directions: Array) -> NDArray[np.bool_]:
-        """Which of the directions (N, 3), of any length but 0, lie in the pixel."""
+        """Return which of the directions (N, 3), of any length but 0, lie in the pixel."""
         import healpy
 
         x, y, z = directions.T
@@ -88,7 +88,7 @@ class SkyPixel:
         return cKDTree(self.border)
 
     def angle(self, directions: Array) -> Array:
-        """Angles (N,) in radians from unit vectors (N, 3) to the pixel; 0 inside."""
+        """Return angles (N,) in radians from unit vectors (N, 3) to the pixel; 0 inside."""
         outside = ~self.contains(directions)
         angles = np.zeros(len(directions))
         angles[outside] = self._to_border(directions[outside])
@@ -140,7 +140,7 @@ class Tile:
             raise ValueError(f"margin of a tile: expected more than 0 pc, got {self.margin:g}")
 
     def distances(self, points: Array) -> Array:
-        """From points (N, 3) in pc to the cone (N,): r sin θ, θ the angle to the pixel, and r
+        """Measure from points (N, 3) in pc to the cone (N,): r sin θ, θ the angle to the pixel; r
         where θ > 90°."""
         r = np.linalg.norm(points, axis=1)
         away = r > 0.0
@@ -150,7 +150,7 @@ class Tile:
         return distances
 
     def influence(self, points: Array) -> Array:
-        """u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
+        """Return u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
 
             u = 1 − 10 t³ + 15 t⁴ − 6 t⁵,    u' = u'' = 0 at both ends.
 
@@ -173,7 +173,7 @@ class Tile:
     def needs(
         self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
     ) -> NDArray[np.bool_]:
-        """Which stars at Galactic l, b (N,) in degrees have their whole ray in the tile.
+        """Return which stars at Galactic l, b (N,) in degrees have their whole ray in the tile.
 
         A ray ends at the star, or where it leaves the box of the whole `grid`; for uncertain
         distances, where the star is beyond with a probability of 1e-3.
@@ -196,7 +196,7 @@ class Tile:
         return np.asarray(self.distances(ahead * end[:, None]) <= self.margin)
 
     def part_of(self, grid: RegularGrid) -> RegularGrid:
-        """The smallest box of nodes of `grid` that surely holds what the tile has of its box.
+        """Find the smallest box of nodes of `grid` that surely holds the tile's part of it.
 
         Of the cone within the box made larger by the margin, made larger by the margin again.
         """
