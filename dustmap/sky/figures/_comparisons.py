@@ -159,16 +159,9 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     above.plot(_PRINTED, shares, "o", markersize=3.5, color=style.TRUTH_COLOUR)
     below.plot(_PRINTED, shares - _PRINTED, "o", markersize=3.5, color=style.TRUTH_COLOUR)
     printed = [f"{p:.0%} intervals hold {s:.1%}" for p, s in zip(_PRINTED, shares, strict=True)]
-    above.text(
-        0.97,
-        0.06,
-        "\n".join(printed),
-        transform=above.transAxes,
-        ha="right",
-        va="bottom",
-        color=style.TRUTH_COLOUR,
-        fontsize=style.SMALL,
-    )
+    corner: dict[str, Any] = {"transform": above.transAxes, "ha": "right", "va": "bottom"}
+    corner |= {"color": style.TRUTH_COLOUR, "fontsize": style.SMALL}
+    above.text(0.97, 0.06, "\n".join(printed), **corner)
     above.set_ylim(0.0, 1.0)
     above.tick_params(labelbottom=False)
     above.set_ylabel("share inside")
@@ -259,16 +252,9 @@ def _running(axis: Axes, x: Array, z: Array) -> None:
     bins = np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _BINS)))
     mean = np.array([z[part].mean() for part in bins])
     spread = np.array([z[part].std() for part in bins])
-    axis.errorbar(
-        [x[part].mean() for part in bins],
-        mean,
-        yerr=spread,
-        fmt="o",
-        markersize=3.5,
-        color=style.TRUTH_COLOUR,
-        elinewidth=1.0,
-        label="mean and deviation",
-    )
+    centre = [x[part].mean() for part in bins]
+    dots: dict[str, Any] = {"fmt": "o", "markersize": 3.5, "color": style.TRUTH_COLOUR}
+    axis.errorbar(centre, mean, spread, elinewidth=1.0, label="mean and deviation", **dots)
 
 
 @style.styled()

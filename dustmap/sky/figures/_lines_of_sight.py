@@ -247,17 +247,10 @@ def _shade_prior(axis: Axes, profile: Profile) -> None:
         return
     prior = profile.coverage < DATA_DOMINATED
     if prior.any():
-        axis.fill_between(
-            profile.distance,
-            0.0,
-            1.0,
-            where=prior.tolist(),
-            transform=axis.get_xaxis_transform(),
-            color="0.88",
-            linewidth=0.0,
-            zorder=0,
-            label=f"prior dominates (coverage < {DATA_DOMINATED:g})",
-        )
+        ground: dict[str, Any] = {"color": "0.88", "linewidth": 0.0, "zorder": 0}
+        ground |= {"transform": axis.get_xaxis_transform(), "where": prior.tolist()}
+        label = f"prior dominates (coverage < {DATA_DOMINATED:g})"
+        axis.fill_between(profile.distance, 0.0, 1.0, label=label, **ground)
 
 
 def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
@@ -265,16 +258,8 @@ def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
     across = None
     if not stars.distances.exact:
         across = np.maximum([stars.distance - low, high - stars.distance], 0.0)
-    axis.errorbar(
-        stars.distance,
-        stars.extinction,
-        xerr=across,
-        yerr=stars.extinction_error,
-        fmt="o",
-        markersize=2.2,
-        color=style.STAR_COLOUR,
-        ecolor=style.STAR_COLOUR,
-        elinewidth=0.5,
-        alpha=0.8,
-        label=f"{len(stars)} measured within {style.plain(beam)}°",
-    )
+    dots: dict[str, Any] = {"fmt": "o", "markersize": 2.2, "elinewidth": 0.5, "alpha": 0.8}
+    dots |= {"color": style.STAR_COLOUR, "ecolor": style.STAR_COLOUR}
+    label = f"{len(stars)} measured within {style.plain(beam)}°"
+    up = stars.extinction_error
+    axis.errorbar(stars.distance, stars.extinction, up, across, label=label, **dots)
