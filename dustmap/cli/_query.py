@@ -256,7 +256,7 @@ def _answers(
     median distance. distances: in pc where they are exact."""
     import numpy as np
 
-    from dustmap.sky.maps import DustMap, quietly
+    from dustmap.sky.maps import DustMap, muted_reports
 
     if not isinstance(source, DustMap):
         from dustmap.sky.stars import ExactDistances
@@ -269,7 +269,7 @@ def _answers(
             answers |= _named("extinction", levels, extinction) | _named("density", levels, density)
         return answers
     # Four questions about the same places would count those outside four times.
-    with quietly():
+    with muted_reports():
         median = distances if isinstance(distances, np.ndarray) else distances.median
         return _of_map(source, l, b, median, levels)
 

@@ -1,13 +1,15 @@
-"""Heliocentric Galactic coordinates: +X to l = 0, +Y to l = 90°, +Z to b = 90°, in pc."""
+"""Coordinates: heliocentric Galactic, +X to l = 0, +Y to l = 90°, +Z to b = 90°, in pc."""
+
+from collections.abc import Mapping
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import SkyCoord
+from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
 from numpy.typing import ArrayLike, NDArray
 
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.float64]:
-    """(X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
+    """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
     coordinates = SkyCoord(
         l=np.asarray(l, np.float64) * u.deg,
         b=np.asarray(b, np.float64) * u.deg,
@@ -21,7 +23,7 @@ def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.flo
 def galactic(
     xyz: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3)."""
+    """Return (l, b, distance) in degrees and pc of heliocentric (X, Y, Z) in pc (..., 3)."""
     x, y, z = np.moveaxis(xyz, -1, 0) * u.pc
     coordinates = SkyCoord(u=x, v=y, w=z, frame="galactic", representation_type="cartesian")
     spherical = coordinates.spherical
@@ -30,3 +32,41 @@ def galactic(
         spherical.lat.to_value(u.deg),
         spherical.distance.to_value(u.pc),
     )
+
+
+def coordinates_of(angles: Mapping[str, ArrayLike], d: ArrayLike | None, frame: str) -> SkyCoord:
+    """Make coordinates; bare numbers are degrees and, as in the dustmaps package, kpc."""
+    components = {name: u.Quantity(value, u.deg) for name, value in angles.items()}
+    if d is not None:
+        components["distance"] = u.Quantity(d, u.kpc)
+    return SkyCoord(**components, frame=frame)
+
+
+def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
+    """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
+    xyz = _galactic(coords).cartesian.xyz
+    if not xyz.unit.is_equivalent(u.pc):
+        raise ValueError(
+            "coords: expected coordinates with a distance, got directions alone; give "
+            "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
+        )
+    return _stacked(xyz.to_value(u.pc))
+
+
+def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
+    """Return unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
+    sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
+    return _stacked(sphere.to_cartesian().xyz.value)
+
+
+def _galactic(coords: SkyCoord) -> SkyCoord:
+    if not isinstance(coords, SkyCoord):
+        raise TypeError(
+            f"coords: expected an astropy SkyCoord, got {type(coords).__name__}; for numbers use "
+            "query_gal(l, b, d) or query_equ(ra, dec, d)"
+        )
+    return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
+
+
+def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)

@@ -19,10 +19,6 @@ from dustmap.sky.systems import ExtinctionSystem
 _CARD = 72
 
 
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-
-
 @final
 @dataclass(frozen=True)
 class Provenance:
@@ -34,7 +30,7 @@ class Provenance:
 
     config_sha256: str
     steps: tuple[str, ...] = ()
-    date: str = field(default_factory=_now)
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"))
     creator: str = f"dustmap {__version__}"
     catalog: tuple[str, ...] = ()
     seed: int | None = None
@@ -73,13 +69,8 @@ class Provenance:
         configured = ("sha256 of the configuration:", self.config_sha256)
         seed = () if self.seed is None else (f"seed: {self.seed}",)
         catalogs = tuple(f"catalog: {name}" for name in self.catalog)
-        return (
-            self.creator,
-            *(configured if self.config_sha256 else ()),
-            *catalogs,
-            *seed,
-            *self.steps,
-        )
+        made = (self.creator, *(configured if self.config_sha256 else ()))
+        return (*made, *catalogs, *seed, *self.steps)
 
 
 def density_cards(
@@ -127,7 +118,7 @@ def write_attributes(
 
 
 def conversion_note(source: ExtinctionSystem, target: ExtinctionSystem, factor: float) -> str:
-    """Tell how numbers of the map became those of the file."""
+    """State how numbers of the map became those of the file."""
     if source == target:
         return f"in the system of the map, {source.name}"
     return f"{target.name} = {factor:.6g} x {source.name}, the system of the map"

@@ -5,6 +5,9 @@ Ranks fill one file, each its own pieces, and sum each its share of the words.
 CHECKSUM and DATASUM follow appendix J of the FITS standard 4.0: a sum of 32-bit words in ones'
 complement, and its complement written in sixteen letters and digits, so that the whole unit sums to
 zero.
+
+`together` and `replacing_together` are for all files that ranks write together: steps that end at
+once on all, under one temporary name.
 """
 
 import math
@@ -14,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 import torch
@@ -23,8 +26,55 @@ from numpy.typing import ArrayLike
 
 from dustmap.distributed import check_agreement
 from dustmap.gp import RegularGrid
-from dustmap.linalg import AbstractWorld
-from dustmap.sky._ranks import ALONE, together
+from dustmap.linalg import AbstractWorld, Alone, out_of_memory
+from dustmap.tables._outputs import followed, naming, replacing
+
+ALONE = Alone()
+
+
+@contextmanager
+def together(world: AbstractWorld) -> Iterator[None]:
+    """Run a step that every rank has done when any goes on.
+
+    Where memory runs out on one, all raise MemoryError at the end of the step: they leave what
+    they write, and begin again in smaller slabs, together. Any other failure ends the job.
+    """
+    if world.size == 1:
+        yield
+        return
+    words = ""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        words = " ".join(str(error).split()) or type(error).__name__
+    short = [f"rank {rank}: {text}" for rank, text in enumerate(world.texts(words)) if text]
+    if short:
+        raise MemoryError("; ".join(short))
+
+
+@contextmanager
+def replacing_together(target: Path, overwrite: bool, world: AbstractWorld) -> Iterator[Path]:
+    """Replace what ranks write together: the first makes the name, and the file in place.
+
+    The block ends with a step of all.
+    """
+    if world.rank == 0:
+        with replacing(target, overwrite) as partial:
+            world.texts(partial.name)
+            yield partial
+    else:
+        partial = followed(target).with_name(world.texts("")[0])
+        with naming(partial, target):
+            yield partial
+    world.texts("")
+
+
+def smallest_of_ranks(value: int, world: AbstractWorld) -> int:
+    """Return the smallest of the values that the ranks have."""
+    return int(world.gathered(torch.tensor([value])).min())
+
 
 _BLOCK = 2880  # bytes: header and data are padded to a multiple
 _NO_SUM = "0" * 16
@@ -168,7 +218,11 @@ def streamed_fits(
     check_agreement(world, {"the layout of a FITS file": f"{layout.size} bytes"})
     with together(world):
         if world.rank == 0:
-            _create(path, layout)
+            with path.open("wb") as file:
+                for start, data in layout.complete:
+                    file.seek(start)
+                    file.write(data)
+                file.truncate(layout.size)
     with together(world), _opened_to_write(path) as file:
         images = {name: StreamedImage(file, *placed) for name, placed in layout.images.items()}
         yield images
@@ -197,16 +251,8 @@ def _laid_out(units: Sequence[ImagePlan | TablePlan | fits.BinTableHDU]) -> _Lay
         header = _table_header(unit) if isinstance(unit, TablePlan) else _image_header(unit)
         images[unit.name] = header, unit.shape, unit.dtype, end
         data = np.dtype(unit.dtype).itemsize * math.prod(unit.shape)
-        end += len(header.tostring()) + _padded(data)
+        end += len(header.tostring()) + -(-data // _BLOCK) * _BLOCK
     return _Layout(images, complete, end)
-
-
-def _create(path: Path, layout: _Layout) -> None:
-    with path.open("wb") as file:
-        for start, data in layout.complete:
-            file.seek(start)
-            file.write(data)
-        file.truncate(layout.size)
 
 
 def _opened_to_write(path: Path) -> BinaryIO:
@@ -216,46 +262,35 @@ def _opened_to_write(path: Path) -> BinaryIO:
 
 
 def _image_header(plan: ImagePlan) -> fits.Header:
-    primary = plan.name == "PRIMARY"
-    header = fits.Header()
-    if primary:
-        header["SIMPLE"] = (True, "conforms to FITS standard")
-    else:
-        header["XTENSION"] = ("IMAGE", "Image extension")
     bits = 8 * np.dtype(plan.dtype).itemsize
-    header["BITPIX"] = (-bits, f"{bits}-bit floating point")
-    header["NAXIS"] = len(plan.shape)
-    for i, n in enumerate(reversed(plan.shape)):
-        header[f"NAXIS{i + 1}"] = n
-    if primary:
-        header["EXTEND"] = True
-    else:
-        header["PCOUNT"] = 0
-        header["GCOUNT"] = 1
-        header["EXTNAME"] = plan.name
-    return _described(header, plan.cards)
+    first: tuple[Any, ...] = ("XTENSION", "IMAGE", "Image extension")
+    last: list[tuple[Any, ...]] = [("PCOUNT", 0), ("GCOUNT", 1), ("EXTNAME", plan.name)]
+    if plan.name == "PRIMARY":
+        first, last = ("SIMPLE", True, "conforms to FITS standard"), [("EXTEND", True)]
+    axes = [(f"NAXIS{i + 1}", n) for i, n in enumerate(reversed(plan.shape))]
+    size = [("BITPIX", -bits, f"{bits}-bit floating point"), ("NAXIS", len(axes)), *axes]
+    return _described([first, *size, *last], plan.cards)
 
 
 def _table_header(plan: TablePlan) -> fits.Header:
-    header = fits.Header()
-    header["XTENSION"] = ("BINTABLE", "binary table extension")
-    header["BITPIX"] = (8, "array data type")
-    header["NAXIS"] = 2
-    header["NAXIS1"] = (4 * len(plan.columns), "bytes of a row")
-    header["NAXIS2"] = (plan.rows, "rows")
-    header["PCOUNT"] = 0
-    header["GCOUNT"] = 1
-    header["TFIELDS"] = len(plan.columns)
+    cards: list[tuple[Any, ...]] = [
+        ("XTENSION", "BINTABLE", "binary table extension"),
+        ("BITPIX", 8, "array data type"),
+        ("NAXIS", 2),
+        ("NAXIS1", 4 * len(plan.columns), "bytes of a row"),
+        ("NAXIS2", plan.rows, "rows"),
+        ("PCOUNT", 0),
+        ("GCOUNT", 1),
+        ("TFIELDS", len(plan.columns)),
+    ]
     for i, (name, comment) in enumerate(plan.columns, 1):
-        header[f"TTYPE{i}"] = (name, comment)
-        header[f"TFORM{i}"] = "E"
-        if plan.unit:
-            header[f"TUNIT{i}"] = plan.unit
-    header["EXTNAME"] = plan.name
-    return _described(header, plan.cards)
+        cards += [(f"TTYPE{i}", name, comment), (f"TFORM{i}", "E")]
+        cards += [(f"TUNIT{i}", plan.unit)] if plan.unit else []
+    return _described([*cards, ("EXTNAME", plan.name)], plan.cards)
 
 
-def _described(header: fits.Header, cards: fits.Header) -> fits.Header:
+def _described(first: list[tuple[Any, ...]], cards: fits.Header) -> fits.Header:
+    header = fits.Header(first)
     header.extend(cards, update=True)
     header["CHECKSUM"] = (_NO_SUM, "sum of the whole unit")
     header["DATASUM"] = ("0" * 10, "sum of the data")
@@ -267,10 +302,6 @@ def _written(units: list[fits.PrimaryHDU | fits.BinTableHDU]) -> bytes:
     buffer = BytesIO()
     fits.HDUList(units).writeto(buffer, checksum=True)
     return buffer.getvalue()
-
-
-def _padded(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK
 
 
 def words_sum(data: bytes, start: int = 0) -> int:

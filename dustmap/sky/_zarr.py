@@ -11,14 +11,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 from zarr.core.metadata import ArrayV3Metadata
 
-from dustmap.tables import check_enclosed
+from dustmap.tables import check_enclosed, words_of_damage
 
 Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
 _CODECS = ("blosc", "bytes", "crc32c", "gzip", "sharding_indexed", "transpose", "zstd")
@@ -40,7 +40,7 @@ def create_array(
     fill: float = float("nan"),
     attributes: Mapping[str, Any] | None = None,
 ) -> Array:
-    """Make an array of version 3 that `checked_array` reads back: with every chunk, the chunks of
+    """Make an array of version 3 that `CheckedGroup` reads back: with every chunk, the chunks of
     nothing but fill values, too."""
     config: Any = {"write_empty_chunks": True}
     return group.create_array(
@@ -72,34 +72,63 @@ def opened_array(group: zarr.Group, path: str) -> Array:
     return array
 
 
-def open_checked(path: Path, what: str) -> zarr.Group:
-    """Open the zarr group at a path. `what` it should be is for the message.
+@final
+class CheckedGroup:
+    """A zarr group at `path`, whose arrays are checked as they are first asked for.
 
-    Raises
-    ------
-    ValueError
-        Where there is none, or a link leads out of it.
+    what: the group that is expected there. A ValueError says what keeps it from being read: no such
+    group, a link that leads out of it, an array without numbers, with a codec that may do more than
+    unpack, with a chunk that is missing or damaged.
     """
-    check_enclosed(path)
-    try:
-        # What the group keeps of the metadata of its arrays may differ from their own.
-        return zarr.open_group(path, mode="r", use_consolidated=False)
-    except Exception as error:  # whatever foreign metadata make zarr raise
-        raise ValueError(f"{path}: expected {what} ({_words(error)})") from error
+
+    def __init__(self, path: Path, what: str) -> None:
+        check_enclosed(path)
+        self.path = path
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+        try:
+            # What the group keeps of the metadata of its arrays may differ from their own.
+            self._group = zarr.open_group(path, mode="r", use_consolidated=False)
+        except Exception as error:
+            words = words_of_damage(error)
+            raise ValueError(f"{path}: expected {what} ({words})") from error
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of the group itself."""
+        return dict(self._group.attrs)
+
+    def names(self) -> set[str]:
+        """Name the arrays, judged by their files of metadata alone."""
+        files = (*self.path.glob("*/zarr.json"), *self.path.glob("*/.zarray"))
+        return {file.parent.name for file in files}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an array."""
+        return self._array(name).shape
+
+    def read(self, name: str, index: Any) -> NDArray[Any]:
+        """Read a part of an array."""
+        array = self._array(name)
+        try:
+            return np.asarray(array[index])
+        except Exception as error:
+            raise ValueError(
+                f"{self.path}: {name} cannot be read ({words_of_damage(error)}); the file is "
+                "damaged, make or download it again"
+            ) from error
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        if name not in self._arrays:
+            self._arrays[name] = _checked(self._group, self.path, name)
+        return self._arrays[name]
 
 
-def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
-    """Open an array of the group at `path`.
-
-    Raises
-    ------
-    ValueError
-        Where it holds no numbers, a codec of it may do more than unpack, or a chunk is missing.
-    """
+def _checked(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
     try:
         array = group[name]
-    except Exception as error:  # as above
-        raise ValueError(f"{path}: the array {name} cannot be opened ({_words(error)})") from error
+    except Exception as error:
+        words = words_of_damage(error)
+        raise ValueError(f"{path}: the array {name} cannot be opened ({words})") from error
     if not isinstance(array, zarr.Array):
         raise ValueError(f"{path}: {name} must be an array, got a group")
     if array.dtype.kind not in "iuf":
@@ -107,29 +136,6 @@ def checked_array(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]"
     _check_codecs(array, path, name)
     _check_chunks(array, path, name)
     return array
-
-
-def array_names(path: Path) -> set[str]:
-    """Name the arrays of the group at `path`, judged by their files of metadata alone."""
-    files = (*path.glob("*/zarr.json"), *path.glob("*/.zarray"))
-    return {file.parent.name for file in files}
-
-
-def read_array(array: "zarr.Array[Any]", path: Path, index: Any) -> NDArray[Any]:
-    """Read a part of an array of the group at `path`.
-
-    Raises
-    ------
-    ValueError
-        Where its bytes are damaged.
-    """
-    try:
-        return np.asarray(array[index])
-    except Exception as error:  # whatever a codec has to say of damaged bytes
-        raise ValueError(
-            f"{path}: {array.path} cannot be read ({_words(error)}); the file is damaged, make or "
-            "download it again"
-        ) from error
 
 
 def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
@@ -202,7 +208,3 @@ def _stored(folder: Path) -> dict[str, int]:
                 file = Path(above, name)
                 sizes[file.relative_to(folder).as_posix()] = file.stat().st_size
     return sizes
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dustmap.tables._hdf5_files import open_hdf5 as open_hdf5
     from dustmap.tables._outputs import check_enclosed as check_enclosed
     from dustmap.tables._outputs import check_output as check_output
-    from dustmap.tables._outputs import refuse_inputs as refuse_inputs
     from dustmap.tables._outputs import replacing as replacing
     from dustmap.tables._outputs import scratch_for as scratch_for
 else:

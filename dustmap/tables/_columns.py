@@ -88,10 +88,7 @@ class AbstractReader(ABC):
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         """Yield the wanted columns, at most about `rows` rows at a time, in the file's order.
 
-        Raises
-        ------
-        CatalogError
-            Where a column holds something else than is wanted, or the file ends early.
+        CatalogError where a column holds something else than is wanted, or the file ends early.
         """
 
     @abstractmethod
@@ -149,15 +146,12 @@ def typed(
 ) -> NDArray[Any]:
     """Convert values of a file (N,) to a column type. Text is never parsed, numbers never rounded.
 
+    CatalogError where the values are of another type.
+
     Parameters
     ----------
     missing
         Rows (N,) without a value: NaN among numbers, masked among whole numbers.
-
-    Raises
-    ------
-    CatalogError
-        Where the values are of another type.
     """
     if kind is ColumnType.TEXT:
         return _text(raw, ref)
@@ -200,10 +194,7 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 def number_column(table: Table, name: str) -> NDArray[np.float64]:
     """Return the numbers of a column (N,), all finite.
 
-    Raises
-    ------
-    CatalogError
-        Where there is no such column, or a value in it that is no finite number.
+    CatalogError where there is no such column, or a value in it that is no finite number.
     """
     if name not in table.colnames:
         raise CatalogError(
@@ -249,17 +240,16 @@ class TableDescription:
     def parse(cls, lines: list[str]) -> Self:
         """Read YAML lines without their comment marks.
 
-        Raises
-        ------
-        CatalogError
-            Where they are something else.
+        CatalogError where they are something else.
         """
         try:
             header = dict(get_header_from_yaml(lines))
             columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
             meta = dict(header.get("meta") or {})
+        except (KeyError, TypeError) as error:  # YAML of another structure
+            raise CatalogError(f"its YAML header cannot be read: {error}") from None
         except Exception as error:  # PyYAML may raise anything on foreign text
-            words = " ".join(str(error).split())[:200]
+            words = words_of_damage(error)
             raise CatalogError(f"its YAML header cannot be read: {words}") from None
         return cls(columns, meta, str(header.get("delimiter", " ")))
 

@@ -220,10 +220,7 @@ def _data_bytes(header: fits.Header) -> int:
 def write_fits(path: Path, table: Table) -> None:
     """Write the header into the cards of the table's unit, as astropy does.
 
-    Raises
-    ------
-    CatalogError
-        Where a text has letters beyond ASCII, which FITS has no place for.
+    CatalogError where a text has letters beyond ASCII, which FITS has no place for.
     """
     for name in text_columns(table):
         if not all(str(word).isascii() for word in table[name]):

@@ -55,10 +55,7 @@ ENDINGS = ", ".join(ending for each in FORMATS for ending in each.endings)
 def open_table(path: str | Path) -> AbstractReader:
     """Open a table to be read in chunks, in the format that the name's ending says.
 
-    Raises
-    ------
-    CatalogError
-        Where there is no such file, its ending is unknown, or its header is damaged.
+    CatalogError where there is no such file, its ending is unknown, or its header is damaged.
     """
     path = Path(path)
     name = path.name.lower()
@@ -77,10 +74,7 @@ def open_table(path: str | Path) -> AbstractReader:
 def read_tables(*paths: str | Path) -> Table:
     """Read all columns of some files into one table.
 
-    Raises
-    ------
-    CatalogError
-        Where a file cannot be read, or the columns of two have other names.
+    CatalogError where a file cannot be read, or the columns of two have other names.
     """
     tables = [open_table(path).whole() for path in paths]
     for path, table in zip(paths, tables, strict=True):
@@ -95,10 +89,7 @@ def read_tables(*paths: str | Path) -> Table:
 def table_format(path: str | Path) -> TableFormat:
     """Choose the format in which a table is written by the ending of its name.
 
-    Raises
-    ------
-    CatalogError
-        Where nothing is written under such a name.
+    CatalogError where nothing is written under such a name.
     """
     for each in FORMATS:
         if str(path).lower().endswith(each.endings):

@@ -112,10 +112,7 @@ class SparedFile:
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Open a file to read.
 
-    Raises
-    ------
-    CatalogError
-        In place of any error that follows from a loop in the file.
+    CatalogError in place of any error that follows from a loop in the file.
     """
     with path.open("rb", buffering=0) as raw:
         guarded = GuardedFile(raw, path)

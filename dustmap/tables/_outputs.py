@@ -237,10 +237,8 @@ def _alive(left: Path) -> bool:
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
 
-    Raises
-    ------
-    ValueError, FileExistsError, FileNotFoundError
-        With a line that names the output and says what stands in its way.
+    ValueError, FileExistsError, FileNotFoundError with a line that names the output and says what
+    stands in its way.
     """
     place = followed(target)
     if target.suffix.lower() in _COMPRESSED:

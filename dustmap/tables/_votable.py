@@ -193,11 +193,8 @@ class Scan:
 def scanned(stream: IO[bytes]) -> Scan:
     """Parse a VOTable without keeping its rows.
 
-    Raises
-    ------
-    CatalogError
-        Where it is no XML to its end, has more than `MOST` bytes, declares entities, names other
-        files, or promises more rows or elements than it has bytes.
+    CatalogError where it is no XML to its end, has more than `MOST` bytes, declares entities,
+    names other files, or promises more rows or elements than it has bytes.
     """
     try:
         return _scanned(stream)

@@ -16,7 +16,8 @@ from dustmap.gp.kernels import (
     Matern52,
     SquaredExponential,
 )
-from dustmap.sky.observations import Observations, PriorDust, crowding, observe
+from dustmap.sky.observations import Observations, PriorDust, observe
+from dustmap.sky.observations._beyond import crowding
 from dustmap.sky.stars import AbstractDistances, ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 

@@ -14,8 +14,8 @@ from dustmap.sky.stars import (
     SkySorter,
     StarTable,
     concatenate,
-    sky_keys,
 )
+from dustmap.sky.stars._store import sky_keys
 from tests.sky.test_star_table import stars
 
 NONE = np.empty(0, np.int64)

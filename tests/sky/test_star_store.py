@@ -9,7 +9,6 @@ import xarray as xr
 import zarr
 
 from dustmap.sky.stars import (
-    CHUNK,
     AbstractDistances,
     ExactDistances,
     ExponentialDensity,
@@ -22,6 +21,7 @@ from dustmap.sky.stars import (
     read_star_store,
     star_store,
 )
+from dustmap.sky.stars._store import CHUNK
 from tests.sky.test_star_table import stars, with_parallaxes
 
 ERROR = np.array([0.1, 0.2, 0.3])

@@ -12,24 +12,12 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
+from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
-from dustmap.sky.catalogs._rows import (
-    Alternative,
-    DistanceKind,
-    ExtinctionKind,
-    IdentifierPolicy,
-    PositionKind,
-)
-from dustmap.tables import (
-    CatalogError,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-)
+from dustmap.tables import CatalogError, Chunk, ColumnRef, ColumnType, FileColumn
 
-Way = TypeVar("Way", bound=Alternative)
+Way = TypeVar("Way", bound=_rows.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
 _COMPARED = 1000  # columns of a file whose names are compared with those of the card
 
@@ -55,9 +43,9 @@ class Binding:
 
     sources: Mapping[str, Source]
     constants: Mapping[str, float]
-    position: PositionKind
-    distance: DistanceKind
-    extinction: ExtinctionKind | None
+    position: _rows.PositionKind
+    distance: _rows.DistanceKind
+    extinction: _rows.ExtinctionKind | None
 
     @property
     def has_identifiers(self) -> bool:
@@ -69,13 +57,12 @@ class Binding:
 
     def values(self, chunk: Chunk) -> dict[str, NDArray[Any]]:
         """Return the columns of the card, in its units."""
-        columns = {name: _converted(chunk[s.ref], s) for name, s in self.sources.items()}
+        columns = {
+            name: chunk[s.ref] if s.factor == 1.0 else chunk[s.ref] * s.factor
+            for name, s in self.sources.items()
+        }
         rows = len(next(iter(chunk.values())))
         return columns | {name: np.full(rows, value) for name, value in self.constants.items()}
-
-
-def _converted(values: NDArray[Any], source: Source) -> NDArray[Any]:
-    return values if source.factor == 1.0 else values * source.factor
 
 
 @final
@@ -103,7 +90,7 @@ class _Matcher:
         return name in self.card.constants or self.source(name) is not None
 
     def closest(self, names: Sequence[str]) -> list[str]:
-        """Columns of the file that the card has no other use for, those first that look most like
+        """List columns of the file without another use in the card, those first that look most like
         these of the card."""
         words = [word for name in names for word in self._words(name)]
         others = self.card.columns.keys() - set(names)
@@ -198,7 +185,7 @@ def bind(
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
-    """Tell whether a file has any of the columns of extinctions of a card."""
+    """Check whether a file has any of the columns of extinctions of a card."""
     matcher = _Matcher(path, card, columns)
     return any(matcher.source(name) for way in card.extinctions for name in way.columns)
 
@@ -217,10 +204,10 @@ def _first(matcher: _Matcher, alternatives: tuple[Way, ...], purpose: str) -> Wa
 
 def _reads_identifiers(matcher: _Matcher) -> bool:
     policy = matcher.card.identifiers
-    if policy is IdentifierPolicy.ROW:
+    if policy is _rows.IdentifierPolicy.ROW:
         return False
     present = matcher.has("source_id")
-    if policy is IdentifierPolicy.COLUMN and not present:
+    if policy is _rows.IdentifierPolicy.COLUMN and not present:
         raise _missing(matcher, "identifiers", ["source_id"])
     return present
 
@@ -233,7 +220,8 @@ def _check_cut(matcher: _Matcher, cut: Cut) -> None:
 
 def _check_named(binding: Binding, card: SchemaCard) -> None:
     """A name that the user gives for nothing would be passed over."""
-    kinds = (PositionKind, DistanceKind, *(() if binding.extinction is None else (ExtinctionKind,)))
+    kinds: list[type[_rows.Alternative]] = [_rows.PositionKind, _rows.DistanceKind]
+    kinds += [] if binding.extinction is None else [_rows.ExtinctionKind]
     roles = {name for kind in kinds for way in kind for name in way.columns}
     idle = sorted((card.named & roles) - set(binding.sources))
     if idle:

@@ -16,15 +16,8 @@ from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
+from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
-from dustmap.sky.catalogs._rows import (
-    DistanceKind,
-    ExtinctionKind,
-    IdentifierPolicy,
-    InvalidRows,
-    PositionKind,
-    Role,
-)
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import CatalogError, ColumnRef, ColumnType
 
@@ -34,11 +27,7 @@ _KEYS = (
     *("positions", "distances", "extinctions"),
     *("columns", "constants", "flags", "cuts"),
 )
-_TYPES = {
-    "number": ColumnType.NUMBER,
-    "integer": ColumnType.INTEGER,
-    "text": ColumnType.TEXT,
-}
+_TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.TEXT}
 #: The preset that every card has.
 NO_CUTS = "none"
 _ENDING = ".toml"
@@ -82,11 +71,11 @@ class SchemaCard:
     title: str
     reference: str
     system: ExtinctionSystem | None
-    invalid: InvalidRows
-    identifiers: IdentifierPolicy
-    positions: tuple[PositionKind, ...]
-    distances: tuple[DistanceKind, ...]
-    extinctions: tuple[ExtinctionKind, ...]
+    invalid: _rows.InvalidRows
+    identifiers: _rows.IdentifierPolicy
+    positions: tuple[_rows.PositionKind, ...]
+    distances: tuple[_rows.DistanceKind, ...]
+    extinctions: tuple[_rows.ExtinctionKind, ...]
     columns: Mapping[str, CardColumn]
     constants: Mapping[str, float]
     flags: Mapping[str, FlagBits]
@@ -94,7 +83,7 @@ class SchemaCard:
     named: frozenset[str] = frozenset()
 
     def with_columns(self, names: Mapping[str, str]) -> Self:
-        """With other names of columns, `GLON` or, with a unit where the file has none,
+        """Replace names of columns, by `GLON` or, with a unit where the file has none,
         `DIST [kpc]`."""
         columns = dict(self.columns)
         for name, written in names.items():
@@ -128,7 +117,7 @@ def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
 
 
 def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
-    """A card with all that it does not say from another: single columns, constants, flags and
+    """Complete a card by what another says: single columns, constants, flags and
     cuts of the same name replace those of the parent."""
     tables = ("columns", "constants", "flags", "cuts")
     both = {
@@ -143,18 +132,19 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     """Parse a card from the content of its TOML file."""
     table = CardTable(content, f"card {name}")
     table.only(_KEYS)
-    columns = _columns(table)
+    named = table.table("columns")
+    columns = {key: _column(named.table(key), key) for key in named.names()}
     flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
     card = SchemaCard(
         name=name,
         title=table.text("title"),
         reference=table.text_or("reference", ""),
         system=_system(table),
-        invalid=_one(table, "invalid", InvalidRows),
-        identifiers=_one(table, "identifiers", IdentifierPolicy),
-        positions=_several(table, "positions", PositionKind),
-        distances=_several(table, "distances", DistanceKind),
-        extinctions=_several(table, "extinctions", ExtinctionKind),
+        invalid=_one(table, "invalid", _rows.InvalidRows),
+        identifiers=_one(table, "identifiers", _rows.IdentifierPolicy),
+        positions=_several(table, "positions", _rows.PositionKind),
+        distances=_several(table, "distances", _rows.DistanceKind),
+        extinctions=_several(table, "extinctions", _rows.ExtinctionKind),
         columns=MappingProxyType(columns),
         constants=MappingProxyType(_constants(table)),
         flags=MappingProxyType(flags),
@@ -191,14 +181,9 @@ def _choices(kind: type[Kind]) -> str:
     return ", ".join(f'"{member.value}"' for member in kind)
 
 
-def _columns(table: CardTable) -> dict[str, CardColumn]:
-    columns = table.table("columns")
-    return {name: _column(columns.table(name), name) for name in columns.names()}
-
-
 def _column(table: CardTable, name: str) -> CardColumn:
     table.only(("names", "unit", "type"))
-    role = Role.named(name)
+    role = _rows.ROLES.get(name)
     kind = _TYPES.get(table.text_or("type", "number"))
     if kind is None:
         raise table.error(f"type: expected {', '.join(_TYPES)}")
@@ -235,7 +220,7 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
 
 def _constants(table: CardTable) -> dict[str, float]:
     constants = table.table("constants")
-    constants.only(role.name for role in Role.every() if role.kind is ColumnType.NUMBER)
+    constants.only(role.name for role in _rows.ROLES.values() if role.kind is ColumnType.NUMBER)
     return {name: constants.number(name) for name in constants.names()}
 
 
@@ -276,7 +261,7 @@ def _check_roles(table: CardTable, card: SchemaCard) -> None:
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
                 raise table.error(f"columns.{name} is missing; {alternative.value} needs it")
-    if card.identifiers is not IdentifierPolicy.ROW and "source_id" not in card.columns:
+    if card.identifiers is not _rows.IdentifierPolicy.ROW and "source_id" not in card.columns:
         raise table.error('columns.source_id is missing; or say identifiers = "row"')
     for name in card.flags:
         if name not in card.columns or card.columns[name].kind is not ColumnType.INTEGER:

@@ -14,30 +14,19 @@ from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs import _rows
+from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import (
-    ROWS,
-    Counts,
-    Rules,
-    Selection,
-    invalid_row,
-    problems_of_places,
-)
+from dustmap.sky.catalogs._selection import Counts, Rules, Selection
 from dustmap.sky.stars import (
-    SKY_ORDER,
     AbstractDistancePrior,
     AbstractDistances,
-    SkySorter,
-    StarStoreWriter,
     StarTable,
     ToLearn,
+    _store,
     concatenate,
-    star_store,
 )
-from dustmap.sky.stars._store import CHUNK
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import CatalogError, check_output, open_table, scratch_for
 
@@ -155,6 +144,8 @@ def read_catalog(
 ) -> Catalog:
     """Read the stars of one or more files with one card.
 
+    CatalogError where a file or a row cannot be used.
+
     Parameters
     ----------
     cuts
@@ -168,11 +159,6 @@ def read_catalog(
     parallax_zero_point
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
-
-    Raises
-    ------
-    CatalogError
-        Where a file or a row cannot be used.
     """
     rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
     selection = Selection(_listed(paths), rules)
@@ -184,9 +170,7 @@ def read_catalog(
         _check_repeated(selection, twice, stars.source_id[twice[:1]])
         if len(twice):
             stars = stars[np.delete(np.arange(len(stars)), twice)]
-    counts = selection.tally.counts()
-    provenance = selection.provenance() | {"counts": counts.as_dict()}
-    return Catalog(stars, counts, provenance)
+    return Catalog(stars, selection.counts, _description(selection))
 
 
 def ingest(
@@ -220,31 +204,27 @@ def ingest(
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
     with scratch_for(target) as scratch:
-        sorter = SkySorter(scratch)
-        twice = _sort(sorter, selection, scratch, progress or _silent)
-        with star_store(target, overwrite) as store:
+        sorter = _store.SkySorter(scratch)
+        twice = _sort(sorter, selection, scratch, progress or (lambda rows: None))
+        with _store.star_store(target, overwrite) as store:
             buffer = _Buffer(store)
             for table in sorter.tables(twice):
                 buffer.append(selection.with_prior(table))
             buffer.flush()
-            store.describe({"catalog": _description(selection), "order": dict(SKY_ORDER)})
-    return selection.tally.counts()
-
-
-def _silent(rows: int) -> None:
-    del rows
+            store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
+    return selection.counts
 
 
 def _sort(
-    sorter: SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
+    sorter: _store.SkySorter, selection: Selection, scratch: Path, progress: Callable[[int], None]
 ) -> NDArray[np.int64]:
-    """Gives all stars to the sorter; the numbers of those that an earlier one repeats."""
+    """Add all stars to the sorter; return the numbers of those that repeat an earlier one."""
     with IdentifierLog(scratch) as log:
         for table in selection.tables():
             sorter.add(table)
             if selection.has_identifiers:
                 log.append(table.source_id)
-            progress(selection.tally.rows)
+            progress(selection.rows)
         selection.check_some()
         twice = log.repeated()
         _check_repeated(selection, twice, log.at(twice[:1]))
@@ -255,15 +235,15 @@ def _sort(
 class _Buffer:
     """Appends whole chunks of the store, so that none is compressed twice."""
 
-    def __init__(self, store: StarStoreWriter) -> None:
+    def __init__(self, store: _store.StarStoreWriter) -> None:
         self._store = store
         self._waiting: list[StarTable] = []
 
     def append(self, table: StarTable) -> None:
         self._waiting.append(table)
         count = sum(map(len, self._waiting))
-        if count >= CHUNK:
-            joined, whole = concatenate(self._waiting), count - count % CHUNK
+        if count >= _store.CHUNK:
+            joined, whole = concatenate(self._waiting), count - count % _store.CHUNK
             self._store.append(joined[:whole])
             self._waiting = [joined[whole:]] if count > whole else []
 
@@ -274,14 +254,14 @@ class _Buffer:
 
 
 def _description(selection: Selection) -> dict[str, Any]:
-    return selection.provenance() | {"counts": selection.tally.counts().as_dict()}
+    return selection.provenance() | {"counts": selection.counts.as_dict()}
 
 
 def _check_repeated(
     selection: Selection, rows: NDArray[np.int64], example: NDArray[np.int64]
 ) -> None:
-    """Counts stars that occur before, or refuses them."""
-    selection.tally.duplicates = len(rows)
+    """Count stars that occur before, or refuse them."""
+    selection.duplicates = len(rows)
     if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise CatalogError(
@@ -340,16 +320,13 @@ def read_places(
 ) -> Places:
     """Read every row as a place: none is cut.
 
+    CatalogError where a row has no direction or distance, or the file cannot be read.
+
     Parameters
     ----------
     prior
         Of parallaxes, such as that of the stars of a map; d² exp(−d/1350 pc) by default, as no row
         says anything of another.
-
-    Raises
-    ------
-    CatalogError
-        Where a row has no direction or distance, or the file cannot be read.
     """
     path = Path(path)
     schema = card if isinstance(card, SchemaCard) else card_named(card)
@@ -360,13 +337,13 @@ def read_places(
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions=False)
-    chunks = [binding.values(chunk) for chunk in reader.chunks(ROWS, binding.wanted)]
+    chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
     if not chunks:
         raise CatalogError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    for reason, bad in problems_of_places(binding, values).items():
+    for reason, bad in _selection.problems_of_places(binding, values).items():
         if bad.any():
-            raise invalid_row(path, reason, np.flatnonzero(bad))
+            raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
     zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, known, zero_point)

@@ -53,7 +53,7 @@ class CardTable:
         return CatalogError(f"{self._place}: {words}")
 
     def only(self, allowed: Iterable[str]) -> None:
-        """No other keys than these."""
+        """Refuse other keys than these."""
         allowed = tuple(allowed)
         for key in self._values:
             if key not in allowed:
@@ -72,7 +72,7 @@ class CardTable:
     def entries(
         self, key: str, convert: Callable[[object], T | None], expected: str
     ) -> tuple[T, ...]:
-        """A list, each entry converted."""
+        """Convert each entry of a list."""
 
         def each(raw: object) -> tuple[T, ...] | None:
             values = [convert(entry) for entry in raw] if isinstance(raw, list) else [None]
@@ -94,21 +94,17 @@ class CardTable:
         return self.convert(key, number, "a finite number")
 
     def bit(self, key: str) -> int:
-        def convert(raw: object) -> int | None:
-            fine = isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 63
-            return raw if isinstance(raw, int) and fine else None
-
-        return self.convert(key, convert, "a bit from 0 to 62")
+        return self.convert(key, bit, "a bit from 0 to 62")
 
     def table(self, key: str) -> "CardTable":
-        """The table under a key; an empty one where it is missing."""
+        """Return the table under a key; an empty one where it is missing."""
         value = self._values.get(key, {})
         if not isinstance(value, Mapping):
             raise self.error(f"{key} = {value!r}: expected a table of keys")
         return CardTable(value, f"{self._place}: {key}")
 
     def tables(self, key: str) -> tuple["CardTable", ...]:
-        """The list of tables under a key."""
+        """Return the list of tables under a key."""
         value = self._values[key]
         if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
             raise self.error(f"{key} = {value!r}: expected a list of tables")
@@ -122,6 +118,10 @@ def text(raw: object) -> str | None:
 def number(raw: object) -> float | None:
     fine = isinstance(raw, int | float) and not isinstance(raw, bool) and math.isfinite(raw)
     return float(raw) if isinstance(raw, int | float) and fine else None
+
+
+def bit(raw: object) -> int | None:
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 63 else None
 
 
 def text_or_number(raw: object) -> str | float | None:
@@ -141,7 +141,7 @@ class FlagBits:
         return self.bits[name]
 
     def decode(self, values: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
-        """Whether each named bit is set, by name, in the shape of `values`."""
+        """Return whether each named bit is set, by name, in the shape of `values`."""
         whole = np.asarray(values)
         if whole.dtype.kind not in "iu":
             raise ValueError(f"flags are whole numbers, got {whole.dtype}")

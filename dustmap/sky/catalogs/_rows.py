@@ -8,22 +8,15 @@ import enum
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Optional, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    AbstractDistances,
-    ExactDistances,
-    GaussianDistances,
-    ParallaxDistances,
-    PercentileDistances,
-)
-from dustmap.sky.stars._distances import LEAST_ERROR, MOST_ERROR, MOST_EXTINCTION, Array
+from dustmap.sky.stars import _distances as stars
+from dustmap.sky.stars._distances import AbstractDistancePrior, AbstractDistances, Array
 from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]
@@ -46,14 +39,6 @@ class Role:
     unit: u.UnitBase | None
     kind: ColumnType = ColumnType.NUMBER
 
-    @staticmethod
-    def every() -> tuple["Role", ...]:
-        return _ROLES
-
-    @staticmethod
-    def named(name: str) -> Optional["Role"]:
-        return next((role for role in _ROLES if role.name == name), None)
-
 
 _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.deg, ("l", "b", "ra", "dec")),
@@ -63,10 +48,11 @@ _UNITS_OF_ROLES: tuple[tuple[u.UnitBase, tuple[str, ...]], ...] = (
     (u.mag, ("extinction", "extinction_error")),
     (u.mag, ("extinction_p16", "extinction_p50", "extinction_p84")),
 )
-_ROLES = (
-    Role("source_id", None, ColumnType.INTEGER),
-    *(Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names),
-)
+#: By name.
+ROLES = {
+    "source_id": Role("source_id", None, ColumnType.INTEGER),
+    **{name: Role(name, unit) for unit, names in _UNITS_OF_ROLES for name in names},
+}
 
 
 class Alternative(enum.Enum):
@@ -131,14 +117,14 @@ def _rotation() -> Array:
 
 
 def galactic_from_icrs(ra: Array, dec: Array) -> tuple[Array, Array]:
-    """(l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
+    """Return (l, b) in degrees of right ascension and declination in degrees; 0 ≤ l < 360."""
     ra, dec = np.radians(ra), np.radians(dec)
     xyz = np.stack([np.cos(dec) * np.cos(ra), np.cos(dec) * np.sin(ra), np.sin(dec)])
     return direction(*(_rotation() @ xyz))
 
 
 def direction(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
-    """(l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
+    """Return (l, b) in degrees of X, Y, Z; 0 ≤ l < 360. Accurate at the poles, too."""
     l = np.degrees(np.arctan2(y, x)) % 360.0
     return np.where(l == 360.0, 0.0, l), np.degrees(np.arctan2(z, np.hypot(x, y)))
 
@@ -157,7 +143,7 @@ def position_problems(kind: PositionKind, values: Values) -> Problems:
 
 
 def distance_problems(kind: DistanceKind, values: Values) -> Problems:
-    """Parallaxes may be zero or negative, their errors and all distances may not."""
+    """Find bad rows: parallaxes may be zero or negative, their errors and all distances not."""
     problems = _not_finite(values, kind.columns)
     if kind is DistanceKind.POSITION:
         length = _length(values)
@@ -186,7 +172,7 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
 
 
 def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
-    """An extinction may be negative: noise is."""
+    """Find bad rows: an extinction may be negative, as noise is."""
     problems = _not_finite(values, kind.columns)
     value, error = extinctions(kind, values)
     if kind is ExtinctionKind.ERROR:
@@ -197,9 +183,10 @@ def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
             (low > middle) | (middle > high) | (low >= high)
         )
     return problems | {
-        f"extinction is beyond {MOST_EXTINCTION:g} mag": np.abs(value) > MOST_EXTINCTION,
-        f"extinction_error is below {LEAST_ERROR:g} mag": error < LEAST_ERROR,
-        f"extinction_error is above {MOST_ERROR:g} mag": error > MOST_ERROR,
+        f"extinction is beyond {stars.MOST_EXTINCTION:g} mag": np.abs(value)
+        > stars.MOST_EXTINCTION,
+        f"extinction_error is below {stars.LEAST_ERROR:g} mag": error < stars.LEAST_ERROR,
+        f"extinction_error is above {stars.MOST_ERROR:g} mag": error > stars.MOST_ERROR,
     }
 
 
@@ -208,7 +195,7 @@ def _not_finite(values: Values, names: tuple[str, ...]) -> Problems:
 
 
 def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
-    """Galactic (l, b) in degrees, 0 ≤ l < 360."""
+    """Return Galactic (l, b) in degrees, 0 ≤ l < 360."""
     first, *others = (values[name] for name in kind.columns)
     if kind is PositionKind.ICRS:
         return galactic_from_icrs(first, *others)
@@ -220,23 +207,25 @@ def directions(kind: PositionKind, values: Values) -> tuple[Array, Array]:
 def distances(
     kind: DistanceKind, values: Values, prior: AbstractDistancePrior, zero_point: float
 ) -> AbstractDistances:
-    """Distances in pc. The zero point (mas) is subtracted from every parallax."""
+    """Return distances in pc. The zero point (mas) is subtracted from every parallax."""
     if kind is DistanceKind.PARALLAX:
-        return ParallaxDistances(values["parallax"] - zero_point, values["parallax_error"], prior)
+        return stars.ParallaxDistances(
+            values["parallax"] - zero_point, values["parallax_error"], prior
+        )
     if kind is DistanceKind.POSITION:
-        return ExactDistances(_length(values))
+        return stars.ExactDistances(_length(values))
     return _MAKERS[kind](*(values[name] for name in kind.columns))
 
 
 _MAKERS: dict[DistanceKind, Callable[..., AbstractDistances]] = {
-    DistanceKind.EXACT: ExactDistances,
-    DistanceKind.GAUSSIAN: GaussianDistances,
-    DistanceKind.PERCENTILES: PercentileDistances,
+    DistanceKind.EXACT: stars.ExactDistances,
+    DistanceKind.GAUSSIAN: stars.GaussianDistances,
+    DistanceKind.PERCENTILES: stars.PercentileDistances,
 }
 
 
 def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
-    """Value and error; of percentiles the median and half the distance of the 84th to the 16th."""
+    """Return value and error; of percentiles the median and (p84 − p16) / 2."""
     if kind is ExtinctionKind.ERROR:
         return values["extinction"], values["extinction_error"]
     low, middle, high = (values[name] for name in kind.columns)

@@ -4,8 +4,9 @@ rows = Σ cuts + Σ invalid + duplicates + kept.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +20,8 @@ from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    LearnedPrior,
-    ParallaxDistances,
-    ParallaxSample,
-    StarTable,
-    ToLearn,
-)
+from dustmap.sky.stars import LearnedPrior, ParallaxDistances, ParallaxSample, StarTable, ToLearn
+from dustmap.sky.stars._distances import AbstractDistancePrior
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, CatalogError, open_table
 
@@ -56,53 +51,22 @@ class Counts:
         return self.rows - lost
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "rows": self.rows,
-            "cuts": dict(self.cuts),
-            "invalid": dict(self.invalid),
-            "duplicates": self.duplicates,
-            "kept": self.kept,
-        }
+        lost = {"cuts": dict(self.cuts), "invalid": dict(self.invalid)}
+        return {"rows": self.rows, **lost, "duplicates": self.duplicates, "kept": self.kept}
 
     def summary(self) -> dict[str, int]:
-        """The same without levels, for people: what happened, and to how many rows."""
+        """Return the same without levels, for people: what happened, and to how many rows."""
         cuts = {f"cut, not {name}": count for name, count in self.cuts.items()}
         invalid = {f"invalid, {name}": count for name, count in self.invalid.items()}
         twice = {"duplicates": self.duplicates} if self.duplicates else {}
         return {"rows read": self.rows, **cuts, **invalid, **twice, "kept": self.kept}
 
     def lines(self) -> list[str]:
-        """One `what: number` a line."""
+        """Return `what: number`, one a line."""
         return [f"{name}: {count}" for name, count in self.summary().items()]
 
     def __str__(self) -> str:
         return "; ".join(self.lines())
-
-
-@final
-@dataclass
-class Tally:
-    """Counts on their way."""
-
-    rows: int = 0
-    cuts: dict[str, int] = field(default_factory=dict)
-    invalid: dict[str, int] = field(default_factory=dict)
-    duplicates: int = 0
-
-    def cut(self, name: str, rows: int) -> None:
-        self.cuts[name] = self.cuts.get(name, 0) + rows
-
-    def drop(self, reason: str, rows: int) -> None:
-        if rows:
-            self.invalid[reason] = self.invalid.get(reason, 0) + rows
-
-    def counts(self) -> Counts:
-        return Counts(
-            self.rows,
-            MappingProxyType(dict(self.cuts)),
-            MappingProxyType(dict(self.invalid)),
-            self.duplicates,
-        )
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -139,7 +103,7 @@ class CatalogFile:
     system: ExtinctionSystem
 
     def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
-        """Provenance of the file."""
+        """Return the provenance of the file."""
         columns = {name: str(source) for name, source in self.binding.sources.items()}
         return fingerprint(self.path) | {
             "extinction_system": self.system.name,
@@ -150,13 +114,15 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills tally and sample."""
+    """The stars of some files. `tables` goes through them once and fills counts and sample."""
 
     def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
         if not paths:
             raise CatalogError("expected at least one catalog, got none")
         self.rules = rules
-        self.tally = Tally()
+        self.rows = self.duplicates = 0
+        self._cut: Counter[str] = Counter()
+        self._invalid: Counter[str] = Counter()
         self._sample = ParallaxSample()
         self._cuts = rules.card.cuts(rules.preset)
         self.files = tuple(self._open(Path(path)) for path in paths)
@@ -164,10 +130,10 @@ class Selection:
         self._check_files()
 
     def tables(self) -> Iterator[StarTable]:
-        """Stars of `self.system`, a chunk at a time; duplicates are still among them, and their
+        """Yield stars of `self.system` in chunks; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
         for cut in self._cuts:
-            self.tally.cut(str(cut), 0)
+            self._cut[str(cut)] += 0
         for file in self.files:
             factor = conversion(file.system, self.system)
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
@@ -194,7 +160,7 @@ class Selection:
         return {"distance_prior": self.rules.prior.attributes()}
 
     def with_prior(self, table: StarTable) -> StarTable:
-        """The stars under the prior that was learned, once all tables have been seen."""
+        """Return the stars under the prior that was learned, once all tables have been seen."""
         if self.learned is None:
             return table
         assert isinstance(table.distances, ParallaxDistances)
@@ -202,11 +168,17 @@ class Selection:
         return replace(table, distances=distances)
 
     @property
+    def counts(self) -> Counts:
+        """Account for the rows of all chunks so far."""
+        cuts, invalid = (MappingProxyType(dict(each)) for each in (self._cut, self._invalid))
+        return Counts(self.rows, cuts, invalid, self.duplicates)
+
+    @property
     def has_identifiers(self) -> bool:
         return self.files[0].binding.has_identifiers
 
     def provenance(self) -> dict[str, Any]:
-        """All that the stars depend on beside the rows themselves."""
+        """Return all that the stars depend on beside the rows themselves."""
         card, binding = self.rules.card, self.files[0].binding
         assert binding.extinction is not None
         return {
@@ -226,8 +198,8 @@ class Selection:
         }
 
     def check_some(self) -> None:
-        """CatalogError where no star is left, with what became of the rows."""
-        counts = self.tally.counts()
+        """Refuse a selection without stars, with what became of the rows."""
+        counts = self.counts
         if counts.kept == 0:
             names = ", ".join(str(file.path) for file in self.files)
             raise CatalogError(f"{names}: no star is left ({counts})")
@@ -279,12 +251,12 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first, prior = file.binding, self.tally.rows, self.rules.prior
+        binding, first, prior = file.binding, self.rows, self.rules.prior
         kept = np.arange(len(next(iter(values.values()))))
-        self.tally.rows += len(kept)
+        self.rows += len(kept)
         for cut in self._cuts:
             keeps = cut.keeps(values)
-            self.tally.cut(str(cut), int((~keeps).sum()))
+            self._cut[str(cut)] += int((~keeps).sum())
             kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
         assert binding.extinction is not None
         problems = _rows.identifier_problems(values) if binding.has_identifiers else {}
@@ -321,7 +293,8 @@ class Selection:
             fresh = bad & valid
             if self.rules.invalid is InvalidRows.ERROR and fresh.any():
                 raise invalid_row(path, reason, rows[fresh])
-            self.tally.drop(reason, int(fresh.sum()))
+            if fresh.any():
+                self._invalid[reason] += int(fresh.sum())
             valid &= ~bad
         return valid
 

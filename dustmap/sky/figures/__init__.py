@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from dustmap.sky.figures._comparisons import calibration_figure as calibration_figure
     from dustmap.sky.figures._comparisons import extinction_figure as extinction_figure
     from dustmap.sky.figures._comparisons import residual_figure as residual_figure
-    from dustmap.sky.figures._field_profiles import profile_of_field as profile_of_field
     from dustmap.sky.figures._lines_of_sight import BEAM as BEAM
     from dustmap.sky.figures._lines_of_sight import Profile as Profile
     from dustmap.sky.figures._lines_of_sight import busiest_direction as busiest_direction
     from dustmap.sky.figures._lines_of_sight import line_of_sight_figure as line_of_sight_figure
+    from dustmap.sky.figures._lines_of_sight import profile_of_field as profile_of_field
     from dustmap.sky.figures._lines_of_sight import profile_of_map as profile_of_map
     from dustmap.sky.figures._sky_images import Pixels as Pixels
     from dustmap.sky.figures._sky_images import extinction_sky_figure as extinction_sky_figure

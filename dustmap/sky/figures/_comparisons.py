@@ -15,24 +15,10 @@ from matplotlib.ticker import PercentFormatter
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Panel
 from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
-from dustmap.sky.figures._style import (
-    MODEL_COLOUR,
-    OUTSIDE_COLOUR,
-    SMALL,
-    TRUTH_COLOUR,
-    TWO_COLUMNS,
-    Array,
-    count_scale,
-    new_figure,
-    rasterize,
-    settle,
-    signed_scale,
-    styled,
-    symbol_of,
-    unit_of,
-)
+from dustmap.sky.figures._style import Array
 from dustmap.sky.systems import ExtinctionSystem
 
 _COLUMNS = ("l", "b", "measured", "predicted", "std")
@@ -96,7 +82,7 @@ class Comparison:
 
     @property
     def label(self) -> str:
-        """What `standardised` is."""
+        """Name `standardised` on an axis."""
         if self.normal is None:
             return "(measured \N{MINUS SIGN} predicted) / std. deviation"
         return "normal score of measured \N{MINUS SIGN} predicted"
@@ -108,14 +94,14 @@ class Comparison:
 
 
 def coverage_curve(pit: Array, nominal: Array) -> Array:
-    """Share of transforms (N,) inside the central intervals of probability `nominal` (K,)."""
+    """Return the share of transforms (N,) inside central intervals of `nominal` chances (K,)."""
     widths = np.sort(np.abs(2.0 * pit - 1.0))
     return np.searchsorted(widths, nominal, side="right") / len(pit)
 
 
-@styled()
+@style.styled()
 def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
-    """Whether N predictive distributions are as wide as they should be.
+    """Show whether N predictive distributions are as wide as they should be.
 
     pit (N,): probability integral transforms, the probability of less than what was measured.
     Their histogram is flat, and central intervals of nominal probability p hold a share p of the
@@ -124,7 +110,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     pit = np.asarray(pit, np.float64)
     if pit.ndim != 1 or len(pit) == 0 or not np.all((pit >= 0.0) & (pit <= 1.0)):
         raise ValueError(f"pit: expected one or more numbers (N,) in 0 to 1, got {pit.shape}")
-    figure = new_figure(TWO_COLUMNS, 3.1)
+    figure = style.new_figure(style.TWO_COLUMNS, 3.1)
     axes = figure.subplot_mosaic(
         [["histogram", "coverage"], ["histogram", "difference"]], height_ratios=(2.2, 1.0)
     )
@@ -132,7 +118,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     _coverage(axes["coverage"], axes["difference"], pit)
     figure.suptitle(f"Calibration: {len(pit):,} {of}")
     for axis in axes.values():
-        settle(axis)
+        style.fix_ticks(axis)
     return figure
 
 
@@ -144,7 +130,12 @@ def _histogram(axis: Axes, pit: Array) -> None:
     axis.axhspan(low, high, label=f"{_CHANCE:.0%} of ideal bins", **_BAND)
     axis.axhline(1.0, **_IDEAL)
     axis.stairs(
-        counts / expected, edges, baseline=None, color=MODEL_COLOUR, linewidth=1.2, label="measured"
+        counts / expected,
+        edges,
+        baseline=None,
+        color=style.MODEL_COLOUR,
+        linewidth=1.2,
+        label="measured",
     )
     axis.set_xlim(0.0, 1.0)
     axis.set_ylim(0.0, 1.25 * max(float(counts.max() / expected), high))
@@ -155,29 +146,22 @@ def _histogram(axis: Axes, pit: Array) -> None:
 
 def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     nominal = np.linspace(0.0, 1.0, 101)
-    found = coverage_curve(pit, nominal)
+    curve = coverage_curve(pit, nominal)
     low, high = (edge / len(pit) for edge in binom.interval(_CHANCE, len(pit), nominal))
     for axis, base in ((above, 0.0 * nominal), (below, nominal)):
         axis.fill_between(nominal, low - base, high - base, **_BAND)
         axis.plot(nominal, nominal - base, **_IDEAL)
-        axis.plot(nominal, found - base, color=MODEL_COLOUR)
+        axis.plot(nominal, curve - base, color=style.MODEL_COLOUR)
         axis.set_xlim(0.0, 1.0)
         axis.xaxis.set_major_formatter(PercentFormatter(1.0))
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     shares = coverage_curve(pit, np.array(_PRINTED))
-    above.plot(_PRINTED, shares, "o", markersize=3.5, color=TRUTH_COLOUR)
-    below.plot(_PRINTED, shares - _PRINTED, "o", markersize=3.5, color=TRUTH_COLOUR)
+    above.plot(_PRINTED, shares, "o", markersize=3.5, color=style.TRUTH_COLOUR)
+    below.plot(_PRINTED, shares - _PRINTED, "o", markersize=3.5, color=style.TRUTH_COLOUR)
     printed = [f"{p:.0%} intervals hold {s:.1%}" for p, s in zip(_PRINTED, shares, strict=True)]
-    above.text(
-        0.97,
-        0.06,
-        "\n".join(printed),
-        transform=above.transAxes,
-        ha="right",
-        va="bottom",
-        color=TRUTH_COLOUR,
-        fontsize=SMALL,
-    )
+    corner: dict[str, Any] = {"transform": above.transAxes, "ha": "right", "va": "bottom"}
+    corner |= {"color": style.TRUTH_COLOUR, "fontsize": style.SMALL}
+    above.text(0.97, 0.06, "\n".join(printed), **corner)
     above.set_ylim(0.0, 1.0)
     above.tick_params(labelbottom=False)
     above.set_ylabel("share inside")
@@ -185,19 +169,19 @@ def _coverage(above: Axes, below: Axes, pit: Array) -> None:
     below.set_xlabel("nominal probability of the central interval")
 
 
-@styled()
+@style.styled()
 def extinction_figure(compared: Comparison, of: str = "held-out stars") -> Figure:
-    """Measured against predicted extinctions, and their standardised difference."""
-    figure = new_figure(TWO_COLUMNS, 3.1)
+    """Draw measured against predicted extinctions, and their standardised difference."""
+    figure = style.new_figure(style.TWO_COLUMNS, 3.1)
     left, right = figure.subplots(1, 2)
-    symbol = f"{symbol_of(compared.system)} [{unit_of(compared.system)}]"
+    symbol = f"{style.symbol_of(compared.system)} [{style.unit_of(compared.system)}]"
     _against_each_other(figure, left, compared)
     left.set_ylabel(f"measured {symbol}")
     _standardised(figure, right, compared)
     right.set_ylabel(compared.label)
     for axis in (left, right):
         axis.set_xlabel(f"predicted {symbol}")
-        settle(axis)
+        style.fix_ticks(axis)
     figure.suptitle(f"Extinctions of {len(compared):,} {of}")
     return figure
 
@@ -224,7 +208,12 @@ def _standardised(figure: Figure, axis: Axes, compared: Comparison) -> None:
     beyond = int((np.abs(z) > limit).sum())
     if beyond:
         axis.text(
-            0.03, 0.03, f"{beyond:,} beyond", transform=axis.transAxes, fontsize=SMALL, va="bottom"
+            0.03,
+            0.03,
+            f"{beyond:,} beyond",
+            transform=axis.transAxes,
+            fontsize=style.SMALL,
+            va="bottom",
         )
     axis.set_xlim(ends)
     axis.set_ylim(-limit, limit)
@@ -242,17 +231,19 @@ def _dots(
     """Dots with vertical errors, or the number of stars in hexagons if there are too many."""
     if len(x) > _MOST_DOTS:
         cells = axis.hexbin(x, y, gridsize=_GRID, extent=extent, mincnt=1, linewidths=0.1)
-        scale = count_scale(np.asarray(cells.get_array(), np.float64))
+        scale = style.count_scale(np.asarray(cells.get_array(), np.float64))
         cells.set_cmap(scale.colormap())
         cells.set_norm(scale.norm)
-        rasterize(cells)
+        cells.set_rasterized(True)
         scale.bar(figure, cells, axis, "stars")
         return
     if error is not None:
-        bars = axis.vlines(x, y - error, y + error, color=MODEL_COLOUR, linewidth=0.4, alpha=0.35)
-        rasterize(bars)
-    (dots,) = axis.plot(x, y, ".", markersize=2.5, color=MODEL_COLOUR, alpha=0.8)
-    rasterize(dots)
+        bars = axis.vlines(
+            x, y - error, y + error, color=style.MODEL_COLOUR, linewidth=0.4, alpha=0.35
+        )
+        bars.set_rasterized(True)
+    (dots,) = axis.plot(x, y, ".", markersize=2.5, color=style.MODEL_COLOUR, alpha=0.8)
+    dots.set_rasterized(True)
 
 
 def _running(axis: Axes, x: Array, z: Array) -> None:
@@ -261,30 +252,23 @@ def _running(axis: Axes, x: Array, z: Array) -> None:
     bins = np.array_split(order, int(np.clip(len(order) // _PER_BIN, 1, _BINS)))
     mean = np.array([z[part].mean() for part in bins])
     spread = np.array([z[part].std() for part in bins])
-    axis.errorbar(
-        [x[part].mean() for part in bins],
-        mean,
-        yerr=spread,
-        fmt="o",
-        markersize=3.5,
-        color=TRUTH_COLOUR,
-        elinewidth=1.0,
-        label="mean and deviation",
-    )
+    centre = [x[part].mean() for part in bins]
+    dots: dict[str, Any] = {"fmt": "o", "markersize": 3.5, "color": style.TRUTH_COLOUR}
+    axis.errorbar(centre, mean, spread, elinewidth=1.0, label="mean and deviation", **dots)
 
 
-@styled()
+@style.styled()
 def residual_figure(compared: Comparison) -> Figure:
-    """Standardised residuals on the sky: every star, and cells of many.
+    """Draw standardised residuals on the sky: every star, and cells of many.
 
     Of a cell with n stars their mean times √n is shown, which like a single residual is standard
     normal where all is well.
     """
-    figure = new_figure(TWO_COLUMNS, 2.7)
+    figure = style.new_figure(style.TWO_COLUMNS, 2.7)
     left, right = figure.subplots(1, 2, subplot_kw={"projection": "mollweide"})
     z = compared.standardised
-    scale = signed_scale(_COLOURED_SIGMA, z)
-    left.set_facecolor(OUTSIDE_COLOUR)
+    scale = style.signed_scale(_COLOURED_SIGMA, z)
+    left.set_facecolor(style.OUTSIDE_COLOUR)
     dots = left.scatter(
         -np.radians((compared.l + 180.0) % 360.0 - 180.0),
         np.radians(compared.b),
@@ -294,14 +278,15 @@ def residual_figure(compared: Comparison) -> Figure:
         norm=scale.norm,
         linewidths=0.0,
     )
-    rasterize(dots)
+    dots.set_rasterized(True)
     graticule(left)
     left.set_title("1 star" if len(z) == 1 else f"{len(z):,} stars")
     scale.bar_below(figure, dots, left, compared.label)
     panel = _cells(compared)
     mesh = whole_sky(right, _PIXELS, panel)
+    right.set_title(panel.title)
     panel.scale.bar_below(figure, mesh, right, panel.quantity)
-    figure.suptitle(f"Residuals of {symbol_of(compared.system)}")
+    figure.suptitle(f"Residuals of {style.symbol_of(compared.system)}")
     return figure
 
 
@@ -318,4 +303,6 @@ def _cells(compared: Comparison) -> Panel:
     shown = values[cells.of(l, b)]
     typical = int(np.median(counts[counts > 0]))
     title = f"cells of about {typical} (grey: no stars)"
-    return Panel(title, shown, signed_scale(_COLOURED_SIGMA, values), "mean of a cell × √stars")
+    return Panel(
+        title, shown, style.signed_scale(_COLOURED_SIGMA, values), "mean of a cell × √stars"
+    )

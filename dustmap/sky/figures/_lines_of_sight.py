@@ -4,7 +4,7 @@ Density is drawn above, extinction and the stars of the beam below.
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from astropy import units as u
@@ -13,27 +13,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import PER_MILLE
 from dustmap.sky.figures._sky_images import Cells
-from dustmap.sky.figures._style import (
-    MODEL_COLOUR,
-    ONE_COLUMN,
-    STAR_COLOUR,
-    TRUTH_COLOUR,
-    Array,
-    density_of,
-    density_unit,
-    new_figure,
-    plain,
-    settle,
-    styled,
-    symbol_of,
-    unit_of,
-)
-from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.figures._style import Array
+from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
+from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem
+
+if TYPE_CHECKING:
+    import torch
+
+    from dustmap.sky.maps import AbstractDensityField
 
 #: Percentiles between which 68 % lie.
 _LOW, _HIGH = 16.0, 84.0
@@ -75,34 +68,67 @@ class Profile:
 
 
 def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None = None) -> Profile:
-    """From the Sun to the face of the map.
+    """Follow a map from the Sun to its face.
 
     Bands of the density are the map's percentiles or, without them, mean ± std; those of the
     extinction are the percentiles of the stored samples, if there are any.
     """
     step = 0.5 * min(density.grid.spacing)
     distance = distances_within(density.grid.lower, density.grid.upper, step, l, b)
-    places = SkyCoord(
-        l=np.full(len(distance), l) * u.deg,
-        b=np.full(len(distance), b) * u.deg,
-        distance=distance * u.pc,
-        frame="galactic",
+    places = _along(l, b, distance)
+    bands = _density_band(density, places), _extinction_band(density, places)
+    coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None
+    return Profile(l, b, density.system, distance, *bands, coverage, *_truth(truth, places))
+
+
+def profile_of_field(
+    field: "AbstractDensityField",
+    step: float,
+    l: float,
+    b: float,
+    truth: DustMap | None = None,
+    device: "torch.device | None" = None,
+) -> Profile:
+    """Follow a posterior as `profile_of_map` a map: no number is read off voxels.
+
+    step: between places, at most, in pc; device: of the posterior.
+    """
+    # A map is drawn without torch.
+    import torch
+
+    from dustmap.gp.functionals import LineIntegrals, PointValues
+
+    distance = distances_within(field.lower, field.upper, step, l, b)
+    points = cartesian(np.full(len(distance), l), np.full(len(distance), b), distance)
+    # Rounding must not carry the last place out of the box.
+    places = torch.from_numpy(np.clip(points, field.lower, field.upper)).to(device)
+    curve = (Quantity.MEAN, Quantity.P16, Quantity.P84)
+    rho = field.evaluate(PointValues(places), MapRequest((*curve, Quantity.COVERAGE)))
+    column = field.evaluate(LineIntegrals.from_observer(places), MapRequest(curve))
+    density, extinction = (
+        Band(*(values[q.value].astype(np.float64) for q in curve)) for values in (rho, column)
     )
-    return Profile(
-        l,
-        b,
-        density.system,
-        distance,
-        _density_band(density, places),
-        _extinction_band(density, places),
-        density.coverage(places) if Quantity.COVERAGE in density.available else None,
-        None if truth is None else truth.query(places),
-        None if truth is None else truth.query(places, integrated=True),
-    )
+    coverage = rho["coverage"].astype(np.float64)
+    true = _truth(truth, _along(l, b, distance))
+    return Profile(l, b, field.system, distance, density, extinction, coverage, *true)
+
+
+def _along(l: float, b: float, distance: Array) -> SkyCoord:
+    """Place points at distances (K,) in pc along one direction in degrees."""
+    same = np.ones_like(distance)
+    l, b = l * same * u.deg, b * same * u.deg
+    return SkyCoord(l=l, b=b, distance=distance * u.pc, frame="galactic")
+
+
+def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array | None]:
+    """Density and extinction (K,) of the truth, where there is one."""
+    if truth is None:
+        return None, None
+    return truth.query(places), truth.query(places, integrated=True)
 
 
 def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:
-    """The stars within `angle` degrees of the line, as far as it goes; None if there are none."""
+    """Select the stars within `angle` degrees of the line, as far as it goes; None for none."""
     if not angle > 0.0:
         raise ValueError(f"beam: expected a radius of more than 0 degrees, got {angle:g}")
     ahead = cartesian([profile.l], [profile.b], [1.0])[0]
@@ -112,7 +138,7 @@ def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | Non
 
 
 def busiest_direction(stars: StarTable) -> tuple[float, float]:
-    """(l, b) of the middle of the stars in that cell of the sky, 4.5° wide, which has the most."""
+    """Find the cell of the sky, 4.5° wide, with most stars: (l, b) of the middle of these."""
     cells = Cells(_ROWS)
     of_star = cells.of(stars.l, stars.b)
     chosen = of_star == np.bincount(of_star, minlength=len(cells)).argmax()
@@ -124,18 +150,18 @@ def busiest_direction(stars: StarTable) -> tuple[float, float]:
 def distances_within(
     lower: tuple[float, ...], upper: tuple[float, ...], step: float, l: float, b: float
 ) -> Array:
-    """Places from the Sun to where the line leaves the box, at most `step` apart."""
+    """Return places from the Sun to where the line leaves the box, at most `step` apart."""
     if not abs(b) <= 90.0:
         raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
-    ahead = cartesian([l], [b], [1.0])[0]
+    ahead = cartesian([l], [b], [1.0])
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
         raise ValueError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
             f"{tuple(upper)} pc)"
         )
-    faces = np.where(ahead > 0, upper, lower)
-    moving = np.abs(ahead) > 1e-12
-    far = float((faces[moving] / ahead[moving]).min())
+    # A component that is 0 but for round-off is along a face, should the Sun be on one.
+    _, leave = chord(lower, upper, np.where(np.abs(ahead) > 1e-12, ahead, 0.0))
+    far = float(leave[0])
     count = min(max(2, int(np.ceil(far / step)) + 1), _MOST)
     # A hair inside, so that rounding does not put the last place outside.
     return np.linspace(far / count, far * (1.0 - 1e-9), count)
@@ -161,16 +187,16 @@ def _extinction_band(density: DustMap, places: SkyCoord) -> Band:
     return Band(mean, low, high)
 
 
-@styled()
+@style.styled()
 def line_of_sight_figure(
     profile: Profile, stars: StarTable | None = None, beam: float = BEAM
 ) -> Figure:
-    """ρ and A(<d) against distance: the mean, its 68 % band and the truth.
+    """Draw ρ and A(<d) against distance: the mean, its 68 % band and the truth.
 
     stars: those within `beam` degrees are drawn, with the central 68 % of their distances and with
     the errors of their extinctions.
     """
-    figure = new_figure(ONE_COLUMN, 4.3)
+    figure = style.new_figure(style.ONE_COLUMN, 4.3)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1.0, 1.35))
     system = profile.system
     _curves(above, profile.distance, profile.density, profile.true_density, PER_MILLE)
@@ -179,20 +205,20 @@ def line_of_sight_figure(
     near = None if stars is None else in_beam(stars, profile, beam)
     if near is not None:
         _draw_stars(below, near, beam)
-    above.set_ylabel(f"{density_of(system)}\n[{density_unit(system)}]")
-    below.set_ylabel(f"{symbol_of(system)}$({{<}}d)$ [{unit_of(system)}]")
+    above.set_ylabel(f"{style.density_of(system)}\n[{style.density_unit(system)}]")
+    below.set_ylabel(f"{style.symbol_of(system)}$({{<}}d)$ [{style.unit_of(system)}]")
     below.set_xlabel("distance $d$ [pc]")
     if profile.density.mean.min() >= 0.0:
         above.set_ylim(bottom=0.0)
     for axis in (above, below):
-        settle(axis)
+        style.fix_ticks(axis)
     below.set_xlim(0.0, profile.distance[-1])
-    figure.suptitle(f"Towards $l$ = {plain(profile.l)}°, $b$ = {plain(profile.b)}°")
+    figure.suptitle(f"Towards $l$ = {style.plain(profile.l)}°, $b$ = {style.plain(profile.b)}°")
     figure.align_ylabels()
     handles, labels = below.get_legend_handles_labels()
     more_handles, more_labels = above.get_legend_handles_labels()
-    found = dict(zip(more_labels + labels, more_handles + handles, strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
+    entries = dict(zip(more_labels + labels, more_handles + handles, strict=True))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -202,16 +228,16 @@ def _curves(axis: Axes, distance: Array, band: Band, truth: Array | None, factor
             distance,
             factor * band.low,
             factor * band.high,
-            color=MODEL_COLOUR,
+            color=style.MODEL_COLOUR,
             alpha=0.3,
             linewidth=0.0,
             label="68 % of the posterior",
         )
     known = band.low is not None
     label = "posterior mean" if known else "map"
-    axis.plot(distance, factor * band.mean, color=MODEL_COLOUR, label=label)
+    axis.plot(distance, factor * band.mean, color=style.MODEL_COLOUR, label=label)
     if truth is not None:
-        dashed: dict[str, Any] = {"color": TRUTH_COLOUR, "linestyle": (0, (4, 1.5))}
+        dashed: dict[str, Any] = {"color": style.TRUTH_COLOUR, "linestyle": (0, (4, 1.5))}
         axis.plot(distance, factor * truth, label="truth", **dashed)
 
 
@@ -221,17 +247,10 @@ def _shade_prior(axis: Axes, profile: Profile) -> None:
         return
     prior = profile.coverage < DATA_DOMINATED
     if prior.any():
-        axis.fill_between(
-            profile.distance,
-            0.0,
-            1.0,
-            where=prior.tolist(),
-            transform=axis.get_xaxis_transform(),
-            color="0.88",
-            linewidth=0.0,
-            zorder=0,
-            label=f"prior dominates (coverage < {DATA_DOMINATED:g})",
-        )
+        ground: dict[str, Any] = {"color": "0.88", "linewidth": 0.0, "zorder": 0}
+        ground |= {"transform": axis.get_xaxis_transform(), "where": prior.tolist()}
+        label = f"prior dominates (coverage < {DATA_DOMINATED:g})"
+        axis.fill_between(profile.distance, 0.0, 1.0, label=label, **ground)
 
 
 def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
@@ -239,16 +258,8 @@ def _draw_stars(axis: Axes, stars: StarTable, beam: float) -> None:
     across = None
     if not stars.distances.exact:
         across = np.maximum([stars.distance - low, high - stars.distance], 0.0)
-    axis.errorbar(
-        stars.distance,
-        stars.extinction,
-        xerr=across,
-        yerr=stars.extinction_error,
-        fmt="o",
-        markersize=2.2,
-        color=STAR_COLOUR,
-        ecolor=STAR_COLOUR,
-        elinewidth=0.5,
-        alpha=0.8,
-        label=f"{len(stars)} measured within {plain(beam)}°",
-    )
+    dots: dict[str, Any] = {"fmt": "o", "markersize": 2.2, "elinewidth": 0.5, "alpha": 0.8}
+    dots |= {"color": style.STAR_COLOUR, "ecolor": style.STAR_COLOUR}
+    label = f"{len(stars)} measured within {style.plain(beam)}°"
+    up = stars.extinction_error
+    axis.errorbar(stars.distance, stars.extinction, up, across, label=label, **dots)

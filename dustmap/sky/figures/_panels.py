@@ -1,32 +1,20 @@
 """Mean, truth, uncertainty and difference beside each other, each with its scale."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
-from dustmap.sky.figures._style import (
-    DENSITY_COLOURS,
-    INTEGRAL_COLOURS,
-    OUTSIDE_COLOUR,
-    Array,
-    Scale,
-    density_of,
-    density_scale,
-    density_unit,
-    signed_scale,
-    spread_scale,
-    symbol_of,
-    unit_of,
-)
+from dustmap.sky.figures import _style as style
+from dustmap.sky.figures._style import Array, Scale
 from dustmap.sky.maps._quantities import DATA_DOMINATED
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -40,6 +28,8 @@ _UNSEEN = r"\\mathrm|\\rho|[${}^_]"
 _TRUTH, _MEAN = "truth", "posterior mean"
 _HATCH = "////"
 _HATCH_COLOUR = "0.75"
+#: Inches for the title of a figure, and for the legend of its marks.
+_TITLE, _LEGEND = 0.3, 0.25
 
 
 @final
@@ -54,33 +44,53 @@ class Panel:
     unit: str = ""
     of_mean: bool = False
 
+    def mesh(self, axis: Axes, across: Array, up: Array) -> QuadMesh:
+        """Draw the values on pixels between edges (H + 1,), (V + 1,)."""
+        scale = self.scale
+        mesh = axis.pcolormesh(across, up, self.values, cmap=scale.colormap(), norm=scale.norm)
+        mesh.set_rasterized(True)
+        return mesh
+
     def label_for(self, length: float) -> str:
-        """Label of a bar of so many inches: in two lines where it is short."""
+        """Return the label of a bar of so many inches: in two lines where it is short."""
         whole = f"{self.quantity} [{self.unit}]" if self.unit else self.quantity
         if _PER_LETTER * len(re.sub(_UNSEEN, "", whole)) <= length:
             return whole
         return f"{self.quantity}\n[{self.unit}]" if self.unit else whole.replace(" / ", "\n/ ")
 
 
-def panels_of(
-    system: ExtinctionSystem,
-    integrated: bool,
-    mean: Array,
-    std: Array | None,
-    truth: Array | None,
-) -> tuple[Panel, ...]:
-    """The truth if there is one and the mean, on one scale; then, of a map that knows its
-    uncertainty, that and how far the mean is from the truth.
+#: Draws a panel and its bar on an axis of so many inches height; the centres (H,), (V,) of pixels.
+Draw: TypeAlias = Callable[[Figure, Axes, Panel, float], tuple[Array, Array]]
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Values (V, H): densities in mag/pc, or integrals in mag; NaN outside the map.
+
+    std, coverage and truth (V, H) where they are known.
+    """
+
+    integrated: bool
+    mean: Array
+    std: Array | None
+    coverage: Array | None
+    truth: Array | None
+
+
+def panels_of(system: ExtinctionSystem, image: Image) -> tuple[Panel, ...]:
+    """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
 
     The uncertainty is relative to the mean where that is positive everywhere.
     """
-    factor = 1.0 if integrated else PER_MILLE
-    quantity = symbol_of(system) if integrated else density_of(system)
-    unit = unit_of(system) if integrated else density_unit(system)
+    mean, std, truth = image.mean, image.std, image.truth
+    if image.integrated:
+        factor, quantity, unit = 1.0, style.symbol_of(system), style.unit_of(system)
+    else:
+        factor, quantity, unit = PER_MILLE, style.density_of(system), style.density_unit(system)
     shown = {_TRUTH: truth, _MEAN if std is not None else "map": mean}
     scaled = {title: factor * values for title, values in shown.items() if values is not None}
-    colours = INTEGRAL_COLOURS if integrated else DENSITY_COLOURS
-    scale = density_scale(*scaled.values(), colours=colours)
+    colours = style.INTEGRAL_COLOURS if image.integrated else style.DENSITY_COLOURS
+    scale = style.density_scale(*scaled.values(), colours=colours)
     panels = [
         Panel(title, values, scale, quantity, unit, of_mean=title != _TRUTH)
         for title, values in scaled.items()
@@ -109,7 +119,7 @@ def _difference(mean: Array, std: Array, truth: Array) -> Panel:
     else:
         off = np.divide(mean - truth, std, out=none, where=std > 0)
         words = "difference / std. deviation"
-    return Panel(title, off, signed_scale(_MOST_SIGMA, off), words)
+    return Panel(title, off, style.signed_scale(_MOST_SIGMA, off), words)
 
 
 def _positive(values: Array) -> bool:
@@ -119,64 +129,68 @@ def _positive(values: Array) -> bool:
 def _spread(factor: float, unit: str, mean: Array, std: Array) -> Panel:
     if _positive(mean):
         ratio = std / mean
-        return Panel("relative uncertainty", ratio, spread_scale(ratio), "std. deviation / mean")
+        return Panel(
+            "relative uncertainty", ratio, style.spread_scale(ratio), "std. deviation / mean"
+        )
     scaled = factor * std
-    return Panel("uncertainty", scaled, spread_scale(scaled), "std. deviation", unit)
+    return Panel("uncertainty", scaled, style.spread_scale(scaled), "std. deviation", unit)
 
 
-def arranged(count: int) -> tuple[int, int]:
-    """Rows and columns of so many panels."""
-    columns = 1 if count == 1 else 2
-    return -(-count // columns), columns
+def panels_figure(
+    system: ExtinctionSystem,
+    image: Image,
+    title: str,
+    grey: str,
+    height: Callable[[float], float],
+    draw: Draw,
+    **subplots: Any,
+) -> Figure:
+    """Draw mean, truth and uncertainty beside each other, hatched where the prior dominates.
 
-
-def hatch_prior(axis: Axes, across: Array, up: Array, coverage: Array | None) -> bool:
-    """Hatches where the prior dominates; whether that is anywhere.
-
-    across (H,), up (V,): coordinates of the pixels' centres.
+    height: inches of a panel of so many inches width; grey: the places without a value.
     """
+    panels = panels_of(system, image)
+    rows, columns = -(-len(panels) // 2), min(len(panels), 2)
+    width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
+    unknown = any(not np.isfinite(panel.values).all() for panel in panels)
+    legend = _LEGEND if image.coverage is not None or unknown else 0.0
+    each = height(width / columns)
+    figure = style.new_figure(width, rows * each + _TITLE + legend)
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
+    hatched = False
+    for panel, axis in zip(panels, axes.ravel(), strict=True):
+        across, up = draw(figure, axis, panel, each)
+        axis.set_title(panel.title)
+        if panel.of_mean:
+            hatched = _hatch_prior(axis, across, up, image.coverage)
+    figure.suptitle(f"{title} ({style.symbol_of(system)})")
+    _legend_of_marks(figure, hatched, grey if unknown else None)
+    return figure
+
+
+def _hatch_prior(axis: Axes, across: Array, up: Array, coverage: Array | None) -> bool:
+    """Hatch where the prior dominates, on pixels with centres (H,), (V,); False if never."""
     if coverage is None:
         return False
     prior = np.where(np.isfinite(coverage), coverage, 1.0) < DATA_DOMINATED
-    if not prior.any():
-        return False
-    drawn: QuadContourSet = axis.contourf(
-        across,
-        up,
-        prior.astype(np.float64),
-        levels=[0.5, 1.5],
-        colors="none",
-        hatches=[_HATCH],
-    )
-    drawn.set_edgecolor(_HATCH_COLOUR)
-    drawn.set_linewidth(0.0)
-    return True
+    if prior.any():
+        values = prior.astype(np.float64)
+        drawn: QuadContourSet = axis.contourf(
+            across, up, values, levels=[0.5, 1.5], colors="none", hatches=[_HATCH]
+        )
+        drawn.set_edgecolor(_HATCH_COLOUR)
+        drawn.set_linewidth(0.0)
+    return bool(prior.any())
 
 
-def legend_of_marks(figure: Figure, hatched: bool, grey: str | None) -> None:
-    """Says below the panels what hatching means, and what grey does if anything."""
+def _legend_of_marks(figure: Figure, hatched: bool, grey: str | None) -> None:
+    """Explain hatching and grey below the panels."""
     handles: list[Artist] = []
     if hatched:
-        handles.append(
-            Patch(
-                facecolor="0.35",
-                edgecolor=_HATCH_COLOUR,
-                hatch=2 * _HATCH,
-                linewidth=0.0,
-                label=f"the prior dominates (coverage < {DATA_DOMINATED:g})",
-            )
-        )
+        label = f"the prior dominates (coverage < {DATA_DOMINATED:g})"
+        hatches: dict[str, Any] = {"edgecolor": _HATCH_COLOUR, "hatch": 2 * _HATCH}
+        handles.append(Patch(facecolor="0.35", linewidth=0.0, label=label, **hatches))
     if grey is not None:
-        handles.append(Patch(facecolor=OUTSIDE_COLOUR, linewidth=0.0, label=grey))
+        handles.append(Patch(facecolor=style.OUTSIDE_COLOUR, linewidth=0.0, label=grey))
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-
-
-def anywhere_unknown(panels: Sequence[Panel]) -> bool:
-    """Whether a panel has places without a value."""
-    return any(not np.isfinite(panel.values).all() for panel in panels)
-
-
-def each(panels: Sequence[Panel], axes: NDArray[np.object_]) -> Iterator[tuple[Panel, Axes]]:
-    """Panels with their axes, in the order of reading."""
-    yield from zip(panels, axes.ravel(), strict=True)

@@ -14,31 +14,10 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dustmap.sky.figures._panels import (
-    Panel,
-    anywhere_unknown,
-    arranged,
-    each,
-    hatch_prior,
-    legend_of_marks,
-    panels_of,
-)
-from dustmap.sky.figures._style import (
-    GALACTIC_B,
-    GALACTIC_L,
-    ONE_COLUMN,
-    SMALL,
-    TWO_COLUMNS,
-    Array,
-    new_figure,
-    outlined,
-    plain,
-    rasterize,
-    settle,
-    styled,
-    symbol_of,
-)
-from dustmap.sky.maps import DustMap, Quantity, quietly
+from dustmap.sky.figures import _style as style
+from dustmap.sky.figures._panels import Image, Panel, panels_figure
+from dustmap.sky.figures._style import Array
+from dustmap.sky.maps import DustMap, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Degrees of pixels of integrals: every stored sample is integrated along every ray.
@@ -65,7 +44,7 @@ class Cells:
         return int(self.per_row.sum())
 
     def of(self, l: Array, b: Array) -> NDArray[np.int64]:
-        """The cells that hold places in degrees, numbered from 0."""
+        """Return the cells that hold places in degrees, numbered from 0."""
         row = np.minimum((np.asarray(b) + 90.0) / 180.0 * self.rows, self.rows - 1).astype(np.int64)
         first = np.concatenate([[0], np.cumsum(self.per_row)[:-1]])
         across = (np.asarray(l) % 360.0) / 360.0 * self.per_row[row]
@@ -73,7 +52,7 @@ class Cells:
 
     @classmethod
     def holding(cls, count: int, each: int, most_rows: int = 60) -> "Cells":
-        """So many that `count` places are about `each` in a cell."""
+        """Make so many that `count` places are about `each` in a cell."""
         # About 4/π rows² of them.
         rows = np.sqrt(np.pi / 4.0 * count / each)
         return cls(int(np.clip(rows, 2, most_rows)))
@@ -92,7 +71,7 @@ class Pixels:
 
     @classmethod
     def whole_sky(cls, size: float = 1.0) -> "Pixels":
-        """All of it, −180° to 180°, in cells of about `size` degrees."""
+        """Cut all of it, −180° to 180°, into cells of about `size` degrees."""
         if not 0.0 < size <= 90.0:
             raise ValueError(f"size of pixels: expected 0 to 90 degrees, got {size:g}")
         rows = round(180.0 / size)
@@ -100,7 +79,7 @@ class Pixels:
 
     @classmethod
     def around(cls, l: float, b: float, radius: float, rows: int = 200) -> "Pixels":
-        """A window that reaches `radius` degrees to every side of (l, b)."""
+        """Make a window that reaches `radius` degrees to every side of (l, b)."""
         if not abs(b) <= 90.0 or not 0.0 < radius <= 45.0 or abs(b) + radius > 85.0:
             raise ValueError(
                 f"window at l = {l:g}, b = {b:g} of radius {radius:g} degrees: expected a radius "
@@ -129,7 +108,7 @@ class Pixels:
         return 0.5 * (self.b_edges[1:] + self.b_edges[:-1])
 
     def at(self, distance: float) -> SkyCoord:
-        """The centres (V, H) at a distance in pc."""
+        """Return the centres (V, H) at a distance in pc."""
         l, b = np.meshgrid(self.longitudes, self.latitudes)
         away = np.full(l.shape, distance) * u.pc
         return SkyCoord(l=l * u.deg, b=b * u.deg, distance=away, frame="galactic")
@@ -137,67 +116,41 @@ class Pixels:
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkyImage:
-    """Values (V, H) on pixels: densities in mag/pc at `distance`, or integrals in mag up to it.
-
-    NaN outside the map. std, coverage and truth where they are known.
-    """
+class SkyImage(Image):
+    """An image of the sky: densities at `distance` from the Sun in pc, or integrals up to it."""
 
     pixels: Pixels
     distance: float
-    integrated: bool
-    mean: Array
-    std: Array | None
-    coverage: Array | None
-    truth: Array | None
 
 
-def shell_of(
-    density: DustMap, distance: float, pixels: Pixels, truth: DustMap | None = None
+def sky_image(
+    density: DustMap, distance: float, pixels: Pixels, truth: DustMap | None, integrated: bool
 ) -> SkyImage:
-    """The density at a distance from the Sun in pc."""
-    _check(density, distance)
-    coords = pixels.at(distance)
-    known = density.available
-    mean = density.query(coords)
-    _check_known(mean, f"no place at {distance:g} pc")
-    with quietly():  # the mean has reported how many places are outside
-        std = density.query(coords, mode="std") if Quantity.STD in known else None
-        coverage = density.coverage(coords) if Quantity.COVERAGE in known else None
-    return SkyImage(
-        pixels=pixels,
-        distance=distance,
-        integrated=False,
-        mean=mean,
-        std=std,
-        coverage=coverage,
-        truth=None if truth is None else truth.query(coords),
-    )
+    """Ask for ρ at a distance from the Sun in pc, or A(<d); NaN where that leaves the map.
 
-
-def extinction_of(
-    density: DustMap, distance: float, pixels: Pixels, truth: DustMap | None = None
-) -> SkyImage:
-    """The extinction A(<d) up to a distance from the Sun in pc; NaN where that leaves the map.
-
-    The standard deviation is that of the stored samples, if there are any.
+    The standard deviation of A is that of the stored samples, if there are any.
     """
     _check(density, distance)
     coords = pixels.at(distance)
-    several = density.n_samples > 1
-    mean = density.query(coords, integrated=True)
-    _check_known(mean, f"no line from the Sun to {distance:g} pc")
-    with quietly():  # the mean has reported how many lines leave the map
-        std = density.query(coords, mode="std", integrated=True) if several else None
-    return SkyImage(
-        pixels=pixels,
-        distance=distance,
-        integrated=True,
-        mean=mean,
-        std=std,
-        coverage=None,
-        truth=None if truth is None else truth.query(coords, integrated=True),
-    )
+    mean = density.query(coords, integrated=integrated)
+    if not np.isfinite(mean).any():
+        nothing = "no line from the Sun to" if integrated else "no place at"
+        raise ValueError(
+            f"{nothing} {distance:g} pc in this direction is inside the map: choose another"
+        )
+    known = density.available
+    spread = density.n_samples > 1 if integrated else Quantity.STD in known
+    with muted_reports():  # the mean has reported how many places are outside
+        covered = Quantity.COVERAGE in known and not integrated
+        return SkyImage(
+            integrated,
+            mean,
+            std=density.query(coords, mode="std", integrated=integrated) if spread else None,
+            coverage=density.coverage(coords) if covered else None,
+            truth=None if truth is None else truth.query(coords, integrated=integrated),
+            pixels=pixels,
+            distance=distance,
+        )
 
 
 def _check(density: DustMap, distance: float) -> None:
@@ -209,89 +162,59 @@ def _check(density: DustMap, distance: float) -> None:
         )
 
 
-def _check_known(mean: Array, what: str) -> None:
-    """A picture of nothing is an error."""
-    if not np.isfinite(mean).any():
-        raise ValueError(f"{what} in this direction is inside the map: choose another")
-
-
-@styled()
+@style.styled()
 def shell_figure(
-    density: DustMap,
-    distance: float,
-    pixels: Pixels | None = None,
-    truth: DustMap | None = None,
+    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
 ) -> Figure:
-    """The density at a distance from the Sun in pc, on the pixels given or the whole sky."""
-    image = shell_of(density, distance, pixels or Pixels.whole_sky(), truth)
+    """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky."""
+    image = sky_image(density, distance, pixels or Pixels.whole_sky(), truth, integrated=False)
     return _drawn(image, density.system)
 
 
-@styled()
+@style.styled()
 def extinction_sky_figure(
-    density: DustMap,
-    distance: float,
-    pixels: Pixels | None = None,
-    truth: DustMap | None = None,
+    density: DustMap, distance: float, pixels: Pixels | None = None, truth: DustMap | None = None
 ) -> Figure:
-    """The extinction up to a distance in pc, on the pixels given or the whole sky."""
-    image = extinction_of(density, distance, pixels or Pixels.whole_sky(_COARSE), truth)
-    return _drawn(image, density.system)
+    """Draw the extinction up to a distance in pc, on these pixels or the whole sky."""
+    pixels = pixels or Pixels.whole_sky(_COARSE)
+    return _drawn(sky_image(density, distance, pixels, truth, integrated=True), density.system)
 
 
 def _drawn(image: SkyImage, system: ExtinctionSystem) -> Figure:
-    whole = image.pixels.whole
-    panels = panels_of(system, image.integrated, image.mean, image.std, image.truth)
-    rows, columns = arranged(len(panels))
-    width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
-    legend = 0.25 if image.coverage is not None or anywhere_unknown(panels) else 0.0
-    each_height = 0.5 * width / columns + 0.72 if whole else width / columns - 0.6
-    figure = new_figure(width, rows * each_height + 0.3 + legend)
-    axes = figure.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        subplot_kw={"projection": "mollweide"} if whole else {},
-    )
-    hatched = False
-    for panel, axis in each(panels, axes):
-        mesh = whole_sky(axis, image.pixels, panel) if whole else _window(axis, image.pixels, panel)
-        if panel.of_mean:
-            hatched = _hatch(axis, image, whole)
-        if whole:
-            panel.scale.bar_below(figure, mesh, axis, panel.label_for(np.inf))
-        else:
-            axis.label_outer()
-            panel.scale.bar(figure, mesh, axis, panel.label_for(np.inf))
     what = "Extinction up to" if image.integrated else "Dust density at"
-    figure.suptitle(f"{what} {plain(image.distance)} pc ({symbol_of(system)})")
-    unknown = "outside the map" if anywhere_unknown(panels) else None
-    legend_of_marks(figure, hatched, unknown)
-    return figure
+    title, pixels = f"{what} {style.plain(image.distance)} pc", image.pixels
+    projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
+
+    def height(width: float) -> float:
+        return 0.5 * width + 0.72 if pixels.whole else width - 0.6
+
+    def draw(figure: Figure, axis: Axes, panel: Panel, _: float) -> tuple[Array, Array]:
+        if pixels.whole:
+            mesh = whole_sky(axis, pixels, panel)
+            panel.scale.bar_below(figure, mesh, axis, panel.label_for(np.inf))
+            return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
+        mesh = _window(axis, pixels, panel)
+        axis.label_outer()
+        panel.scale.bar(figure, mesh, axis, panel.label_for(np.inf))
+        return pixels.longitudes, pixels.latitudes
+
+    return panels_figure(system, image, title, "outside the map", height, draw, **projection)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
-    """All pixels on an axis of Mollweide's projection; l = 0 in the centre, growing leftwards."""
-    mesh = axis.pcolormesh(
-        -np.radians(pixels.l_edges),
-        np.radians(pixels.b_edges),
-        panel.values,
-        cmap=panel.scale.colormap(),
-        norm=panel.scale.norm,
-    )
-    rasterize(mesh)
+    """Draw all pixels in Mollweide's projection; l = 0 in the centre, growing leftwards."""
+    mesh = panel.mesh(axis, -np.radians(pixels.l_edges), np.radians(pixels.b_edges))
     graticule(axis)
-    axis.set_title(panel.title)
     return mesh
 
 
 def graticule(axis: Axes) -> None:
-    """Meridians and parallels of Galactic coordinates with their degrees."""
+    """Draw meridians and parallels of Galactic coordinates with their degrees."""
     axis.set_xticks(-np.radians(_LONGITUDES), [])
     axis.set_yticks(np.radians([-60, -30, 0, 30, 60]))
-    axis.set_yticklabels([f"{plain(b)}°" for b in (-60, -30, 0, 30, 60)])
+    axis.set_yticklabels([f"{style.plain(b)}°" for b in (-60, -30, 0, 30, 60)])
     axis.grid(color="white", linewidth=0.3, alpha=0.5)
-    settle(axis)
+    style.fix_ticks(axis)
     for l, side in (*((l, "center") for l in _LONGITUDES), *_EDGES):
         axis.text(
             -np.radians(l),
@@ -299,36 +222,19 @@ def graticule(axis: Axes) -> None:
             "180°" if abs(l) > 170 else f"{l % 360}°",
             ha=side,
             va="top",
-            color="white",
-            fontsize=SMALL - 1.0,
-            path_effects=outlined(),
+            **style.outlined(style.SMALL - 1.0),
         )
 
 
 def _window(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
-    mesh = axis.pcolormesh(
-        pixels.l_edges,
-        pixels.b_edges,
-        panel.values,
-        cmap=panel.scale.colormap(),
-        norm=panel.scale.norm,
-    )
-    rasterize(mesh)
+    mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
     axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
     axis.set_ylim(pixels.b_edges[0], pixels.b_edges[-1])
     # A degree along l is shorter on the sky by cos b.
     axis.set_aspect(1.0 / np.cos(np.radians(pixels.latitudes.mean())))
-    axis.xaxis.set_major_formatter(lambda l, _: plain(l % 360))
-    axis.yaxis.set_major_formatter(lambda b, _: plain(b))
-    axis.set_xlabel(GALACTIC_L)
-    axis.set_ylabel(GALACTIC_B)
-    axis.set_title(panel.title)
-    settle(axis)
+    axis.xaxis.set_major_formatter(lambda l, _: style.plain(l % 360))
+    axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
+    axis.set_xlabel(style.GALACTIC_L)
+    axis.set_ylabel(style.GALACTIC_B)
+    style.fix_ticks(axis)
     return mesh
-
-
-def _hatch(axis: Axes, image: SkyImage, whole: bool) -> bool:
-    l, b = image.pixels.longitudes, image.pixels.latitudes
-    if whole:
-        return hatch_prior(axis, -np.radians(l), np.radians(b), image.coverage)
-    return hatch_prior(axis, l, b, image.coverage)

@@ -1,38 +1,19 @@
 """Planes through a map, and the map projected on a plane, as arrays and as pictures."""
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dustmap.sky.figures._panels import (
-    Panel,
-    anywhere_unknown,
-    arranged,
-    each,
-    hatch_prior,
-    legend_of_marks,
-    panels_of,
-)
-from dustmap.sky.figures._style import (
-    ONE_COLUMN,
-    SMALL,
-    TWO_COLUMNS,
-    Array,
-    new_figure,
-    outlined,
-    plain,
-    settle,
-    signed,
-    styled,
-    symbol_of,
-)
-from dustmap.sky.maps import Cube, DustMap, Quantity
+from dustmap.sky.figures import _style as style
+from dustmap.sky.figures._panels import Image, Panel, panels_figure
+from dustmap.sky.figures._style import Array
+from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._cubes import Cube
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Planes of a cube that are in memory at once.
@@ -41,7 +22,6 @@ _DEPTH = 16
 _TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
-_TITLE, _LEGEND = 0.3, 0.25
 
 
 @final
@@ -66,37 +46,29 @@ class Axis(enum.Enum):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Plane:
-    """Values (V, H) on pixels to the right and up, seen along `axis`.
+class Plane(Image):
+    """An image seen along `axis`: densities on the plane `at` = (level, level), or integrals.
 
-    Densities in mag/pc at the plane `at` = (level, level), or integrals in mag between `at`.
-    extent: outer faces of the pixels, left, right, bottom, top, in pc. std, coverage and truth
-    where they are known.
+    at: between which levels, in pc; extent: outer faces of the pixels, left, right, bottom, top.
     """
 
     axis: Axis
     at: tuple[float, float]
     extent: tuple[float, float, float, float]
-    mean: Array
-    std: Array | None
-    coverage: Array | None
-    truth: Array | None
-
-    @property
-    def integrated(self) -> bool:
-        """Whether the values are integrals."""
-        return self.at[0] != self.at[1]
 
 
 def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None = None) -> Plane:
-    """The plane of voxels nearest to `level` in pc, which must lie inside the map.
+    """Read the plane of voxels nearest to `level` in pc, which must lie inside the map.
 
     The truth is interpolated at the centres of the same voxels.
     """
     index = _nearest(density, axis, level)
     shown = float(density.axes()[axis.value][index])
-    values = {q: _plane(density, axis, index, q) for q in _known(density)}
+    quantities = (Quantity.MEAN, Quantity.STD, Quantity.COVERAGE)
+    known = [quantity for quantity in quantities if quantity in density.available]
+    values = {quantity: _plane(density, axis, index, quantity) for quantity in known}
     return Plane(
+        integrated=False,
         axis=axis,
         at=(shown, shown),
         extent=_extent(density, axis),
@@ -108,7 +80,7 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
 
 
 def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) -> Plane:
-    """∫ρ along `axis` in mag, from the first voxel centre to the last; trapezoidal rule.
+    """Integrate ρ along `axis` in mag, from the first voxel centre to the last; trapezoidal rule.
 
     The standard deviation is that of the stored samples, if there are any. Coverage is weighted by
     the density: the part of the column that the data decide on.
@@ -125,6 +97,7 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
         planes = (_truth(density, axis, float(level), truth) for level in centres)
         true = sum((w * plane for w, plane in zip(weights, planes, strict=True)), start=0.0 * mean)
     return Plane(
+        integrated=True,
         axis=axis,
         at=(float(centres[0]), float(centres[-1])),
         extent=_extent(density, axis),
@@ -133,12 +106,6 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
         coverage=coverage,
         truth=true,
     )
-
-
-def _known(density: DustMap) -> Iterator[Quantity]:
-    for quantity in (Quantity.MEAN, Quantity.STD, Quantity.COVERAGE):
-        if quantity in density.available:
-            yield quantity
 
 
 def _nearest(density: DustMap, axis: Axis, level: float) -> int:
@@ -207,51 +174,47 @@ def _std_of_integral(density: DustMap, axis: Axis) -> Array | None:
     return np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
 
 
-@styled()
+@style.styled()
 def slice_figure(
     density: DustMap, axis: Axis = Axis.Z, level: float = 0.0, truth: DustMap | None = None
 ) -> Figure:
-    """Mean and uncertainty on the plane of voxels nearest to `level` in pc; the truth beside it.
+    """Draw mean and uncertainty on the plane of voxels nearest to `level` in pc, and the truth.
 
     X grows to the Galactic centre, Y to l = 90°, Z to b = 90°.
     """
     plane = slice_of(density, axis, level, truth)
-    where = f"{axis.name} = {signed(plane.at[0])} pc"
+    where = f"{axis.name} = {style.signed(plane.at[0])} pc"
     return _drawn(plane, density.system, f"Dust density at {where}")
 
 
-@styled()
+@style.styled()
 def projection_figure(
     density: DustMap, axis: Axis = Axis.Z, truth: DustMap | None = None
 ) -> Figure:
-    """Extinction through the whole map along an axis: along Z, the map seen from above."""
+    """Draw the extinction through the whole map along an axis: along Z, seen from above."""
     plane = projection_of(density, axis, truth)
-    low, high = (plain(level) for level in plane.at)
+    low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"
     return _drawn(plane, density.system, f"Extinction integrated over {where}")
 
 
 def _drawn(plane: Plane, system: ExtinctionSystem, title: str) -> Figure:
-    panels = panels_of(system, plane.integrated, plane.mean, plane.std, plane.truth)
-    rows, columns = arranged(len(panels))
     left, right, bottom, top = plane.extent
-    width = ONE_COLUMN if columns == 1 else TWO_COLUMNS
-    image_height = (width / columns - _BESIDE) * (top - bottom) / (right - left)
-    image_height = min(image_height, _TALLEST)
-    legend = _LEGEND if plane.coverage is not None else 0.0
-    figure = new_figure(width, rows * (image_height + _ABOVE) + _TITLE + legend)
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    hatched = False
-    for panel, axis in each(panels, axes):
+    up, across = plane.mean.shape
+    dx, dy = (right - left) / across, (top - bottom) / up
+    centres = left + dx * (np.arange(across) + 0.5), bottom + dy * (np.arange(up) + 0.5)
+
+    def height(width: float) -> float:
+        return min((width - _BESIDE) * (top - bottom) / (right - left), _TALLEST) + _ABOVE
+
+    def draw(figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
         image = _draw(axis, panel, plane)
-        if panel.of_mean:
-            hatched = _hatch(axis, plane)
-        panel.scale.bar(figure, image, axis, panel.label_for(image_height))
+        panel.scale.bar(figure, image, axis, panel.label_for(height - _ABOVE))
         axis.label_outer()
-    figure.suptitle(f"{title} ({symbol_of(system)})")
-    unknown = "outside the truth" if anywhere_unknown(panels) else None
-    legend_of_marks(figure, hatched, unknown)
-    return figure
+        return centres
+
+    shared = {"sharex": True, "sharey": True}
+    return panels_figure(system, plane, title, "outside the truth", height, draw, **shared)
 
 
 def _draw(axis: Axes, panel: Panel, plane: Plane) -> AxesImage:
@@ -264,10 +227,9 @@ def _draw(axis: Axes, panel: Panel, plane: Plane) -> AxesImage:
         interpolation="nearest",
     )
     across, up = plane.axis.others
-    axis.set_title(panel.title)
     axis.set_xlabel(f"{across.name} [pc]")
     axis.set_ylabel(f"{up.name} [pc]")
-    settle(axis)
+    style.fix_ticks(axis)
     _mark_sun(axis, plane)
     _mark_centre(axis, plane)
     axis.set_xlim(plane.extent[:2])
@@ -275,67 +237,27 @@ def _draw(axis: Axes, panel: Panel, plane: Plane) -> AxesImage:
     return image
 
 
-def _hatch(axis: Axes, plane: Plane) -> bool:
-    left, right, bottom, top = plane.extent
-    up, across = plane.mean.shape
-    dx, dy = (right - left) / across, (top - bottom) / up
-    return hatch_prior(
-        axis,
-        left + dx * (np.arange(across) + 0.5),
-        bottom + dy * (np.arange(up) + 0.5),
-        plane.coverage,
-    )
-
-
 def _mark_sun(axis: Axes, plane: Plane) -> None:
     """The Sun's symbol ☉ where the Sun is, or below and above it."""
     left, right, bottom, top = plane.extent
     if not (left <= 0.0 <= right and bottom <= 0.0 <= top):
         return
-    axis.plot(
-        0.0,
-        0.0,
-        marker="o",
-        markersize=5.0,
-        markerfacecolor="white",
-        markeredgecolor="black",
-        markeredgewidth=0.6,
-    )
-    axis.plot(0.0, 0.0, marker=".", markersize=1.6, color="black")
-    axis.annotate(
-        "Sun",
-        (0.0, 0.0),
-        xytext=(4, 4),
-        textcoords="offset points",
-        color="white",
-        fontsize=SMALL,
-        path_effects=outlined(),
-    )
+    ring: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "black"}
+    axis.plot(0.0, 0.0, "o", markersize=5.0, markeredgewidth=0.6, **ring)
+    axis.plot(0.0, 0.0, ".", markersize=1.6, color="black")
+    offset: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
+    axis.annotate("Sun", (0.0, 0.0), **offset, **style.outlined())
 
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:
     """An arrow to the Galactic centre, which is to the right wherever X is; else in words: X grows
     towards the viewer."""
-    towards_viewer = plane.axis is Axis.X
-    arrow = {
-        "arrowstyle": "-|>",
-        "color": "white",
-        "linewidth": 1.0,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "mutation_scale": 7,
-        "path_effects": outlined(),
-    }
-    axis.annotate(
-        "Galactic centre: towards you" if towards_viewer else "Galactic centre",
-        (0.97, 0.06),
-        xytext=(0, 0) if towards_viewer else (-16, 0),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        arrowprops=None if towards_viewer else arrow,
-        ha="right",
-        va="center",
-        color="white",
-        fontsize=SMALL,
-        path_effects=outlined(),
-    )
+    words, light = "Galactic centre", style.outlined()
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    place |= {"ha": "right", "va": "center", **light}
+    if plane.axis is Axis.X:
+        axis.annotate(f"{words}: towards you", (0.97, 0.06), xytext=(0, 0), **place)
+        return
+    arrow = {"arrowstyle": "-|>", "linewidth": 1.0, "shrinkA": 0, "shrinkB": 0}
+    arrow |= {"mutation_scale": 7, "color": "white", "path_effects": light["path_effects"]}
+    axis.annotate(words, (0.97, 0.06), xytext=(-16, 0), arrowprops=arrow, **place)

@@ -13,13 +13,12 @@ from typing import Any, Literal, TypeAlias, final
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import AsinhNorm, Colormap, LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patheffects import AbstractPathEffect, withStroke
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
@@ -84,35 +83,31 @@ _SUBDIVISIONS = (
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The style of this package, whatever the user's settings; they are untouched afterwards."""
+    """Apply the style of this package; the user's settings are untouched afterwards."""
     with mpl.rc_context(_STYLE):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches, that no window knows."""
+    """Make an empty figure, in inches, that no window knows."""
     return Figure(figsize=(width, height), layout="compressed", dpi=_DPI)
 
 
-def settle(axis: Axes) -> None:
-    """Fixes the size of tick labels, which are made only when drawn."""
+def fix_ticks(axis: Axes) -> None:
+    """Fix the size of tick labels, which are made only when drawn."""
     axis.tick_params(labelsize=SMALL, width=0.6, length=2.5)
 
 
-def outlined() -> list[AbstractPathEffect]:
-    """A thin dark outline, for light text on any colour."""
-    return [withStroke(linewidth=1.4, foreground="black")]
-
-
-def rasterize(artist: Artist) -> None:
-    """One bitmap in a PDF instead of a path for every cell; text and lines stay vectors."""
-    artist.set_rasterized(True)
+def outlined(size: float = SMALL) -> dict[str, Any]:
+    """Return properties of light text with a thin dark outline, which is read on any colour."""
+    outline = [withStroke(linewidth=1.4, foreground="black")]
+    return {"color": "white", "fontsize": size, "path_effects": outline}
 
 
 def save_figure(
     figure: Figure, path: str | Path, overwrite: bool = False, history: Sequence[str] = ()
 ) -> None:
-    """Writes a PNG or PDF, by the name's ending, whole or not at all.
+    """Write a PNG or PDF, by the name's ending, whole or not at all.
 
     history: lines on where it comes from, kept in the file beside the version of this package.
     """
@@ -126,13 +121,13 @@ def save_figure(
 
 
 def check_picture(path: str | Path) -> None:
-    """Refuses a name that `save_figure` would refuse, before anything is computed."""
+    """Refuse a name that `save_figure` would refuse, before anything is computed."""
     if Path(path).suffix.lower() not in _ENDINGS:
         raise ValueError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
 
 
 def symbol_of(system: ExtinctionSystem) -> str:
-    """The name of a system: A_V becomes $A_V$, others stay words."""
+    """Return the name of a system: A_V becomes $A_V$, others stay words."""
     name = system.name.removeprefix("custom:")
     head, _, index = name.partition("_")
     if len(head) == 1 and index.isalnum():
@@ -143,27 +138,27 @@ def symbol_of(system: ExtinctionSystem) -> str:
 
 
 def unit_of(system: ExtinctionSystem) -> str:
-    """Unit of extinctions."""
+    """Return the unit of extinctions."""
     return "e-folds" if system.name.startswith("e-folding") else "mag"
 
 
 def density_of(system: ExtinctionSystem) -> str:
-    """Symbol of a density."""
+    """Return the symbol of a density."""
     return f"$\\rho$ in {symbol_of(system)}"
 
 
 def density_unit(system: ExtinctionSystem) -> str:
-    """On axes and bars, which count thousandths."""
+    """Return the unit on axes and bars, which count thousandths."""
     return f"$10^{{-3}}$ {unit_of(system)} pc$^{{-1}}$"
 
 
 def signed(value: float) -> str:
-    """+5, −5 and 0, with a minus sign and not a hyphen."""
+    """Format +5, −5 and 0, with a minus sign and not a hyphen."""
     return f"{value:+g}".replace("-", "\N{MINUS SIGN}") if value else "0"
 
 
 def plain(value: float) -> str:
-    """5, 0.05, 1500 and −5, with a minus sign and no power of ten."""
+    """Format 5, 0.05, 1500 and −5, with a minus sign and no power of ten."""
     return f"{value:g}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -177,16 +172,16 @@ class Scale:
     extend: Extend
 
     def colormap(self) -> Colormap:
-        """The colours, with the one of places without a value."""
+        """Return the colours, with the one of places without a value."""
         return ScalarMappable(cmap=self.colours).get_cmap().with_extremes(bad=OUTSIDE_COLOUR)
 
     def bar(self, figure: Figure, image: ScalarMappable, axis: Axes, label: str) -> Colorbar:
-        """The labelled bar to the right of `axis`, as high as it."""
+        """Draw the labelled bar to the right of `axis`, as high as it."""
         place = axis.inset_axes((1.03, 0.0, 0.045, 1.0))
         return self._finish(figure.colorbar(image, cax=place, extend=self.extend), label)
 
     def bar_below(self, figure: Figure, image: ScalarMappable, axis: Axes, label: str) -> Colorbar:
-        """The labelled bar below `axis`."""
+        """Draw the labelled bar below `axis`."""
         place = axis.inset_axes((0.08, -0.1, 0.84, 0.045))
         bar = figure.colorbar(image, cax=place, extend=self.extend, orientation="horizontal")
         return self._finish(bar, label)
@@ -207,13 +202,13 @@ class Scale:
         bar.minorlocator = NullLocator()
         bar.update_ticks()
         bar.outline.set_linewidth(0.6)
-        settle(bar.ax)
+        fix_ticks(bar.ax)
         return bar
 
 
 def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
-    """Logarithmic where every value is positive, as log-normal densities are; otherwise asinh,
-    which is linear about zero."""
+    """Make a logarithmic scale where all values are positive, as log-normal densities are; else
+    asinh, which is linear about zero."""
     shown = _finite(values)
     low, high = _percentiles(shown)
     if shown.size and shown.min() > 0.0:
@@ -230,7 +225,7 @@ def density_scale(*values: Array, colours: str = DENSITY_COLOURS) -> Scale:
 
 
 def spread_scale(*values: Array) -> Scale:
-    """Linear, from zero or where the values begin."""
+    """Make a linear scale, from zero or where the values begin."""
     shown = _finite(values)
     low, high = _percentiles(shown)
     if low < 0.5 * high:
@@ -241,7 +236,7 @@ def spread_scale(*values: Array) -> Scale:
 
 
 def signed_scale(limit: float, *values: Array) -> Scale:
-    """Linear from −limit to limit, white at zero."""
+    """Make a linear scale from −limit to limit, white at zero."""
     return Scale(Normalize(-limit, limit), SIGNED_COLOURS, _extend(_finite(values), -limit, limit))
 
 
@@ -260,7 +255,7 @@ def _asinh_ticks(norm: AsinhNorm) -> list[float]:
 
 
 def count_scale(counts: Array) -> Scale:
-    """Logarithmic from 1 to the largest of counts."""
+    """Make a logarithmic scale from 1 to the largest of counts."""
     return Scale(LogNorm(1.0, max(10.0, float(counts.max()))), SPREAD_COLOURS, "neither")
 
 

@@ -20,16 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
-from dustmap.sky.layouts._places import (
-    LayoutCounts,
-    at_places,
-    cumulative,
-    directions,
-    exits,
-    pixel_blocks,
-    refuse_bad_nside,
-    refuse_sun_outside,
-)
+from dustmap.sky.layouts import _places
+from dustmap.sky.layouts._places import LayoutCounts
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.systems import conversion, system_named
 from dustmap.tables import new_hdf5, replacing
@@ -64,7 +56,7 @@ class BayestarOptions:
     n_stars: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        refuse_bad_nside(self.nside)
+        _places.refuse_bad_nside(self.nside)
         if self.samples < 1:
             raise ValueError(f"samples: expected at least 1, got {self.samples}")
         if not 0 <= self.trusted <= 1:
@@ -88,8 +80,8 @@ def write_bayestar(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes pixel_info, samples and best_fit; `outside` counts numbers beyond the box."""
-    refuse_sun_outside(field)
+    """Write pixel_info, samples and best_fit; `outside` counts numbers beyond the box."""
+    _places.refuse_sun_outside(field)
     system = system_named(SYSTEM)
     factor = conversion(field.system, system)
     request = MapRequest((Quantity.MEAN, Quantity.SAMPLES), options.samples)
@@ -103,14 +95,14 @@ def write_bayestar(
         best = file.create_dataset("best_fit", (shape[0], shape[2]), "f4")
         info = file.create_dataset("pixel_info", shape[:1], _PIXEL)
         info.attrs["DM_bin_edges"] = DISTANCE_MODULI
-        for start, stop in pixel_blocks(options.nside, shape[1] * shape[2]):
-            rays = directions(options.nside, start, stop)
-            integrals = cumulative(field, rays, _distances(), request)
+        for start, stop in _places.pixel_blocks(options.nside, shape[1] * shape[2]):
+            rays = _places.directions(options.nside, start, stop)
+            integrals = _places.cumulative(field, rays, _distances(), request)
             samples[start:stop] = integrals["samples"].transpose(1, 0, 2) * np.float32(factor)
             best[start:stop] = integrals["mean"] * np.float32(factor)
             info[start:stop] = _pixel_info(field, options, start, rays)
             disk.check()
-            outside += int((_distances() > exits(field, rays)[:, None]).sum())
+            outside += int((_distances() > _places.exits(field, rays)[:, None]).sum())
     per_distance = options.samples + 1
     return LayoutCounts(options.pixels * shape[2] * per_distance, outside * per_distance)
 
@@ -120,10 +112,7 @@ def _distances() -> NDArray[np.float64]:
 
 
 def _pixel_info(
-    field: AbstractDensityField,
-    options: BayestarOptions,
-    start: int,
-    rays: NDArray[np.float64],
+    field: AbstractDensityField, options: BayestarOptions, start: int, rays: NDArray[np.float64]
 ) -> NDArray[np.void]:
     rows = np.zeros(len(rays), _PIXEL)
     pixels = np.arange(start, start + len(rays))
@@ -141,7 +130,9 @@ def _reliable(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Distance moduli (P,) of the table between which coverage is at least `trusted`."""
     places = rays[:, None] * _distances()[:, None]
-    covered = at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"] >= trusted
+    covered = (
+        _places.at_places(field, places, MapRequest((Quantity.COVERAGE,)))["coverage"] >= trusted
+    )
     some = covered.any(-1)
     first = covered.argmax(-1)
     # Beyond the box coverage is NaN, so every ray ends.

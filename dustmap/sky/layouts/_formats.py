@@ -8,12 +8,10 @@ from typing import Any, final
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance
+from dustmap.sky.layouts import _shells
 from dustmap.sky.layouts._bayestar import BayestarOptions, write_bayestar
-from dustmap.sky.layouts._edenhofer2023 import EdenhoferOptions, write_edenhofer2023
-from dustmap.sky.layouts._gtomo import GTomoOptions, write_gtomo
-from dustmap.sky.layouts._healpix import HealpixOptions, write_healpix
-from dustmap.sky.layouts._leike2020 import LeikeOptions, write_leike2020
 from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
+from dustmap.sky.layouts._voxels import GTomoOptions, LeikeOptions, write_gtomo, write_leike2020
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 
 #: Bayestar files have five, where the density has as many.
@@ -61,22 +59,19 @@ class LayoutWriter:
         return self.write(path, field, self.options(field, request), provenance, overwrite)
 
 
-def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> HealpixOptions:
+def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> _shells.HealpixOptions:
     """With A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
-    return HealpixOptions(asked.shells or asked.bins, asked.pixels, asked.request, integrated)
+    return _shells.HealpixOptions(
+        asked.shells or asked.bins, asked.pixels, asked.request, integrated
+    )
 
 
-def _edenhofer2023(field: AbstractDensityField, asked: LayoutRequest) -> EdenhoferOptions:
+def _edenhofer2023(field: AbstractDensityField, asked: LayoutRequest) -> _shells.EdenhoferOptions:
     """The file of samples if only these are asked for, else that of mean and std."""
     del field
     samples = 0 if asked.request.cubes else asked.request.samples
-    return EdenhoferOptions(asked.bins, asked.pixels, samples)
-
-
-def _leike2020(field: AbstractDensityField, asked: LayoutRequest) -> LeikeOptions:
-    del field, asked
-    return LeikeOptions()
+    return _shells.EdenhoferOptions(asked.bins, asked.pixels, samples)
 
 
 def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> BayestarOptions:
@@ -94,9 +89,9 @@ def _gtomo(field: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
 #: Writers of the layouts by the names that `dustmap export --format` takes.
 LAYOUTS: Mapping[str, LayoutWriter] = MappingProxyType(
     {
-        "healpix": LayoutWriter(write_healpix, _healpix),
-        "edenhofer2023": LayoutWriter(write_edenhofer2023, _edenhofer2023),
-        "leike2020": LayoutWriter(write_leike2020, _leike2020),
+        "healpix": LayoutWriter(_shells.write_healpix, _healpix),
+        "edenhofer2023": LayoutWriter(_shells.write_edenhofer2023, _edenhofer2023),
+        "leike2020": LayoutWriter(write_leike2020, lambda field, asked: LeikeOptions()),
         "bayestar": LayoutWriter(write_bayestar, _bayestar),
         "gtomo": LayoutWriter(write_gtomo, _gtomo),
     }

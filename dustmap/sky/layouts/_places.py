@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky.maps import AbstractDensityField, MapRequest
+from dustmap.sky.maps._trilinear import chord
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ COUNT = 516
 @final
 @dataclass(frozen=True)
 class LayoutCounts:
-    """What a writer did: numbers written, of them NaN as outside the box, and raised to a floor."""
+    """Numbers written, of them NaN as outside the box, and raised to a floor."""
 
     values: int = 0
     outside: int = 0
@@ -42,12 +43,12 @@ class LayoutCounts:
 
 
 def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
-    """Counts of an array that is NaN outside the box."""
+    """Count the numbers of an array that is NaN outside the box."""
     return LayoutCounts(values.size, int(np.isnan(values).sum()), raised)
 
 
 def refuse_sun_outside(field: AbstractDensityField) -> None:
-    """Rays start at the Sun."""
+    """Refuse a box without the Sun, where rays start."""
     if not all(low < 0 < high for low, high in zip(field.lower, field.upper, strict=True)):
         raise ValueError(
             f"box: expected the Sun (0, 0, 0) inside, got {field.lower} to {field.upper} pc; "
@@ -56,17 +57,14 @@ def refuse_sun_outside(field: AbstractDensityField) -> None:
 
 
 def exits(field: AbstractDensityField, directions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Distance (P,) at which rays from the Sun along unit vectors (P, 3) leave the box."""
-    faces = np.where(directions > 0, field.upper, field.lower)
-    with np.errstate(divide="ignore"):
-        distances = np.where(directions == 0, np.inf, faces / directions)
-    return np.asarray(distances.min(-1) * _INSIDE)
+    """Return distance (P,) at which rays from the Sun along unit vectors (P, 3) leave the box."""
+    return chord(field.lower, field.upper, directions)[1] * _INSIDE
 
 
 def at_places(
     field: AbstractDensityField, positions: NDArray[np.float64], request: MapRequest
 ) -> dict[str, NDArray[np.float32]]:
-    """Values at X, Y, Z (..., 3) in pc: (...) by quantity, samples (S, ...); NaN outside."""
+    """Return values at X, Y, Z (..., 3) in pc: (...) by quantity, samples (S, ...); NaN outside."""
     shape = positions.shape[:-1]
     flat = positions.reshape(-1, 3)
     inside = np.asarray(((flat >= field.lower) & (flat <= field.upper)).all(-1))
@@ -80,7 +78,7 @@ def within(
     distance: float,
     request: MapRequest,
 ) -> dict[str, NDArray[np.float32]]:
-    """Integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
+    """Return integrals (P,) from the Sun to `distance` along unit vectors (P, 3); NaN outside."""
     inside = np.asarray(exits(field, directions) >= distance)
     ends = torch.from_numpy(directions[inside] * distance)
     values = _asked(field, LineIntegrals.from_observer(ends), request)
@@ -93,7 +91,7 @@ def cumulative(
     distances: NDArray[np.float64],
     request: MapRequest,
 ) -> dict[str, NDArray[np.float32]]:
-    """A(<d) to ascending `distances` (K,) along unit vectors (P, 3).
+    """Return A(<d) to ascending `distances` (K,) along unit vectors (P, 3).
 
     Mean (P, K), samples (S, P, K).
 
@@ -143,13 +141,13 @@ def _spread(
 
 
 def refuse_bad_nside(nside: int) -> None:
-    """NESTED pixels need a power of two."""
+    """Refuse what is no power of two, which NESTED pixels need."""
     if nside < 1 or nside & (nside - 1) or nside > 8192:
         raise ValueError(f"nside: expected a power of two, 1 to 8192, got {nside}")
 
 
 def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of pixels that hold `BLOCK` numbers at `per_pixel` each."""
+    """Return (start, stop) of blocks of pixels that hold `BLOCK` numbers at `per_pixel` each."""
     pixels = 12 * nside**2
     step = max(1, BLOCK // per_pixel)
     for start in range(0, pixels, step):
@@ -159,7 +157,7 @@ def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
 
 
 def directions(nside: int, start: int, stop: int) -> NDArray[np.float64]:
-    """Unit vectors (P, 3), along Galactic X, Y, Z, of the centres of pixels start <= p < stop."""
+    """Return unit vectors (P, 3) along Galactic X, Y, Z to the pixels start <= p < stop."""
     import healpy
 
     vectors = healpy.pix2vec(nside, np.arange(start, stop), nest=True)
@@ -186,7 +184,7 @@ class RadialBins:
 
     @classmethod
     def of_box(cls, field: AbstractDensityField, count: int = COUNT) -> Self:
-        """From 1/20 of the way to the farthest face of the box, and within it, to that face."""
+        """Reach from 1/20 of the way to the farthest face of the box, within it, to that face."""
         refuse_sun_outside(field)
         faces = np.abs([field.lower, field.upper])
         farthest = float(faces.max())

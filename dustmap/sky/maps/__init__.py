@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
-    from dustmap.sky.maps._answers import quietly as quietly
-    from dustmap.sky.maps._cubes import AbstractCubes as AbstractCubes
-    from dustmap.sky.maps._cubes import Cube as Cube
-    from dustmap.sky.maps._cubes import Layout as Layout
+    from dustmap.sky.maps._answers import muted_reports as muted_reports
     from dustmap.sky.maps._dust_map import DustMap as DustMap
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
     from dustmap.sky.maps._field import Planes as Planes

@@ -1,34 +1,25 @@
-"""Answers of a map for places and rays, as numbers, and how far its data reach."""
+"""Answers of a map for places and rays, as numbers, and how far its data reach; and as columns
+of tables.
+"""
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
+from astropy import units as u
+from astropy.table import Column, Table
+from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
-from dustmap.sky.maps._quantities import (
-    PERCENTILES,
-    Mode,
-    Outside,
-    Quantity,
-    deviation,
-    percentiles,
-)
-from dustmap.sky.maps._trilinear import (
-    Cells,
-    CubeReader,
-    Flags,
-    Floats,
-    Indices,
-    Rays,
-    integrate,
-    within,
-    within_box,
-)
+from dustmap.sky.maps._quantities import Mode, Outside, Quantity
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, Rays
+from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
 _log_of_maps = logging.getLogger("dustmap.sky.maps")
@@ -53,13 +44,13 @@ class Answers:
 
     @property
     def layout(self) -> Layout:
-        """What the map holds."""
+        """Contents of the map."""
         return self.reader.cubes.layout
 
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
     ) -> Floats:
-        """(1, S or Q, N) float64."""
+        """Return densities or integrals (1, S or Q, N), float64."""
         stored = self._stored(mode, levels)
         cubes = stored or self._sample_cubes(mode)
         values = self.interpolated(cubes, positions, outside)
@@ -80,7 +71,7 @@ class Answers:
         other: between them it varies less than at either.
         """
         factor = np.ones((max(1, len(levels)), len(positions)))
-        inside = within_box(self.layout.grid, positions)
+        inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
         cubes = self._sample_cubes(mode)
         corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
@@ -96,9 +87,9 @@ class Answers:
         plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
         wanted = [plain[mode]] if mode in plain else []
         if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-            by_level = {level: quantity for quantity, level in PERCENTILES.items()}
-            found = [by_level.get(level) for level in levels]
-            wanted = [quantity for quantity in found if quantity is not None]
+            by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
+            quantities = [by_level.get(level) for level in levels]
+            wanted = [quantity for quantity in quantities if quantity is not None]
             if len(wanted) < len(levels):
                 return ()
         return tuple(map(Cube, wanted)) if set(wanted) <= set(self.layout.quantities) else ()
@@ -115,23 +106,23 @@ class Answers:
         return tuple(Cube(Quantity.SAMPLES, k) for k in range(self.layout.samples))
 
     def interpolated(self, cubes: tuple[Cube, ...], positions: Floats, outside: Outside) -> Floats:
-        """(C, N) float64."""
-        inside = within_box(self.layout.grid, positions)
+        """Interpolate in cubes: (C, N) float64."""
+        inside = _trilinear.within_box(self.layout.grid, positions)
         self._report(~inside, outside, "places lie")
         fill = 0.0 if outside is Outside.TRUNCATE else np.nan
-        found = np.full((len(cubes), len(positions)), fill)
+        values = np.full((len(cubes), len(positions)), fill)
         for start in range(0, len(positions), _PLACES):
             part = slice(start, start + _PLACES)
             here = inside[part]
             cells = Cells.of(self.layout.grid, positions[part][here])
-            for row, cube in zip(found, cubes, strict=True):
+            for row, cube in zip(values, cubes, strict=True):
                 row[part][here] = self.reader.at(cube, cells)
-        return _unknown_where_not_finite(found, positions)
+        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
 
     def integrals(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside
     ) -> Floats:
-        """(1, S or Q, N) float64."""
+        """Return densities or integrals (1, S or Q, N), float64."""
         mean = mode is Mode.MEAN and Quantity.MEAN in self.layout.quantities
         cubes = (Cube(Quantity.MEAN),) if mean else self._sample_cubes(mode)
         finite = _finite(positions)
@@ -139,16 +130,13 @@ class Answers:
         away = distance > 0
         ahead = np.tile([1.0, 0.0, 0.0], (len(positions), 1))
         ahead[away] = positions[away] / distance[away, None]
-        rays, complete = within(self.layout.grid, ahead, distance)
+        rays, complete = _trilinear.within(self.layout.grid, ahead, distance)
         self._report(~(complete & finite), outside, "rays run")
-        values = self._integrated(cubes, rays, complete | (outside is Outside.TRUNCATE))
+        known = complete | (outside is Outside.TRUNCATE)
+        values = np.full((len(cubes), len(rays)), np.nan)
+        values[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
-        return _unknown_where_not_finite(values, positions)
-
-    def _integrated(self, cubes: tuple[Cube, ...], rays: Rays, known: Flags) -> Floats:
-        found = np.full((len(cubes), len(rays)), np.nan)
-        found[:, known] = integrate(self.reader, cubes, rays.part(known))
-        return found
+        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())
@@ -173,15 +161,10 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
     if mode is Mode.MEAN:
         return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
-        return np.asarray(deviation(values, values.mean(0), len(values) - 1)[None])
+        return np.asarray(_quantities.deviation(values, values.mean(0), len(values) - 1)[None])
     if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-        return percentiles(values, levels, positive)
+        return _quantities.percentiles(values, levels, positive)
     return values
-
-
-def _unknown_where_not_finite(values: Floats, positions: Floats) -> Floats:
-    """A place that is NaN is unknown under every policy."""
-    return np.where(_finite(positions), values, np.nan)
 
 
 def _finite(positions: Floats) -> Flags:
@@ -190,8 +173,8 @@ def _finite(positions: Floats) -> Flags:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Inside, maps keep to warnings, as they have reported on these places before."""
+def muted_reports() -> Iterator[None]:
+    """Let maps keep to warnings: they have reported on these places before."""
     level = _log_of_maps.level
     _log_of_maps.setLevel(logging.WARNING)
     try:
@@ -201,22 +184,22 @@ def quietly() -> Iterator[None]:
 
 
 def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floats:
-    """[from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage is never `least`.
+    """Find [from, to] in pc (N, 2) along unit vectors (N, 3); NaN where coverage never is `least`.
 
     Coverage is looked at in steps of half a voxel and is linear between them.
     """
     grid = reader.cubes.layout.grid
-    rays, _ = within(grid, directions, np.full(len(directions), np.inf))
+    rays, _ = _trilinear.within(grid, directions, np.full(len(directions), np.inf))
     step = 0.5 * min(grid.spacing)
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)
     steps: Floats = step * np.arange(count, dtype=np.float64)
-    found, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
+    ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
     for start in range(0, len(rays), size):
         part = slice(start, start + size)
         s, covered = _of_rays(reader, grid, rays.part(part), steps)
-        found[part] = _range(s, covered, least)
-    return found
+        ranges[part] = _range(s, covered, least)
+    return ranges
 
 
 def _of_rays(
@@ -239,8 +222,8 @@ def _range(s: Floats, covered: Floats, least: float) -> Floats:
     first = reached.argmax(-1)
     falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
     last = np.where(falls.any(-1), falls.argmax(-1), s.shape[1])
-    found = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
-    return np.where(reached.any(-1, keepdims=True), found, np.nan)
+    ends = np.stack([_crossing(s, covered, k, least) for k in (first, last)], axis=-1)
+    return np.where(reached.any(-1, keepdims=True), ends, np.nan)
 
 
 def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
@@ -255,3 +238,40 @@ def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
     share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
     low, high = s[row, left], s[row, right]
     return np.where(k >= s.shape[1], s[:, -1], low + share * (high - low))
+
+
+#: What the names of the columns start with -> their unit.
+UNITS = MappingProxyType({"extinction": u.mag, "density": u.mag / u.pc})
+
+
+def labels(system: ExtinctionSystem) -> dict[str, str]:
+    """Return units and extinction system, by the names of their columns."""
+    units = {f"{quantity}_unit": str(unit) for quantity, unit in UNITS.items()}
+    return {**units, "extinction_system": system.name}
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a column such as density_std."""
+    return str(UNITS[name.partition("_")[0]])
+
+
+def add_answers(
+    table: Table,
+    columns: Mapping[str, NDArray[np.float64]],
+    system: ExtinctionSystem,
+    labelled: bool,
+) -> None:
+    """Add columns (N,) named extinction_... and density_.... to a table, in place.
+
+    Parameters
+    ----------
+    labelled
+        Adds units and system in columns of their own, for files that keep nothing else.
+    """
+    for name, values in columns.items():
+        quantity, _, what = name.partition("_")
+        meaning = f"{what} of the {quantity} in {system}"
+        table[name] = Column(values, unit=unit_of(name), description=meaning)
+    if labelled:
+        for label, value in labels(system).items():
+            table[label] = value

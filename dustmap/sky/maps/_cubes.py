@@ -1,4 +1,4 @@
-"""Cubes of a map, in memory or in FITS: a box of voxels at a time, and their names in files."""
+"""Cubes of a map, in memory, FITS or zarr: a box of voxels at a time, and their names in files."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 from astropy.io import fits
@@ -19,6 +19,9 @@ from dustmap.gp import RegularGrid
 from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import words_of_damage
+
+if TYPE_CHECKING:
+    from dustmap.sky._zarr import CheckedGroup
 
 #: Bytes: every FITS file is a multiple of it.
 BLOCK = 2880
@@ -126,10 +129,7 @@ def layout_of(
 ) -> Layout:
     """Describe what a file holds: the shapes [z, y, x] of its cubes and the axes x, y, z.
 
-    Raises
-    ------
-    ValueError
-        Where the cubes do not lie on the axes, or the extinction system is unknown.
+    ValueError where the cubes do not lie on the axes, or the extinction system is unknown.
     """
     positive = str(percentiles).startswith("log-normal")
     grid, known = grid_of_axes(axes, path), system_named(str(system))
@@ -168,51 +168,37 @@ class Described:
     extension: str
     variable: str
     meaning: str
-    unit: str
-    ucd: str
+    ucd: str = "phys.absorption"
+    unit: str = DENSITY_UNIT
 
 
 DESCRIPTIONS = {
     Quantity.MEAN: Described(
-        "MEAN",
-        "density_mean",
-        "posterior mean of the dust density",
-        DENSITY_UNIT,
-        "phys.absorption;stat.mean",
+        "MEAN", "density_mean", "posterior mean of the dust density", "phys.absorption;stat.mean"
     ),
     Quantity.STD: Described(
         "STD.",
         "density_std",
         "posterior standard deviation of the dust density",
-        DENSITY_UNIT,
         "stat.stdev;phys.absorption",
     ),
     Quantity.MEDIAN: Described(
         "MEDIAN",
         "density_median",
         "posterior median of the dust density",
-        DENSITY_UNIT,
         "phys.absorption;stat.median",
     ),
-    Quantity.P16: Described(
-        "P16", "density_p16", "16th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
-    ),
-    Quantity.P84: Described(
-        "P84", "density_p84", "84th percentile of the dust density", DENSITY_UNIT, "phys.absorption"
-    ),
+    Quantity.P16: Described("P16", "density_p16", "16th percentile of the dust density"),
+    Quantity.P84: Described("P84", "density_p84", "84th percentile of the dust density"),
     Quantity.COVERAGE: Described(
         "COVERAGE",
         "coverage",
         "1 - posterior variance / prior variance; the data dominate above 0.5",
-        "",
         "stat.value",
+        unit="",
     ),
     Quantity.SAMPLES: Described(
-        "SAMPLE",
-        "density_samples",
-        "posterior samples of the dust density",
-        DENSITY_UNIT,
-        "phys.absorption",
+        "SAMPLE", "density_samples", "posterior samples of the dust density"
     ),
 }
 
@@ -228,15 +214,19 @@ def extension_of(cube: Cube) -> str:
     return f"{name}_{cube.sample + 1:02d}" if cube.quantity is Quantity.SAMPLES else name
 
 
-@final
 @dataclass(frozen=True)
-class FitsCubes(AbstractCubes):
-    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
+class _FileCubes(AbstractCubes):
+    """Cubes of a file, whose layout is checked at once."""
 
     path: Path
 
     def __post_init__(self) -> None:
         _ = self.layout
+
+
+@final
+class FitsCubes(_FileCubes):
+    """One image [z, y, x] a quantity, by its name. The file is open only while it is read."""
 
     @cached_property
     def layout(self) -> Layout:
@@ -316,3 +306,40 @@ def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
         pixels[:, i] = np.arange(len(pixels))
         axes[name] = np.asarray(wcs.wcs_pix2world(pixels, 0)[:, i], np.float64)
     return axes
+
+
+@final
+class ZarrCubes(_FileCubes):
+    """density_mean and its like, (z, y, x), density_samples (sample, z, y, x)."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        held = self._group.names()
+        quantities = tuple(q for q, named in DESCRIPTIONS.items() if named.variable in held)
+        if Quantity.MEAN not in quantities and Quantity.SAMPLES not in quantities:
+            raise ValueError(
+                f"{self.path}: expected the variable density_mean, got {sorted(held)}; is it a map?"
+            )
+        missing = [name for name in "xyz" if name not in held]
+        system = self._group.attributes.get("extinction_system")
+        if missing or not isinstance(system, str):
+            lacks = missing or ["the attribute extinction_system"]
+            raise ValueError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
+        samples, shapes = 0, {q: self._group.shape(DESCRIPTIONS[q].variable) for q in quantities}
+        if Quantity.SAMPLES in shapes:
+            samples, *rest = shapes[Quantity.SAMPLES] or (0,)
+            shapes[Quantity.SAMPLES] = tuple(rest)
+        axes = {name: self._group.read(name, ...).astype(np.float64) for name in "xyz"}
+        percentiles = self._group.attributes.get("percentiles", "")
+        return layout_of(self.path, shapes, samples, axes, system, percentiles)
+
+    def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
+        index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box
+        values = self._group.read(DESCRIPTIONS[cube.quantity].variable, index)
+        return values.astype(np.float32, copy=False)
+
+    @cached_property
+    def _group(self) -> "CheckedGroup":
+        from dustmap.sky._zarr import CheckedGroup  # a FITS file waits for no zarr
+
+        return CheckedGroup(self.path, "a zarr group of version 2 or 3")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from astropy import units as u
-from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
+from astropy.coordinates import SkyCoord
 from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
+from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
 from dustmap.sky.maps._answers import Answers, reliable_range
-from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, FitsCubes, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._quantities import DATA_DOMINATED, MapRequest, Mode, Outside, Quantity
 from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import AbstractDensityField
 
 _MEMORY = 4 * 2**30
+_EQUATORIAL = ("icrs", "fk4", "fk5", "fk4noeterms")
 _EXPECTED = "expected a run directory, a map.zarr or a map.fits"
 
 
@@ -40,7 +42,7 @@ class DustMap:
 
     @classmethod
     def open(cls, path: str | Path, seed: int | None = None, memory: int = _MEMORY) -> Self:
-        """A run's directory, a map.zarr or a map.fits."""
+        """Open a run's directory, a map.zarr or a map.fits."""
         return cls(_cubes_at(Path(path)), seed, memory)
 
     @classmethod
@@ -51,7 +53,7 @@ class DustMap:
         system: ExtinctionSystem | str,
         positive: bool = False,
     ) -> Self:
-        """From arrays (z, y, x), samples (S, z, y, x)."""
+        """Build from arrays (z, y, x), samples (S, z, y, x)."""
         named = system_named(system) if isinstance(system, str) else system
         samples = len(arrays[Quantity.SAMPLES]) if Quantity.SAMPLES in arrays else 0
         layout = Layout(grid, named, tuple(arrays), samples, positive)
@@ -65,15 +67,19 @@ class DustMap:
         std: NDArray[np.float64] | None,
         system: ExtinctionSystem | str,
     ) -> Self:
-        """From values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
-        arrays = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
-        return cls.from_arrays(grid, {q: _cube(grid, v) for q, v in arrays.items()}, system)
+        """Build from values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
+        nodes = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
+        arrays = {
+            quantity: np.ascontiguousarray(np.reshape(values, grid.shape).transpose(), np.float32)
+            for quantity, values in nodes.items()
+        }
+        return cls.from_arrays(grid, arrays, system)
 
     @classmethod
     def from_field(
         cls, field: "AbstractDensityField", grid: RegularGrid, request: MapRequest
     ) -> Self:
-        """What is requested of a field, on the nodes of `grid`, in memory."""
+        """Evaluate a request of a field on the nodes of `grid`, in memory."""
         slabs = [slab.arrays for slab in field.planes(grid, request)]
         arrays = {
             q: np.concatenate([slab[q.value] for slab in slabs], axis=-3)
@@ -112,12 +118,12 @@ class DustMap:
 
     @property
     def system(self) -> ExtinctionSystem:
-        """What the densities are of."""
+        """Extinction system of the densities."""
         return self.layout.system
 
     @property
     def available(self) -> tuple[Quantity, ...]:
-        """What the map holds."""
+        """Quantities of the map."""
         return self.layout.quantities
 
     @property
@@ -165,22 +171,22 @@ class DustMap:
         return self.cube(Quantity.STD) if Quantity.STD in self.available else None
 
     def cube(self, quantity: Quantity, sample: int = 0) -> NDArray[np.float32]:
-        """A whole cube (z, y, x)."""
+        """Return a whole cube (z, y, x)."""
         self._answers.require(quantity)
         return self._answers.reader.whole(Cube(quantity, sample))
 
     def quantities(self) -> dict[str, NDArray[np.float32]]:
-        """Whole cubes (z, y, x) by name, all but the samples."""
+        """Return whole cubes (z, y, x) by name, all but the samples."""
         return {q.value: self.cube(q) for q in self.available if q is not Quantity.SAMPLES}
 
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Voxel centres x, y, z in pc."""
+        """Return voxel centres x, y, z in pc."""
         corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
         x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
         return x, y, z
 
     def nearest_slice(self, z: float) -> int:
-        """Index of the slice whose centre is nearest to z in pc; z must lie inside the map."""
+        """Find the slice whose centre is nearest to z in pc; z must lie inside the map."""
         lower, upper = self.grid.lower[2], self.grid.upper[2]
         half = self.grid.spacing[2] / 2
         if not lower - half <= z <= upper + half:
@@ -194,11 +200,11 @@ class DustMap:
     def query_gal(
         self, l: ArrayLike, b: ArrayLike, d: ArrayLike | None = None, **options: Any
     ) -> NDArray[np.float64]:
-        """`query` at Galactic coordinates.
+        """Query at Galactic coordinates.
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
-        return self(galactic_coordinates(l, b, d), **options)
+        return self(coordinates_of({"l": l, "b": b}, d, "galactic"), **options)
 
     def query_equ(
         self,
@@ -208,11 +214,13 @@ class DustMap:
         frame: str = "icrs",
         **options: Any,
     ) -> NDArray[np.float64]:
-        """`query` at equatorial coordinates.
+        """Query at equatorial coordinates.
 
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
-        return self(equatorial_coordinates(ra, dec, d, frame), **options)
+        if frame not in _EQUATORIAL:
+            raise ValueError(f"frame: expected one of {', '.join(_EQUATORIAL)}, got {frame!r}")
+        return self(coordinates_of({"ra": ra, "dec": dec}, d, frame), **options)
 
     def query(
         self,
@@ -222,7 +230,7 @@ class DustMap:
         integrated: bool = False,
         outside: str = "nan",
     ) -> NDArray[np.float64]:
-        """Density in mag/pc, or its integral A(<d) in mag from the Sun, at `coords` of any shape.
+        """Return density in mag/pc, or its integral A(<d) in mag from the Sun, at `coords`.
 
         mode: "mean", "std", "median", "percentile" (of `pct`, in percent), "samples",
         "random_sample" (one sample for all coordinates). The result has the shape of `coords`;
@@ -250,31 +258,31 @@ class DustMap:
         return shaped[()]  # a number, not an array, of scalar coordinates
 
     def mean_at(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
+        """Return the mean at X, Y, Z in pc (N, 3); NaN outside the box of voxel centres."""
         positions = np.asarray(points, np.float64)
         return np.asarray(self._answers.densities(positions, Mode.MEAN, (), Outside.NAN)[0])
 
     def contains(self, coords: SkyCoord) -> NDArray[np.bool_]:
-        """Which coordinates lie in the box of voxel centres."""
+        """Return which coordinates lie in the box of voxel centres."""
         return within_box(self.grid, positions_of(coords)).reshape(coords.shape)
 
     def coverage(self, coords: SkyCoord) -> NDArray[np.float64]:
-        """1 − posterior variance / prior variance, 0 (the prior) to 1 (the data); NaN outside.
+        """Return 1 − posterior variance / prior variance, 0 (prior) to 1 (data); NaN outside.
 
         Variances of ln ρ where the density is positive.
         """
         self._answers.require(Quantity.COVERAGE)
         positions = positions_of(coords)
-        found = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
-        covered: NDArray[np.float64] = found.reshape(coords.shape)
+        values = self._answers.interpolated((Cube(Quantity.COVERAGE),), positions, Outside.NAN)[0]
+        covered: NDArray[np.float64] = values.reshape(coords.shape)
         return covered[()]
 
     def data_dominated(self, coords: SkyCoord) -> NDArray[np.bool_]:
-        """Where coverage exceeds 0.5: the data say what the density is; False outside."""
+        """Return whether coverage exceeds 0.5: the data say what the density is; False outside."""
         return np.asarray(self.coverage(coords) > DATA_DOMINATED)
 
     def reliable_distances(self, coords: SkyCoord, least: float = 0.25) -> u.Quantity:
-        """Distances [from, to] (..., 2) within which the data reach along each direction.
+        """Return distances [from, to] (..., 2) within which the data reach along each direction.
 
         `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
         it first falls below again, or the face of the box. NaN where it never is. The distances
@@ -283,15 +291,13 @@ class DustMap:
         scale.
         """
         self._answers.require(Quantity.COVERAGE)
-        found = reliable_range(self._answers.reader, directions_of(coords), least)
-        return found.reshape(*coords.shape, 2) * u.pc
+        ranges = reliable_range(self._answers.reader, directions_of(coords), least)
+        return ranges.reshape(*coords.shape, 2) * u.pc
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
     """Cubes of a run's directory, a map.zarr or a map.fits."""
     if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
-        from dustmap.sky.maps._zarr_cubes import ZarrCubes  # a FITS file waits for no zarr
-
         return ZarrCubes(path)
     if path.is_file():
         if path.suffix.lower() in {".fits", ".fit"}:
@@ -316,66 +322,7 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
         return (0.5,)
     if pct is None:
         return ()
-    found = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
-    if not all(0.0 < level < 1.0 for level in found):
+    levels = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
+    if not all(0.0 < level < 1.0 for level in levels):
         raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
-    return found
-
-
-def _cube(grid: RegularGrid, values: NDArray[np.float64]) -> NDArray[np.float32]:
-    cube = np.asarray(values, np.float32).reshape(grid.shape).transpose()
-    return np.ascontiguousarray(cube)
-
-
-def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
-    xyz = _galactic(coords).cartesian.xyz
-    if not xyz.unit.is_equivalent(u.pc):
-        raise ValueError(
-            "coords: expected coordinates with a distance, got directions alone; give "
-            "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
-        )
-    return _stacked(xyz.to_value(u.pc))
-
-
-def directions_of(coords: SkyCoord) -> NDArray[np.float64]:
-    """Unit vectors (N, 3) from the Sun, of coordinates with or without distance."""
-    sphere = _galactic(coords).represent_as(UnitSphericalRepresentation)
-    return _stacked(sphere.to_cartesian().xyz.value)
-
-
-def galactic_coordinates(l: ArrayLike, b: ArrayLike, d: ArrayLike | None) -> SkyCoord:
-    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
-    return _coordinates(("l", l), ("b", b), d, "galactic")
-
-
-def equatorial_coordinates(
-    ra: ArrayLike, dec: ArrayLike, d: ArrayLike | None, frame: str
-) -> SkyCoord:
-    """Bare numbers are degrees and, as the dustmaps package has them, kpc."""
-    known = ("icrs", "fk4", "fk5", "fk4noeterms")
-    if frame not in known:
-        raise ValueError(f"frame: expected one of {', '.join(known)}, got {frame!r}")
-    return _coordinates(("ra", ra), ("dec", dec), d, frame)
-
-
-def _coordinates(
-    first: tuple[str, ArrayLike], second: tuple[str, ArrayLike], d: ArrayLike | None, frame: str
-) -> SkyCoord:
-    components = {name: u.Quantity(value, u.deg) for name, value in (first, second)}
-    if d is not None:
-        components["distance"] = u.Quantity(d, u.kpc)
-    return SkyCoord(**components, frame=frame)
-
-
-def _galactic(coords: SkyCoord) -> SkyCoord:
-    if not isinstance(coords, SkyCoord):
-        raise TypeError(
-            f"coords: expected an astropy SkyCoord, got {type(coords).__name__}; for numbers use "
-            "query_gal(l, b, d) or query_equ(ra, dec, d)"
-        )
-    return coords if coords.frame.name == "galactic" else coords.transform_to("galactic")
-
-
-def _stacked(xyz: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.ascontiguousarray(np.asarray(xyz, np.float64).reshape(3, -1).T)
+    return levels

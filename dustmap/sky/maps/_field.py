@@ -6,7 +6,7 @@ the writers of cubes take.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias, final
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import RegularGrid
+from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps._cubes import AbstractCubes, Layout
 from dustmap.sky.maps._quantities import MapRequest, Quantity, normal_quantile, percentiles
@@ -50,7 +51,7 @@ class AbstractDensityField(ABC):
     @property
     @abstractmethod
     def system(self) -> ExtinctionSystem:
-        """What is mapped: ρ in mag/pc of this."""
+        """Extinction system: ρ is in mag/pc of it."""
 
     @property
     @abstractmethod
@@ -76,7 +77,7 @@ class AbstractDensityField(ABC):
     def evaluate(
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
-        """What is requested of N functionals within the box, by the quantity's name.
+        """Answer a request for N functionals within the box, by the quantity's name.
 
         (N,) each, samples (S, N); coverage is of places only, `PointValues`.
         """
@@ -85,7 +86,7 @@ class AbstractDensityField(ABC):
     def planes(
         self, grid: RegularGrid, request: MapRequest, depth: int = DEPTH, part: slice = EVERY
     ) -> Iterator[Planes]:
-        """What is requested at the nodes of `grid` within the box, `depth` planes in z at a time.
+        """Answer a request at the nodes of `grid` within the box, `depth` planes in z at a time.
 
         part: which planes. In the order of z, the last slab may be thinner; values depend neither
         on `depth` nor on `part`.
@@ -94,18 +95,18 @@ class AbstractDensityField(ABC):
     def percentiles(
         self, functional: AbstractFunctional, levels: Sequence[float]
     ) -> NDArray[np.float64]:
-        """At the probabilities `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
+        """Return quantiles at `levels` (Q,), (Q, N): of the samples, as maps have them, or of a
         normal distribution where there are none."""
         if self.n_samples > 1:
             request = MapRequest((Quantity.SAMPLES,), self.n_samples)
             draws = torch.from_numpy(self.evaluate(functional, request)["samples"]).double()
             return percentiles(draws, levels, self.positive).numpy()
-        found = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
-        mean, std = (found[name].astype(np.float64) for name in ("mean", "std"))
+        moments = self.evaluate(functional, MapRequest((Quantity.MEAN, Quantity.STD)))
+        mean, std = (moments[name].astype(np.float64) for name in ("mean", "std"))
         return np.stack([mean + normal_quantile(q) * std for q in levels])
 
     def check(self, request: MapRequest) -> None:
-        """Refuses more samples than there are."""
+        """Refuse more samples than there are."""
         if request.samples > self.n_samples:
             has = f"{self.n_samples} samples" if self.n_samples else "no samples"
             raise ValueError(
@@ -114,7 +115,7 @@ class AbstractDensityField(ABC):
             )
 
     def check_grid(self, grid: RegularGrid) -> None:
-        """Refuses a grid that is not of three axes or leaves the box."""
+        """Refuse a grid that is not of three axes or leaves the box."""
         if grid.dim != 3:
             raise ValueError(f"grid: expected 3 axes (X, Y, Z), got {grid.dim}")
         slack = [1e-6 * h for h in grid.spacing]
@@ -129,7 +130,7 @@ class AbstractDensityField(ABC):
 
 
 def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
-    """Coverage is a property of places."""
+    """Refuse the coverage of rays: it is a property of places."""
     if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
         raise ValueError(
             "coverage: expected places (PointValues), got "
@@ -138,7 +139,7 @@ def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest)
 
 
 def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
-    """Refuses places (N, 3) outside the box."""
+    """Refuse places (N, 3) outside the box."""
     lower, upper = (
         torch.tensor(corner, dtype=torch.float64, device=places.device)
         for corner in (field.lower, field.upper)
@@ -153,8 +154,27 @@ def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
         )
 
 
+def in_chunks(
+    functional: AbstractFunctional,
+    size: int,
+    request: MapRequest,
+    answer: Callable[[AbstractFunctional], Mapping[str, Tensor]],
+) -> dict[str, NDArray[np.float32]]:
+    """Answer a request for N functionals, `size` at a time: (..., N) by the quantity's name."""
+    parts = [as_numpy(answer(functional[part])) for part in chunks(len(functional), size)]
+    return {
+        q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
+        for q in request.quantities
+    }
+
+
+def as_numpy(values: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Bring answers into the memory of the machine, in float32."""
+    return {name: value.cpu().float().numpy() for name, value in values.items()}
+
+
 def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the slabs of a part of `count` planes."""
+    """Return (start, stop) of the slabs of a part of `count` planes."""
     if depth < 1:
         raise ValueError(f"depth: expected at least 1 plane, got {depth}")
     first, last, _ = part.indices(count)
@@ -165,7 +185,7 @@ def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, in
 def empty_arrays(
     grid: RegularGrid, request: MapRequest, depth: int
 ) -> dict[str, NDArray[np.float32]]:
-    """Arrays for `depth` planes of what is requested, to be filled."""
+    """Return arrays for `depth` planes of what is requested, to be filled."""
     plane = (depth, *grid.shape[1::-1])
     arrays = {q.value: np.empty(plane, np.float32) for q in request.cubes}
     if request.samples:
@@ -174,7 +194,7 @@ def empty_arrays(
 
 
 def bytes_per_plane(grid: RegularGrid, request: MapRequest, extra: int = 0) -> int:
-    """Bytes of the arrays of one plane, and of `extra` more."""
+    """Return bytes of the arrays of one plane, and of `extra` more."""
     return 4 * math.prod(grid.shape[:2]) * (request.values_per_place + extra)
 
 
@@ -195,7 +215,7 @@ class Slabs:
 
     @classmethod
     def of_field(cls, field: AbstractDensityField, grid: RegularGrid, request: MapRequest) -> Self:
-        """What is requested of a field."""
+        """Walk through a request of a field."""
         field.check(request)
         field.check_grid(grid)
         layout = Layout(grid, field.system, request.quantities, request.samples, field.positive)
@@ -207,7 +227,7 @@ class Slabs:
 
     @classmethod
     def of_cubes(cls, cubes: AbstractCubes) -> Self:
-        """All that a map holds."""
+        """Return all that a map holds."""
         layout = cubes.layout
         request = MapRequest(layout.quantities, layout.samples)
 
@@ -217,7 +237,7 @@ class Slabs:
         return cls(layout, request, walk)
 
     def depth(self, memory: int, extra: int = 0) -> int:
-        """Planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
+        """Return planes that fit into `memory` bytes beside `extra` more arrays, at least one."""
         return max(1, memory // bytes_per_plane(self.layout.grid, self.request, extra))
 
 
@@ -233,5 +253,5 @@ def _planes(cubes: AbstractCubes, depth: int, part: slice) -> Iterator[Planes]:
 
 
 def slab_memory(available: int) -> int:
-    """Bytes for the slabs of a writer in a program that may take `available`."""
+    """Return bytes for the slabs of a writer in a program that may take `available`."""
     return min(MEMORY, available // 2)

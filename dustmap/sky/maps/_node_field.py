@@ -18,17 +18,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.inference import LogNormalPosterior
-from dustmap.sky.maps._field import (
-    DEPTH,
-    EVERY,
-    AbstractDensityField,
-    Planes,
-    Point,
-    empty_arrays,
-    refuse_beyond,
-    refuse_coverage_of_rays,
-    slabs,
-)
+from dustmap.sky.maps import _field
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
 from dustmap.sky.maps._quantities import MapRequest, Quantity, coverage, statistics, sure_coverage
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
@@ -50,11 +41,11 @@ class NodeTable:
 
     @classmethod
     def of(cls, grid: RegularGrid, fields: Tensor) -> Self:
-        """From fields (S, M)."""
+        """Build from fields (S, M)."""
         return cls(grid, fields.mT.contiguous())
 
     def at(self, cells: Cells) -> Tensor:
-        """All fields (N, S) at places."""
+        """Return all fields (N, S) at places."""
         _, y, z = self.grid.shape
         corner = torch.from_numpy((cells.cell[:, 0] * y + cells.cell[:, 1]) * z + cells.cell[:, 2])
         offset = torch.from_numpy(cells.offset).to(self.values.dtype)
@@ -89,21 +80,13 @@ class AxisWeights:
             (where == torch.arange(nodes, dtype=where.dtype)).all()
         )
 
-    def along_last(self, values: Tensor) -> Tensor:
-        """(..., nodes) to (..., n)."""
+    def along(self, values: Tensor, dim: int) -> Tensor:
+        """Interpolate along the last axis (dim = −1) of values, or the one before (dim = −2)."""
         if self.identity:
             return values
-        left = values.index_select(-1, self.cell)
-        right = values.index_select(-1, self.cell + 1)
-        return left.lerp_(right, self.weight)
-
-    def along_rows(self, values: Tensor) -> Tensor:
-        """(..., nodes, m) to (..., n, m)."""
-        if self.identity:
-            return values
-        left = values.index_select(-2, self.cell)
-        right = values.index_select(-2, self.cell + 1)
-        return left.lerp_(right, self.weight[:, None])
+        left = values.index_select(dim, self.cell)
+        right = values.index_select(dim, self.cell + 1)
+        return left.lerp_(right, self.weight if dim == -1 else self.weight[:, None])
 
 
 @final
@@ -119,7 +102,7 @@ class Resampler:
         self._x, self._y, self._z = x, y, z
 
     def planes(self, fields: Tensor, part: slice) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """(below, above, weight) of planes in z: their values are lerp(below, above, weight)."""
+        """Yield (below, above, weight) of planes in z: of values lerp(below, above, weight)."""
         wide: dict[int, Tensor] = {}
         cells, weights = self._z.cell[part].tolist(), self._z.weight[part].tolist()
         for cell, weight in zip(cells, weights, strict=True):
@@ -131,7 +114,7 @@ class Resampler:
 
     def _widened(self, plane: Tensor) -> Tensor:
         """(S, x, y) at nodes to (S, y, x) of the target."""
-        return self._x.along_last(self._y.along_rows(plane.transpose(-1, -2).contiguous()))
+        return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
 
 
 @final
@@ -185,16 +168,12 @@ class NodeField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        refuse_coverage_of_rays(functional, request)
+        _field.refuse_coverage_of_rays(functional, request)
         if isinstance(functional, PointValues):
-            refuse_beyond(self, functional.x)
-        parts = [
-            self._of_chunk(functional[part], request) for part in chunks(len(functional), _CHUNK)
-        ]
-        return {
-            q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
-            for q in request.quantities
-        }
+            _field.refuse_beyond(self, functional.x)
+        return _field.in_chunks(
+            functional, _CHUNK, request, lambda part: self._answer(part, request)
+        )
 
     @torch.no_grad()
     def planes(
@@ -207,8 +186,8 @@ class NodeField(AbstractDensityField):
             fields.append(self._node_coverage.cpu().reshape(1, *self.nodes.shape))
         resampler = Resampler(self.nodes, grid, self._density.dtype)
         walks = zip(*(resampler.planes(field, part) for field in fields), strict=True)
-        for start, stop in slabs(grid.shape[2], depth, part):
-            arrays = empty_arrays(grid, request, stop - start)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
             into = {name: torch.from_numpy(array) for name, array in arrays.items()}
             for k in range(stop - start):
                 density, *covered = next(walks)
@@ -217,18 +196,15 @@ class NodeField(AbstractDensityField):
                     into[Quantity.COVERAGE.value][k] = torch.lerp(below, above, weight)[0]
             yield Planes(start, stop, arrays)
 
-    def _of_chunk(
-        self, functional: AbstractFunctional, request: MapRequest
-    ) -> dict[str, NDArray[np.float32]]:
-        if isinstance(functional, PointValues):
-            cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
-            found = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
-            if Quantity.COVERAGE in request:
-                found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
-        else:
+    def _answer(self, functional: AbstractFunctional, request: MapRequest) -> dict[str, Tensor]:
+        if not isinstance(functional, PointValues):
             rows = self.posterior.interpolation(functional)
-            found = statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
-        return {name: values.cpu().float().numpy() for name, values in found.items()}
+            return statistics(rows.matmul(self._density.to(rows.dtype)), request, positive=True)
+        cells = Cells.of(self.nodes, functional.x.double().cpu().numpy())
+        answers = statistics(self._by_node.at(cells).mT.contiguous(), request, positive=True)
+        if Quantity.COVERAGE in request:
+            answers[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
+        return answers
 
     @cached_property
     def _density(self) -> Tensor:

@@ -11,26 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
-from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.sky.maps._field import (
-    DEPTH,
-    EVERY,
-    AbstractDensityField,
-    Planes,
-    Point,
-    empty_arrays,
-    refuse_coverage_of_rays,
-    slabs,
-)
+from dustmap.sky.maps import _field, _quantities
+from dustmap.sky.maps._field import DEPTH, EVERY, AbstractDensityField, Planes, Point
 from dustmap.sky.maps._node_field import NodeTable
-from dustmap.sky.maps._quantities import (
-    PERCENTILES,
-    MapRequest,
-    Quantity,
-    coverage,
-    normal_quantile,
-)
+from dustmap.sky.maps._quantities import PERCENTILES, MapRequest, Quantity
 from dustmap.sky.maps._trilinear import Cells
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -107,13 +92,18 @@ class PosteriorField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        refuse_coverage_of_rays(functional, request)
-        generator = self._generator(0)
-        parts = [
-            self._of_chunk(functional[part], request, generator)
-            for part in chunks(len(functional), _CHUNK)
-        ]
-        return _joined(parts, request)
+        _field.refuse_coverage_of_rays(functional, request)
+        return self._evaluate(functional, request, 0)
+
+    def _evaluate(
+        self, functional: AbstractFunctional, request: MapRequest, stream: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """Answer with the random numbers of a stream, so that slabs do not change what is drawn."""
+        generator = torch.Generator()
+        generator.manual_seed((self.seed << 20) + stream)
+        return _field.in_chunks(
+            functional, _CHUNK, request, lambda part: self._answer(part, request, generator)
+        )
 
     @torch.no_grad()
     def planes(
@@ -123,13 +113,13 @@ class PosteriorField(AbstractDensityField):
         self.check_grid(grid)
         at_hand = self._at_hand(grid, request)
         missing = request.without(at_hand)
-        for start, stop in slabs(grid.shape[2], depth, part):
-            arrays = empty_arrays(grid, request, stop - start)
+        for start, stop in _field.slabs(grid.shape[2], depth, part):
+            arrays = _field.empty_arrays(grid, request, stop - start)
             for k in range(start, stop):
-                found = _cut(at_hand, grid, k)
+                answers = _cut(at_hand, grid, k)
                 if missing is not None:
-                    found |= self._plane(grid, k, missing)
-                for name, values in found.items():
+                    answers |= self._plane(grid, k, missing)
+                for name, values in answers.items():
                     plane = values.reshape(*values.shape[:-1], *grid.shape[1::-1])
                     arrays[name][..., k - start, :, :] = plane
             yield Planes(start, stop, arrays)
@@ -141,42 +131,35 @@ class PosteriorField(AbstractDensityField):
         x, y, z = grid.axes(self.device)
         yy, xx = torch.meshgrid(y, x, indexing="ij")
         points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)
-        generator = self._generator(k)
-        parts = [
-            self._of_chunk(PointValues(points[part]), request, generator)
-            for part in chunks(len(points), _CHUNK)
-        ]
-        return _joined(parts, request)
+        return self._evaluate(PointValues(points), request, k)
 
     def _at_hand(self, grid: RegularGrid, request: MapRequest) -> dict[str, NDArray[np.float32]]:
-        """What the engine has at its own nodes, in the order of (x, y, z): all but samples."""
+        """Take what the engine has at its own nodes, in the order of (x, y, z): no samples."""
         if self.own is None or self.own.grid != grid or self.positive:
             return {}
-        prediction = self.own.predict()
-        found = _of_normal(prediction, request, self.prior_std)
+        answers = _of_normal(self.own.predict(), request, self.prior_std)
         if self.own.coverage is not None and Quantity.COVERAGE in request:
-            found[Quantity.COVERAGE.value] = self.own.coverage
-        return _numpy(found)
+            answers[Quantity.COVERAGE.value] = self.own.coverage
+        return _field.as_numpy(answers)
 
-    def _of_chunk(
+    def _answer(
         self, functional: AbstractFunctional, request: MapRequest, generator: torch.Generator
-    ) -> dict[str, NDArray[np.float32]]:
+    ) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = {}
         if isinstance(self.posterior, LogMoments):
-            found = _of_log_normal(self.posterior, functional, request, self.prior_std)
+            answers = _of_log_normal(self.posterior, functional, request, self.prior_std)
             if request.any_of((Quantity.MEAN, Quantity.STD)):
-                found |= _moments(self.posterior.predict(functional))
+                answers |= _moments(self.posterior.predict(functional))
         elif request.cubes:
-            found = _of_normal(self.posterior.predict(functional), request, self.prior_std)
+            answers = _of_normal(self.posterior.predict(functional), request, self.prior_std)
             if self._covered is not None and Quantity.COVERAGE in request:
                 assert isinstance(functional, PointValues)  # coverage is of places only
                 cells = Cells.of(self._covered.grid, functional.x.double().cpu().numpy())
-                found[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
-        else:
-            found = {}
+                answers[Quantity.COVERAGE.value] = self._covered.at(cells)[:, 0]
         if request.samples:
-            drawn = self.posterior.sample(functional, request.samples, generator)
-            found[Quantity.SAMPLES.value] = drawn
-        return _numpy(found)
+            draws = self.posterior.sample(functional, request.samples, generator)
+            answers[Quantity.SAMPLES.value] = draws
+        return answers
 
     @cached_property
     def _covered(self) -> NodeTable | None:
@@ -185,24 +168,18 @@ class PosteriorField(AbstractDensityField):
             return None
         return NodeTable.of(self.own.grid, self.own.coverage.cpu()[None])
 
-    def _generator(self, stream: int) -> torch.Generator:
-        """A stream for each plane, so that slabs do not change what is drawn."""
-        generator = torch.Generator()
-        generator.manual_seed((self.seed << 20) + stream)
-        return generator
-
 
 def _moments(prediction: Prediction) -> dict[str, Tensor]:
     return {Quantity.MEAN.value: prediction.mean, Quantity.STD.value: prediction.std}
 
 
 def _of_normal(prediction: Prediction, request: MapRequest, prior_std: float) -> dict[str, Tensor]:
-    found = _moments(prediction)
+    answers = _moments(prediction)
     for quantity, q in PERCENTILES.items():
-        found[quantity.value] = prediction.mean + normal_quantile(q) * prediction.std
+        answers[quantity.value] = prediction.mean + _quantities.normal_quantile(q) * prediction.std
     if Quantity.COVERAGE in request:
-        found[Quantity.COVERAGE.value] = coverage(prediction.std, prior_std)
-    return {name: values for name, values in found.items() if Quantity(name) in request}
+        answers[Quantity.COVERAGE.value] = _quantities.coverage(prediction.std, prior_std)
+    return {name: values for name, values in answers.items() if Quantity(name) in request}
 
 
 def _of_log_normal(
@@ -211,27 +188,14 @@ def _of_log_normal(
     if not request.any_of((*PERCENTILES, Quantity.COVERAGE)):
         return {}
     centre, width = posterior.log_moments(functional)
-    found = {
-        quantity.value: (centre + normal_quantile(q) * width).exp()
+    answers = {
+        quantity.value: (centre + _quantities.normal_quantile(q) * width).exp()
         for quantity, q in PERCENTILES.items()
         if quantity in request
     }
     if Quantity.COVERAGE in request:
-        found[Quantity.COVERAGE.value] = coverage(width, prior_std)
-    return found
-
-
-def _numpy(found: dict[str, Tensor]) -> dict[str, NDArray[np.float32]]:
-    return {name: values.cpu().float().numpy() for name, values in found.items()}
-
-
-def _joined(
-    parts: list[dict[str, NDArray[np.float32]]], request: MapRequest
-) -> dict[str, NDArray[np.float32]]:
-    return {
-        q.value: np.concatenate([part[q.value] for part in parts], axis=-1)
-        for q in request.quantities
-    }
+        answers[Quantity.COVERAGE.value] = _quantities.coverage(width, prior_std)
+    return answers
 
 
 def _cut(

@@ -34,7 +34,7 @@ Draws = TypeVar("Draws", "Tensor", "NDArray[np.float64]")
 
 @final
 class Quantity(enum.Enum):
-    """What a map can hold; the value is its name in configurations, files and results.
+    """A quantity of maps; the value is its name in configurations, files and results.
 
     Densities in mag/pc, coverage without unit. The median and the 16th and 84th percentiles are
     those of `percentiles`: ordered, and positive where the density is.
@@ -77,7 +77,7 @@ class MapRequest:
 
     @classmethod
     def named(cls, names: Sequence[str], samples: int = 0) -> Self:
-        """From the names of a configuration or a command line.
+        """Build from the names of a configuration or a command line.
 
         `samples` counts only where the names have "samples".
         """
@@ -91,11 +91,11 @@ class MapRequest:
         return quantity in self.quantities
 
     def any_of(self, quantities: Iterable[Quantity]) -> bool:
-        """Whether one of them is asked for."""
+        """Return whether one of them is asked for."""
         return any(quantity in self.quantities for quantity in quantities)
 
     def without(self, names: Container[str]) -> "MapRequest | None":
-        """What is left but for the quantities of these names; None for nothing."""
+        """Drop the quantities of these names; None if nothing is left."""
         left = tuple(q for q in self.quantities if q.value not in names)
         return MapRequest(left, self.samples if Quantity.SAMPLES in left else 0) if left else None
 
@@ -124,7 +124,7 @@ class _Named(enum.Enum):
 
 @final
 class Mode(_Named):
-    """What is asked of the density or of its integral."""
+    """A statistic of the density or of its integral."""
 
     MEAN = "mean"
     STD = "std"
@@ -136,7 +136,7 @@ class Mode(_Named):
 
 @final
 class Outside(_Named):
-    """What becomes of places beyond the outermost voxel centres, and of rays that go there.
+    """The policy for places beyond the outermost voxel centres, and rays that go there.
 
     NAN: unknown. ERROR: refused. TRUNCATE: nothing is there; densities are 0 and rays count as far
     as they run inside.
@@ -148,16 +148,16 @@ class Outside(_Named):
 
 
 def normal_quantile(q: float) -> float:
-    """Φ⁻¹(q)."""
+    """Return Φ⁻¹(q)."""
     return NormalDist().inv_cdf(q)
 
 
 def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[str, Tensor]":
-    """All that is requested but coverage, of draws (S, ...), each (...); samples are not copied."""
-    found: dict[str, Tensor] = {}
+    """Compute all but coverage of draws (S, ...), each (...); samples are not copied."""
+    results: dict[str, Tensor] = {}
     if request.any_of((Quantity.MEAN, Quantity.STD)):
         mean = draws.mean(0)
-        found |= {
+        results |= {
             Quantity.MEAN.value: mean,
             Quantity.STD.value: deviation(draws, mean, len(draws) - 1),
         }
@@ -165,14 +165,16 @@ def statistics(draws: "Tensor", request: MapRequest, positive: bool) -> "dict[st
     if asked:
         levels = [PERCENTILES[quantity] for quantity in asked]
         values = percentiles(draws, levels, positive)
-        found |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
+        results |= {quantity.value: value for quantity, value in zip(asked, values, strict=True)}
     if request.samples:
-        found[Quantity.SAMPLES.value] = draws[: request.samples]
-    return {name: found[name] for name in (q.value for q in request.quantities) if name in found}
+        results[Quantity.SAMPLES.value] = draws[: request.samples]
+    return {
+        name: results[name] for name in (q.value for q in request.quantities) if name in results
+    }
 
 
 def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
-    """p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
+    """Return p(q) of draws (S, ...) at the probabilities `levels` (Q,): (Q, ...)."""
     if positive:
         centre, width = log_moments(draws)
     else:
@@ -186,7 +188,7 @@ def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
 
 
 def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
-    """√(Σ_s (f_s − m)² / divisor)."""
+    """Return √(Σ_s (f_s − m)² / divisor)."""
     total: Draws = _namespace(draws).zeros_like(mean)
     for draw in draws:
         difference = draw - mean
@@ -198,7 +200,7 @@ def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
 
 
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
-    """μ and τ of ln f; −∞ and 0 where a sample is not positive."""
+    """Return μ and τ of ln f; −∞ and 0 where a sample is not positive."""
     of = _namespace(draws)
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
@@ -220,7 +222,7 @@ def _paired(count: int) -> float:
 
 
 def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
-    """c of the share e of the prior's variance that S independent draws find explained:
+    """Return c of the share e of the prior's variance that S independent draws find explained:
 
         c / (1 − c) = e / (1 − e) / (1 + (8/S)²)
 
@@ -232,5 +234,5 @@ def sure_coverage(explained: "Tensor", draws: int) -> "Tensor":
 
 
 def coverage(std: "Tensor", prior_std: float) -> "Tensor":
-    """1 − (posterior variance / prior variance), within [0, 1]."""
+    """Return 1 − (posterior variance / prior variance), within [0, 1]."""
     return (1.0 - (std / prior_std).square()).clamp_(0.0, 1.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self, TypeAlias, final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.gp._grid import EDGE_SLACK
@@ -33,7 +33,7 @@ _GAUSS = 0.5 / math.sqrt(3.0)
 
 
 def within_box(grid: RegularGrid, positions: Floats) -> Flags:
-    """Which of the places (N, D) lie in the box that the nodes span, (N,): as `grid.contains`."""
+    """Tell which places (N, D) lie in the box that the nodes span, (N,), as `grid.contains`."""
     slack = EDGE_SLACK * np.array(grid.spacing)
     inside = (positions >= grid.lower - slack) & (positions <= grid.upper + slack)
     return np.asarray(inside.all(-1))
@@ -52,7 +52,7 @@ class Cells:
 
     @classmethod
     def of(cls, grid: RegularGrid, positions: Floats) -> Self:
-        """Cells of places X, Y, Z (N, 3) in pc; what is beyond a face counts as on it."""
+        """Return cells of places X, Y, Z (N, 3) in pc; what is beyond a face counts as on it."""
         last = np.array(grid.shape, np.float64) - 1.0
         where = np.clip((positions - np.array(grid.lower)) / np.array(grid.spacing), 0.0, last)
         cell = np.minimum(np.floor(where), last - 1.0)
@@ -62,7 +62,7 @@ class Cells:
         return len(self.cell)
 
     def part(self, index: slice | Indices) -> "Cells":
-        """Some of the places."""
+        """Return some of the places."""
         return Cells(self.cell[index], self.offset[index])
 
     @property
@@ -88,7 +88,7 @@ class CubeReader:
         self._kept: OrderedDict[Cube, Values] = OrderedDict()
 
     def whole(self, cube: Cube) -> Values:
-        """All voxels (z, y, x)."""
+        """Return all voxels (z, y, x)."""
         if cube in self._kept:
             self._kept.move_to_end(cube)
             return self._kept[cube]
@@ -100,11 +100,11 @@ class CubeReader:
         return values
 
     def at(self, cube: Cube, cells: Cells) -> Values:
-        """Values (N,) at places."""
+        """Return values (N,) at places."""
         return self._read_at(cube, cells, trilinear, ())
 
     def corners(self, cube: Cube, cells: Cells) -> Values:
-        """Values (N, 8) at the corners of the cells, of `Cells.weights`."""
+        """Return values (N, 8) at the corners of the cells, of `Cells.weights`."""
         return self._read_at(cube, cells, corners, (8,))
 
     def _read_at(self, cube: Cube, cells: Cells, take: Take, shape: tuple[int, ...]) -> Values:
@@ -142,7 +142,7 @@ def _in_chunks(values: Values, cells: Cells, take: Take) -> Values:
 
 
 def trilinear(values: Values, cells: Cells) -> Values:
-    """Σ over the 8 corners of a cell, values (z, y, x) contiguous: (N,)."""
+    """Sum over the 8 corners of a cell, values (z, y, x) contiguous: (N,)."""
     _, y, x = values.shape
     corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
     flat = values.reshape(-1)
@@ -164,12 +164,12 @@ def _between(low: Values, high: Values, share: Values) -> Values:
 
 
 def corners(values: Values, cells: Cells) -> Values:
-    """Values (z, y, x) at the 8 corners of cells, (N, 8), x the fastest."""
+    """Return values (z, y, x) at the 8 corners of cells, (N, 8), x the fastest."""
     _, y, x = values.shape
     corner = (cells.cell[:, 2] * y + cells.cell[:, 1]) * x + cells.cell[:, 0]
     shifts = np.array([(k * y + j) * x + i for k in (0, 1) for j in (0, 1) for i in (0, 1)])
-    found: Values = values.reshape(-1).take(corner[:, None] + shifts)
-    return found
+    around: Values = values.reshape(-1).take(corner[:, None] + shifts)
+    return around
 
 
 @final
@@ -185,14 +185,14 @@ class Rays:
         return len(self.far)
 
     def part(self, index: Indices | Flags | slice) -> "Rays":
-        """Some of the rays."""
+        """Return some of the rays."""
         return Rays(self.direction[index], self.near[index], self.far[index])
 
 
 def within(grid: RegularGrid, direction: Floats, distance: Floats) -> tuple[Rays, Flags]:
-    """The parts of rays of length `distance` (N,) inside the box, and whether that is all (N,)."""
+    """Cut rays of length `distance` (N,) at the box; say also which of them are whole (N,)."""
     slack = 1e-6 * min(grid.spacing)
-    enter, leave = _chord(grid, direction, slack)
+    enter, leave = chord(grid.lower, grid.upper, direction, slack)
     far = np.minimum(leave, distance)
     near = np.minimum(np.maximum(enter, 0.0), np.maximum(far, 0.0))
     missed = leave < enter
@@ -201,9 +201,14 @@ def within(grid: RegularGrid, direction: Floats, distance: Floats) -> tuple[Rays
     return Rays(direction, near, far), complete
 
 
-def _chord(grid: RegularGrid, direction: Floats, slack: float) -> tuple[Floats, Floats]:
-    """Distances (N,) where rays from the Sun enter and leave the box; leave < enter if never."""
-    lower, upper = np.array(grid.lower), np.array(grid.upper)
+def chord(
+    lower: ArrayLike, upper: ArrayLike, direction: Floats, slack: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Return distances (N,) where rays from the Sun enter and leave a box; leave < enter if never.
+
+    A ray along a face is in the box, up to `slack` pc beside it.
+    """
+    lower, upper = np.asarray(lower, np.float64), np.asarray(upper, np.float64)
     moving = direction != 0
     speed = np.where(moving, direction, 1.0)
     still = np.where((lower <= slack) & (upper >= -slack), np.inf, -np.inf)
@@ -214,18 +219,22 @@ def _chord(grid: RegularGrid, direction: Floats, slack: float) -> tuple[Floats, 
 
 
 def integrate(reader: CubeReader, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
-    """∫ρ ds in mag, (C, N), of every cube along every ray."""
+    """Integrate ∫ρ ds in mag, (C, N), of every cube along every ray."""
     grid = reader.cubes.layout.grid
-    found = np.zeros((len(cubes), len(rays)))
-    for rows in _batches(grid, rays):
-        cells, weight, row = _quadrature(grid, rays.part(rows))
-        for total, cube in zip(found, cubes, strict=True):
+    columns = np.zeros((len(cubes), len(rays)))
+    for rows, points, weight, row in quadrature(grid, rays):
+        cells = Cells.of(grid, points)
+        for total, cube in zip(columns, cubes, strict=True):
             total[rows] = np.bincount(row, reader.at(cube, cells) * weight, len(rows))
-    return found
+    return columns
 
 
-def _batches(grid: RegularGrid, rays: Rays) -> Iterator[Indices]:
-    """Rows of rays of like length, of bounded number of points."""
+def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats, Floats, Indices]]:
+    """Yield points of the rays in batches: the batch, and of each point place, weight and ray.
+
+    rows (R,): rays of the batch, of like length; points (P, 3) and weights (P,) in pc; row (P,):
+    which of `rows` a point is of. Two points of Gauss and Legendre in every cell.
+    """
     order = (rays.far - rays.near).argsort()
     points = 2 * (1 + np.sum(_counts(grid, rays), axis=0)[order])
     start = 0
@@ -237,7 +246,8 @@ def _batches(grid: RegularGrid, rays: Rays) -> Iterator[Indices]:
             if int(points[start : start + more].max()) * more > _POINTS:
                 break
             taken = more
-        yield order[start : start + taken]
+        rows = order[start : start + taken]
+        yield rows, *_points(grid, rays.part(rows))
         start += taken
 
 
@@ -255,8 +265,7 @@ def _span(grid: RegularGrid, rays: Rays) -> tuple[Indices, Indices]:
     return np.floor(low).astype(np.int64) + 1, np.ceil(high).astype(np.int64) - 1
 
 
-def _quadrature(grid: RegularGrid, rays: Rays) -> tuple[Cells, Floats, Indices]:
-    """Places, weights in pc and the ray of each."""
+def _points(grid: RegularGrid, rays: Rays) -> tuple[Floats, Floats, Indices]:
     edges = _edges(grid, rays)
     length = np.diff(edges)
     row, segment = (length > 0).nonzero()
@@ -264,7 +273,7 @@ def _quadrature(grid: RegularGrid, rays: Rays) -> tuple[Cells, Floats, Indices]:
     middle = edges[row, segment] + 0.5 * step
     s = np.concatenate([middle - _GAUSS * step, middle + _GAUSS * step])
     row = np.tile(row, 2)
-    return Cells.of(grid, rays.direction[row] * s[:, None]), 0.5 * np.tile(step, 2), row
+    return rays.direction[row] * s[:, None], 0.5 * np.tile(step, 2), row
 
 
 def _edges(grid: RegularGrid, rays: Rays) -> Floats:

@@ -18,20 +18,12 @@ from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
+from dustmap.sky import _streamed_fits
 from dustmap.sky._provenance import Provenance
-from dustmap.sky._ranks import ALONE, least, replacing_together, together
-from dustmap.sky._streamed_fits import ImagePlan, axis_cards, printable, streamed_fits
+from dustmap.sky._streamed_fits import ALONE, ImagePlan, printable, together
 from dustmap.sky._zarr import Array, create_array, create_axis, opened_array
-from dustmap.sky.maps._cubes import (
-    DESCRIPTIONS,
-    FRAME,
-    PERCENTILES_OF,
-    TITLE,
-    Cube,
-    Layout,
-    axis_meaning,
-    extension_of,
-)
+from dustmap.sky.maps import _cubes
+from dustmap.sky.maps._cubes import DESCRIPTIONS, Cube, Layout
 from dustmap.sky.maps._dust_map import DustMap
 from dustmap.sky.maps._field import MEMORY, Slabs
 from dustmap.sky.maps._quantities import Quantity
@@ -65,6 +57,8 @@ def write_map(
     FITS: one image [z, y, x] a quantity and a sample, with a linear WCS of X, Y, Z in pc: MEAN,
     STD., MEDIAN, P16, P84, COVERAGE, SAMPLE_01 and on, each with checksums and provenance.
 
+    ValueError where the name ends in neither.
+
     Parameters
     ----------
     memory
@@ -73,21 +67,16 @@ def write_map(
         Ranks that have the field, and share its planes.
     form
         "zarr" or "fits"; as the name ends by default.
-
-    Raises
-    ------
-    ValueError
-        Where the name ends in neither.
     """
     path = Path(path)
     write = _WRITERS[form or form_of(path)]
     slabs = Slabs.of_cubes(source.cubes) if isinstance(source, DustMap) else source
-    with replacing_together(path, overwrite, world) as partial:
+    with _streamed_fits.replacing_together(path, overwrite, world) as partial:
         write(partial, slabs, provenance, memory, world)
 
 
 def form_of(path: Path) -> str:
-    """Tell the form of a map, zarr or fits, by the ending of its name."""
+    """Return the form of a map, zarr or fits, by the ending of its name."""
     form = path.suffix.lower().removeprefix(".")
     if form not in _WRITERS:
         raise ValueError(f"{path}: expected a name that ends in .zarr or .fits")
@@ -98,14 +87,14 @@ def _write_fits(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    names = {cube: extension_of(cube) for cube in layout.cubes}
+    names = {cube: _cubes.extension_of(cube) for cube in layout.cubes}
     plans = [
         ImagePlan(name, layout.shape, _cards(layout, cube, provenance))
         for cube, name in names.items()
     ]
     # Half for the slab, half for its bytes in the order of the file.
     depth = min(slabs.depth(memory // 2), layout.shape[0])
-    with streamed_fits(path, plans, world) as images:
+    with _streamed_fits.streamed_fits(path, plans, world) as images:
         for slab in slabs.walk(depth, world.share(layout.shape[0])):
             log.debug("%s: planes %d to %d of %d", path, slab.start, slab.stop, layout.shape[0])
             for cube, name in names.items():
@@ -116,14 +105,16 @@ def _write_fits(
 
 def _cards(layout: Layout, cube: Cube, provenance: Provenance) -> fits.Header:
     described = DESCRIPTIONS[cube.quantity]
-    header = axis_cards(layout.grid, "XYZ", "pc", [axis_meaning(axis) for axis in "xyz"])
+    header = _streamed_fits.axis_cards(
+        layout.grid, "XYZ", "pc", [_cubes.axis_meaning(axis) for axis in "xyz"]
+    )
     if described.unit:
         header["BUNIT"] = described.unit
     header["EXTSYS"] = (printable(layout.system.name), "system of the extinction")
     if cube.quantity is Quantity.SAMPLES:
         header["SAMPLE"] = (cube.sample + 1, f"of {layout.samples} stored")
     # A long value goes on in the next cards, where no comment may follow.
-    header["PERCENT"] = PERCENTILES_OF[layout.positive]
+    header["PERCENT"] = _cubes.PERCENTILES_OF[layout.positive]
     header["OBJECT"] = described.meaning
     provenance.stamp(header)
     return header
@@ -133,7 +124,7 @@ def _write_zarr(
     path: Path, slabs: Slabs, provenance: Provenance, memory: int, world: AbstractWorld
 ) -> None:
     layout = slabs.layout
-    depth, thickness = _depths(slabs, least(memory, world))
+    depth, thickness = _depths(slabs, _streamed_fits.smallest_of_ranks(memory, world))
     with together(world):
         if world.rank == 0:
             _lay_out(path, layout, provenance, depth, thickness)
@@ -161,7 +152,7 @@ def _lay_out(
     group = zarr.create_group(path, zarr_format=3)
     group.attrs.update(_attributes(layout, provenance))
     for name, axis in zip("xyz", layout.grid.axes(), strict=True):
-        described = {"units": "pc", "axis": name.upper(), "long_name": axis_meaning(name)}
+        described = {"units": "pc", "axis": name.upper(), "long_name": _cubes.axis_meaning(name)}
         create_axis(group, name, axis.numpy(), described)
     for quantity in layout.quantities:
         _create(group, layout, quantity, depth, thickness)
@@ -240,13 +231,13 @@ def _attributes(layout: Layout, provenance: Provenance) -> Mapping[str, Any]:
         "Conventions": "CF-1.11",
         # Strict checkers object to any unit of astronomy.
         "comment": "units as astropy reads them: UDUNITS knows neither mag nor pc",
-        **provenance.attributes(TITLE),
+        **provenance.attributes(_cubes.TITLE),
         "catalog": list(provenance.catalog),
         **seed,
         "extinction_system": layout.system.name,
         "extinction_system_meaning": layout.system.meaning,
-        "frame": FRAME,
-        "percentiles": PERCENTILES_OF[layout.positive],
+        "frame": _cubes.FRAME,
+        "percentiles": _cubes.PERCENTILES_OF[layout.positive],
         **({"tile": dict(provenance.tile)} if provenance.tile else {}),
     }
 

@@ -8,7 +8,6 @@ takes a store of any size through the rows of an engine once, chunk by chunk.
 from dustmap.sky.observations._beyond import BeyondBox as BeyondBox
 from dustmap.sky.observations._beyond import Moments as Moments
 from dustmap.sky.observations._beyond import PriorDust as PriorDust
-from dustmap.sky.observations._beyond import crowding as crowding
 from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import Observations as Observations
 from dustmap.sky.observations._observe import StreamedPass as StreamedPass

@@ -38,7 +38,7 @@ class Moments:
 
     @staticmethod
     def of_noise(variance: Tensor) -> "Moments":
-        """Independent additions of mean 0."""
+        """Make independent additions of mean 0."""
         none = torch.zeros_like(variance)
         return Moments(none, variance, none)
 
@@ -63,7 +63,7 @@ class PriorDust:
 
     @torch.no_grad()
     def expected(self, points: Tensor) -> Tensor:
-        """E ρ at points (..., 3): (...), float64, on their device."""
+        """Return E ρ at points (..., 3): (...), float64, on their device."""
         variance = self.kernel.variance()
         places = points.reshape(-1, 3).to(variance.device)
         m = self.mean.values(PointValues(places)).reshape(points.shape[:-1])
@@ -71,11 +71,11 @@ class PriorDust:
         return (self.level * density).to(points.device)
 
     def size(self, expected: Tensor) -> Tensor:
-        """What multiplies the covariance of distance: Eρ of a log-normal density, 1 of others."""
+        """Scale the covariance of distance: by Eρ of a log-normal density, 1 of others."""
         return expected if self.lognormal else torch.ones_like(expected)
 
     def pairs(self, distance: Tensor) -> Tensor:
-        """G(t) = ∫₀ᵗ (t − u) c(u) du at distances t >= 0 in pc, c = k or exp(k) − 1.
+        """Return G(t) = ∫₀ᵗ (t − u) c(u) du at distances t >= 0 in pc, c = k or exp(k) − 1.
 
         ∬ c(|s − s'|) over [a, b] × [a', b'] is G|a − b'| + G|b − a'| − G|a − a'| − G|b − b'|.
         """
@@ -86,15 +86,15 @@ class PriorDust:
         return torch.from_numpy(np.asarray(value)).to(distance.device)
 
     def correlation(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of the integrals from one place on over lengths a and b along one line."""
+        """Correlate the integrals from one place on over lengths a and b along one line."""
         g, h, apart = (
             self.pairs(torch.from_numpy(np.asarray(t))).numpy() for t in (a, b, np.abs(a - b))
         )
-        found: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
-        return found
+        correlation: NDArray[np.float64] = 0.5 * (g + h - apart) / np.sqrt(g * h)
+        return correlation
 
     def coherence_area(self) -> float:
-        """2π ∫ c(t) t dt / c(0) in pc²: of a plane through which parallel rays see the same."""
+        """Return 2π ∫ c(t) t dt / c(0) in pc²: through it parallel rays see the same."""
         t = self._table.x
         c = self._covariance(t)
         return float(2.0 * np.pi * trapezoid(c * t, t) / c[0])
@@ -127,7 +127,7 @@ class PriorDust:
 @final
 @dataclass(frozen=True, eq=False)
 class BeyondBox:
-    """What N rays have outside the box, before it and behind it.
+    """The parts of N rays outside the box, before it and behind it.
 
     rows (B,): the rays that have something there; spread: the edges of their segments outside,
     E U_k and Var U_k, the weight of the segment within the box being 0; behind: how many segments
@@ -147,14 +147,14 @@ class BeyondBox:
 
     @staticmethod
     def nothing(rays: LineIntegrals) -> "BeyondBox":
-        """Of rays that are in the box from end to end."""
+        """Describe rays that are in the box from end to end."""
         none = rays[:0]
         index = torch.zeros(0, dtype=torch.int64, device=rays.device)
         return BeyondBox(index, DistanceSpread(none, none.weights), 1, len(rays))
 
     @torch.no_grad()
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
-        """E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
+        """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
         mean, variance = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
         for start in range(0, len(self.rows), RAYS_AT_ONCE):
             rows = self.rows[start : start + RAYS_AT_ONCE]
@@ -163,7 +163,7 @@ class BeyondBox:
         return mean, variance
 
     def tracks(self) -> Tensor:
-        """Direction, distance to the face of the box, and E of the path behind it (N, 5)."""
+        """Return direction, distance to the face of the box, and E of the path behind it (N, 5)."""
         rays = self.spread.rays
         out = torch.zeros(self.total, 5, dtype=torch.float64, device=self.rows.device)
         length = (rays.weights * rays.edges.diff(dim=-1)).sum(-1)
@@ -205,7 +205,7 @@ NEIGHBOURS = 16
 
 
 def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
-    """How many stars see the same dust beyond the box as each of N does: n (N,) >= 1.
+    """Return how many stars see the same dust beyond the box as each of N does: n (N,) >= 1.
 
     For additions of covariance C ≥ 0 with variances V, diag(V n) − C is not negative definite if
     n_i = Σ_j C_ij / √(V_i V_j), so that noise of V n, independent from star to star, claims no more

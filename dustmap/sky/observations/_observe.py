@@ -17,14 +17,9 @@ from dustmap.gp import AbstractPosterior, Batch, RegularGrid
 from dustmap.gp.features import Taps, chunks
 from dustmap.gp.functionals import Counts, LineIntegrals, OutsidePolicy, Sharded
 from dustmap.linalg import AbstractWorld, Progress, unwatched
+from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._segments import DistanceSpread
-from dustmap.sky.observations._sight_lines import (
-    NothingSeen,
-    lines_if_any,
-    refuse_nothing,
-    sight_lines,
-)
 from dustmap.sky.stars import StarTable
 
 #: Stars to read at once, and rays whose rows are made at once.
@@ -38,7 +33,7 @@ PerDatum: TypeAlias = Callable[[Batch], Tensor]
 @final
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """What the stars say of the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
+    """Data of stars on the density: y_n = ∫ρ(s) sf_n(s) ds + noise.
 
     batch: N weighted rays with extinction and the variance of its noise; rows (N,): the stars they
     come from; counts: rays that leave the box, and those left out; spread: how uncertain distances
@@ -71,7 +66,7 @@ class Observations:
 
     @property
     def expected_beyond(self) -> Tensor:
-        """What has been taken from the measured extinctions (N,) for the dust beyond the box."""
+        """Extinction (N,) taken from the measured ones for the dust beyond the box."""
         return self.measured - self.batch.y
 
     @property
@@ -81,19 +76,16 @@ class Observations:
         return self.batch.noise_variance - self.error_variance
 
     def counts_at_the_box(self) -> dict[str, int]:
-        """How many rays leave the box, and how many stars were left out for it."""
+        """Return how many rays leave the box, and how many stars were left out for it."""
         left = "rays_truncated_at_the_box" if self.beyond is None else "rays_that_leave_the_box"
-        return {
-            left: self.counts.truncated,
-            "stars_dropped_outside_the_box": self.counts.dropped,
-        }
+        return {left: self.counts.truncated, "stars_dropped_outside_the_box": self.counts.dropped}
 
     def expected(self, dust: PriorDust) -> Tensor:
-        """What is expected beyond the box (N,), where the policy expects any."""
+        """Return expected extinction beyond the box (N,), where the policy expects any."""
         return self._of_all(self._outside(dust)[0])
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
-        """What distances and dust beyond the box add, with the same density all over the box."""
+        """Return what distances and dust beyond the box add, with one density all over it."""
         outside = self._outside(dust)
         own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
         return self._added(outside, own, dust)
@@ -101,7 +93,7 @@ class Observations:
     def added(
         self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
     ) -> Moments:
-        """The same with the posterior density in the box: the mean over its draws."""
+        """Return the same with the posterior density in the box: the mean over its draws."""
         outside, spread = self._outside(dust), self.spread
         if spread is None:
             return self._added(outside, 0.0, dust)
@@ -132,7 +124,7 @@ class Observations:
         return rays.gathered(values) if isinstance(rays, Sharded) else values
 
     def with_added(self, added: Moments) -> "Observations":
-        """The measured extinctions less what is expected beyond the box, with the noise of
+        """Return the measured extinctions less what is expected beyond the box, with the noise of
         error_variance + added.variance, whatever was added before."""
         mean, variance, shared = (
             values.to(self.measured) for values in (added.mean, added.variance, added.shared)
@@ -142,7 +134,7 @@ class Observations:
         return replace(self, batch=batch, shared=shared)
 
     def training(self, index: Tensor) -> Batch:
-        """The data of a fit, which takes the shared variance on top."""
+        """Return the data of a fit, which takes the shared variance on top."""
         data = self.batch[index]
         if self.shared is None or data.noise_variance is None:
             return data
@@ -159,13 +151,13 @@ def observe(
     dtype: torch.dtype = torch.float64,
     device: torch.device | None = None,
 ) -> Observations:
-    """Rays from the Sun to the stars, within the box that the grid's nodes span.
+    """Make data of stars: rays from the Sun, within the box that the grid's nodes span.
 
     The noise is that of the measurements; `with_added` brings in the spread of the distances and
     the dust beyond the box.
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
-    lines = sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
+    lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
     y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
     measured, noise = (
         torch.from_numpy(values).to(device, dtype) for values in (y, np.square(sigma))
@@ -185,13 +177,13 @@ def observe_share(
     device: torch.device | None,
     world: AbstractWorld,
 ) -> Observations:
-    """`observe` of all stars, of which this rank has those from row `first` on.
+    """Observe all stars, of which this rank has those from row `first` on.
 
     Only the rays are shared: extinctions, errors and counts of all are on every rank.
     """
-    lines = lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
+    lines = _sight_lines.lines_if_any(stars.l, stars.b, stars.distances, grid, outside, device)
     rays = Sharded.of(_counted_from(first, lines.rays), world)
-    refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
+    _sight_lines.refuse_nothing(len(rays), int(world.total(torch.tensor(len(stars)))), grid)
     spread = None
     if lines.spread is not None:
         spread = replace(lines.spread, rays=_counted_from(first, lines.spread.rays))
@@ -204,17 +196,12 @@ def observe_share(
     truncated, dropped, cut = world.total(tally).tolist()
     counts = replace(lines.counts, truncated=truncated, dropped=dropped)
     batch = Batch(rays, measured, noise)
-    rows = _rows(rays, lines.rows + first)
+    rows: NDArray[np.int64] = rays.gathered(torch.from_numpy(lines.rows + first)).numpy()
     return Observations(batch, rows, counts, spread, measured, noise, cut, lines.beyond)
 
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
     return replace(rays, keys=rays.keys + first)
-
-
-def _rows(rays: Sharded, local: NDArray[np.int64]) -> NDArray[np.int64]:
-    gathered: NDArray[np.int64] = rays.gathered(torch.from_numpy(local)).numpy()
-    return gathered
 
 
 @final
@@ -242,7 +229,7 @@ def stream(
     variance: PerDatum | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> StreamedPass:
-    """Wᵀ Σ⁻¹ (y − W u) for u = field (M,), rows of W made, used in both products and forgotten.
+    """Sum Wᵀ Σ⁻¹ (y − W u) for u = field (M,); rows of W serve both products, and are forgotten.
 
     stars: such as `StarStore.chunks(STARS)`. rows: for a log-normal density `interpolation_taps`
     and ρ at the nodes, or the taps of a `BeamTable` and its expansion of ρ; for a Gaussian one
@@ -258,7 +245,7 @@ def stream(
         done += len(table)
         try:
             batch = observe(table, grid, outside, device=field.device).batch
-        except NothingSeen:
+        except _sight_lines.NothingSeen:
             continue
         finally:
             if progress is not None:

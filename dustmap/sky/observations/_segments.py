@@ -75,19 +75,19 @@ class Segments:
         return Segments(*(values[rows] for values in self._arrays()))
 
     def with_rows(self, rows: NDArray[np.int64], other: "Segments") -> "Segments":
-        """The same but for some rows, which are those of `other`."""
+        """Return the same but for some rows, which are those of `other`."""
         arrays = [values.copy() for values in self._arrays()]
         for values, new in zip(arrays, other._arrays(), strict=True):
             values[rows] = new
         return Segments(*arrays)
 
     def none(self) -> "Segments":
-        """No segments but one edge, the first."""
+        """Return no segments but one edge, the first."""
         empty = self.mean[:, :0]
         return Segments(self.edges[:, :1], empty, empty, np.zeros_like(self.beyond))
 
     def subdivided(self, pieces: int) -> "Segments":
-        """The same with the first segment, which hardly a star ends in, in equal pieces."""
+        """Return the same with the first segment, which hardly a star ends in, in equal pieces."""
         part = np.arange(1, pieces) / pieces
         between = self.edges[:, :1] + (self.edges[:, 1:2] - self.edges[:, :1]) * part
         edges = np.concatenate([self.edges[:, :1], between, self.edges[:, 1:]], axis=1)
@@ -114,7 +114,7 @@ class Segments:
 def segments_of(
     distances: AbstractDistances, near: Array | None = None, far: Array | None = None
 ) -> Segments:
-    """Segments of the distances; of distances clipped to [near, far] (N,), where given.
+    """Return segments of the distances; of distances clipped to [near, far] (N,), where given.
 
     No dust is seen beyond `far`, so a star there is as good as at `far`.
     """
@@ -131,7 +131,7 @@ def segments_of(
 
 
 def _segments(distances: AbstractDistances, near: Array, far: Array) -> Segments:
-    """Of few stars, all at once; near and far (n, 1)."""
+    """Cut the rays of few stars, all at once; near and far (n, 1)."""
     n, count = len(distances), len(EDGES)
     z, mass = _quadrature()
     scores = np.concatenate([EDGES, z.ravel()])
@@ -175,7 +175,7 @@ class DistanceSpread:
         return DistanceSpread(self.rays[index], self.variance[index])
 
     def of_segments(self, a: Tensor, behind: Tensor | None = None) -> Tensor:
-        """V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
+        """Return V_n (..., N) of the integrals a (..., N, J) of ρ over the segments.
 
         behind (N,): E A of what the rays have behind their last edge, which only stars see that
         have all of a before them: Cov(A, A_behind) = E A_behind Σ_k a_k (1 − E U_k).
@@ -191,7 +191,7 @@ class DistanceSpread:
         return (within + 2.0 * behind.to(a) * unseen.sum(-1)).clamp_min(0.0)
 
     def uniform(self, density: float | Tensor, behind: Tensor | None = None) -> Tensor:
-        """V_n (N,) of the same density all along a ray, ρ² Var d: a start. Float64."""
+        """Return V_n (N,) of the same density all along a ray, ρ² Var d: a start. Float64."""
         each = torch.as_tensor(density, dtype=self.variance.dtype, device=self.rays.device)
         return self.of_segments(self.rays.edges.diff(dim=-1) * each[..., None], behind)
 
@@ -204,7 +204,7 @@ class DistanceSpread:
         behind: Tensor | None = None,
         progress: Progress = unwatched,
     ) -> Tensor:
-        """V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
+        """Return V_n (N,), the mean over at most `samples` draws of the posterior density. Float64.
 
         A posterior that is stored as fewer draws gives those it has. behind (N,): E A of what the
         rays have behind their last edge. progress: of the rays.

@@ -18,14 +18,9 @@ from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.observations import _segments
 from dustmap.sky.observations._beyond import BeyondBox, PriorDust
-from dustmap.sky.observations._segments import (
-    NEGLIGIBLE,
-    Array,
-    DistanceSpread,
-    Segments,
-    segments_of,
-)
+from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
 from dustmap.sky.stars import AbstractDistances
 
 #: Probability up to which the distribution of a distance is looked at behind the box.
@@ -92,7 +87,7 @@ def sight_lines(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """Rays from the Sun to stars at Galactic l, b (N,) in degrees, within the box of the grid.
+    """Make rays from the Sun to stars at Galactic l, b (N,) in degrees, in the box of the grid.
 
     Every random rule knows a ray by its row, so that batches do not change it. A ray that loses
     at most 1e-3 of its weight at the box is truncated under every policy.
@@ -103,7 +98,7 @@ def sight_lines(
 
 
 def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
-    """An error where none of the stars has a ray in the box."""
+    """Refuse stars of which none has a ray in the box."""
     if rays == 0:
         raise NothingSeen(
             f"none of the {stars} stars is seen through the box {grid.lower} to "
@@ -119,16 +114,16 @@ def lines_if_any(
     outside: OutsidePolicy,
     device: torch.device | None = None,
 ) -> SightLines:
-    """`sight_lines`, of stars of which none need be seen."""
+    """Make `sight_lines` of stars of which none need be seen."""
     if distances.exact:
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
         rays, rows, counts = _clipped(whole, grid, outside, 0.0)
         beyond = _beyond(rays, distances[rows], grid, outside)
         return SightLines(rays, rows, counts, None, beyond=beyond)
-    segments = segments_of(distances)
+    segments = _segments.segments_of(distances)
     whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
-    rays, rows, counts = _clipped(whole, grid, outside, NEGLIGIBLE)
+    rays, rows, counts = _clipped(whole, grid, outside, _segments.NEGLIGIBLE)
     spread = _within(rays, segments[rows], distances, rows)
     beyond = _beyond(rays, distances[rows], grid, outside)
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
@@ -137,7 +132,7 @@ def lines_if_any(
 def _beyond(
     rays: LineIntegrals, distances: AbstractDistances, grid: RegularGrid, outside: OutsidePolicy
 ) -> BeyondBox | None:
-    """What the stars at the ends of these rays have before and behind the box."""
+    """Cut the rays of the stars before and behind the box."""
     if outside is not OutsidePolicy.PRIOR:
         return None
     enter, leave = (
@@ -148,8 +143,8 @@ def _beyond(
     rows = np.flatnonzero((enter > 0.0) | (far > leave * (1.0 + FACE_SLACK)))
     if len(rows) == 0:
         return BeyondBox.nothing(rays)
-    before = segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
-    behind = segments_of(distances[rows], leave[rows]).subdivided(PIECES)
+    before = _segments.segments_of(distances[rows], np.zeros(len(rows)), enter[rows])
+    behind = _segments.segments_of(distances[rows], leave[rows]).subdivided(PIECES)
     if not (enter > 0.0).any():
         before = before.none()
     along, weights, variance = (
@@ -197,7 +192,7 @@ def _within(
     edges = rays.edges.cpu().numpy()
     short = np.flatnonzero((edges != whole.edges).any(1))
     if len(short) > 0:
-        clipped = segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
+        clipped = _segments.segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
         whole = whole.with_rows(short, clipped)
     along, weights, variance = (
         torch.from_numpy(values).to(rays.device)
@@ -214,7 +209,7 @@ def predict_extinction(
     samples: int = 8,
     seed: int = 0,
 ) -> Prediction:
-    """Mean and variance (N,) of A(<d) over the posterior of ρ and the distribution of d.
+    """Predict A(<d): mean and variance (N,) over the posterior of ρ and the distribution of d.
 
         E A = E_ρ ∫ρ sf ds,    Var A = Var_ρ ∫ρ sf ds + E_ρ Var_d A(<d)
 

@@ -11,14 +11,12 @@ from dustmap.sky.simulation._dust import Bubbles as Bubbles
 from dustmap.sky.simulation._dust import Disc as Disc
 from dustmap.sky.simulation._dust import GaussianDust as GaussianDust
 from dustmap.sky.simulation._dust import LogNormalDust as LogNormalDust
-from dustmap.sky.simulation._dust import Shell as Shell
 from dustmap.sky.simulation._dust import StructuredDust as StructuredDust
 from dustmap.sky.simulation._dust import Turbulence as Turbulence
+from dustmap.sky.simulation._sky import Measurements as Measurements
+from dustmap.sky.simulation._sky import Population as Population
 from dustmap.sky.simulation._sky import SimulatedSky as SimulatedSky
 from dustmap.sky.simulation._sky import SkyModel as SkyModel
 from dustmap.sky.simulation._sky import column_density as column_density
 from dustmap.sky.simulation._sky import simulate as simulate
-from dustmap.sky.simulation._sky import sky_table as sky_table
 from dustmap.sky.simulation._sky import write_sky as write_sky
-from dustmap.sky.simulation._stars import Measurements as Measurements
-from dustmap.sky.simulation._stars import Population as Population

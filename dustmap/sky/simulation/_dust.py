@@ -30,7 +30,7 @@ SUN_RADIUS = 8178.0
 
 
 def check_positive(owner: object, *names: str) -> None:
-    """Each named field must be positive and finite."""
+    """Refuse named fields that are not positive and finite."""
     for name in names:
         value = getattr(owner, name)
         if not (value > 0.0 and math.isfinite(value)):
@@ -38,7 +38,7 @@ def check_positive(owner: object, *names: str) -> None:
 
 
 def check_between(owner: object, low: float, high: float, *names: str) -> None:
-    """Each named field must lie in [low, high]."""
+    """Refuse named fields outside [low, high]."""
     for name in names:
         value = getattr(owner, name)
         if not low <= value <= high:
@@ -47,7 +47,7 @@ def check_between(owner: object, low: float, high: float, *names: str) -> None:
 
 @final
 class Stream(enum.IntEnum):
-    """What is drawn, each from numbers of its own, so that more stars see the same dust."""
+    """Random streams, one for each kind of draw, so that more stars see the same dust."""
 
     FIELD = 0
     SHELLS = 1
@@ -55,7 +55,7 @@ class Stream(enum.IntEnum):
     NOISE = 3
 
     def generator(self, seed: int, block: int = 0) -> np.random.Generator:
-        """The stream of a seed; stars and their noise have one for each block of candidates."""
+        """Start the stream of a seed; stars and noise have one for each block of candidates."""
         return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(self.value, block)))
 
 
@@ -79,11 +79,11 @@ class Turbulence:
 
     @classmethod
     def matern(cls, smoothness: float, length: float, contrast: float) -> Self:
-        """A Matérn field: L = ℓ/√(2ν)."""
+        """Return a Matérn field: L = ℓ/√(2ν)."""
         return cls(contrast, length / math.sqrt(2.0 * smoothness), -(2.0 * smoothness + 3.0))
 
     def field(self, grid: RegularGrid, rng: np.random.Generator) -> NDArray[np.float64]:
-        """g (x, y, z) at the nodes; its variance over all skies is contrast² exactly."""
+        """Return g (x, y, z) at the nodes; its variance over all skies is contrast² exactly."""
         shape = tuple(
             int(fft.next_fast_len(n + math.ceil(PADDING * self.outer_scale / h), real=True))
             for n, h in zip(grid.shape, grid.spacing, strict=True)
@@ -129,7 +129,7 @@ class Shell:
     shape: NDArray[np.float64]
 
     def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What multiplies the density at points (..., 3); > 0, and 1 far outside.
+        """Return the factor on the density at points (..., 3); > 0, and 1 far outside.
 
         c + (1 − c) Φ((r − R)/w) + a exp(−(r − R)²/2w²) with c what remains, w the width, and a such
         that ∫ factor r² dr is what it was: the wall holds what the cavity has lost.
@@ -179,17 +179,17 @@ class Bubbles:
     def draw(
         self, grid: RegularGrid, sun_height: float, rng: np.random.Generator
     ) -> tuple[Shell, ...]:
-        """The Local Bubble, if any, then the others, anywhere in the box."""
-        found = []
+        """Draw the Local Bubble, if any, then the others, anywhere in the box."""
+        shells = []
         if self.local_radius > 0:
             radius = self.local_radius * rng.uniform(0.9, 1.1)
-            found.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
-        local = tuple(found)
+            shells.append(self._shell(rng.normal(0.0, self.offset, 3), radius, rng))
+        local = tuple(shells)
         for _ in range(self.others):
             radius = float(np.exp(rng.uniform(math.log(self.smallest), math.log(self.largest))))
             centre = self._place(grid, sun_height, radius, local, rng)
-            found.append(self._shell(centre, radius, rng))
-        return tuple(found)
+            shells.append(self._shell(centre, radius, rng))
+        return tuple(shells)
 
     def _place(
         self,
@@ -221,7 +221,7 @@ class AbstractDust(ABC):
 
     @abstractmethod
     def density(self, grid: RegularGrid, seed: int) -> NDArray[np.float64]:
-        """ρ (x, y, z) in mag/pc at the nodes of the grid."""
+        """Return ρ (x, y, z) in mag/pc at the nodes of the grid."""
 
 
 @final
@@ -242,7 +242,7 @@ class Disc:
         check_between(self, -1000.0, 1000.0, "sun_height")
 
     def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """At heliocentric X, Y, Z in pc (..., 3): (...)."""
+        """Return the factor (...) at heliocentric X, Y, Z in pc (..., 3)."""
         x, y, z = np.moveaxis(points, -1, 0)
         radius = np.hypot(SUN_RADIUS - x, y)
         exponent = np.abs(z + self.sun_height) / self.height + (radius - SUN_RADIUS) / self.length
@@ -275,7 +275,7 @@ class StructuredDust(AbstractDust):
         return rho
 
     def shells(self, grid: RegularGrid, seed: int) -> tuple[Shell, ...]:
-        """The bubbles of this seed, the Local Bubble first."""
+        """Return the bubbles of this seed, the Local Bubble first."""
         return self.bubbles.draw(grid, self.disc.sun_height, Stream.SHELLS.generator(seed))
 
 

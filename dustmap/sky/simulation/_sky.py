@@ -1,13 +1,15 @@
 """A whole sky from a seed: dust, stars behind it, a survey's measurements, and the file of them.
 
 True extinctions are ∫ ρ ds along rays, exact for the trilinear interpolant of the density.
+A disc of stars seen to a limiting magnitude, with extinctions and parallaxes whose errors grow as
+those of a survey do.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
 import numpy as np
 from astropy import units as u
@@ -19,14 +21,158 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
 from dustmap.sky._provenance import Provenance
 from dustmap.sky.maps import DustMap
-from dustmap.sky.simulation._dust import AbstractDust, Stream, StructuredDust, check_positive
-from dustmap.sky.simulation._stars import Measured, Measurements, Population
+from dustmap.sky.maps._trilinear import Rays, quadrature
+from dustmap.sky.simulation._dust import (
+    SUN_RADIUS,
+    AbstractDust,
+    Stream,
+    StructuredDust,
+    check_between,
+    check_positive,
+)
 from dustmap.sky.stars import ExactDistances, FlatParallax, ParallaxDistances, StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import write_table
 
-#: Rays at once: some 100 MB of crossings for a grid of 200 nodes an axis.
-RAYS_AT_ONCE = 10_000
+#: Half of the variance of an extinction's error comes from photons at this magnitude.
+TYPICAL_MAGNITUDE = 15.0
+#: Behind so much dust no survey sees a star, and errors need not overflow.
+UNSEEN = 40.0
+
+
+@final
+@dataclass(frozen=True)
+class Candidates:
+    """Stars that would be seen were there no dust: positions (N, 3) in pc, magnitude (N,)."""
+
+    positions: NDArray[np.float64]
+    magnitude: NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Population:
+    """Stars of number density ∝ exp(−|z − z₀|/height − R/length), z₀ = −sun_height, in pc.
+
+    Absolute magnitudes M are between brightest and faintest with density ∝ 10^(slope · M). A star
+    enters the catalog if its apparent magnitude, extinction included, is at most `limit`.
+    """
+
+    limit: float = 17.5
+    brightest: float = -1.0
+    faintest: float = 12.0
+    slope: float = 0.15
+    height: float = 300.0
+    length: float = 2600.0
+    sun_height: float = 20.8
+
+    def __post_init__(self) -> None:
+        check_positive(self, "slope", "height", "length")
+        check_between(self, -1000.0, 1000.0, "sun_height")
+        check_between(self, self.brightest, math.inf, "faintest")
+        check_between(self, self.brightest, math.inf, "limit")
+
+    def candidates(self, grid: RegularGrid, rng: np.random.Generator, tries: int) -> Candidates:
+        """Draw `tries` places, uniform in the grid's box; keep those with a star bright enough."""
+        positions = rng.uniform(grid.lower, grid.upper, (tries, 3))
+        keep, shine = rng.uniform(size=(2, tries))
+        distance = np.linalg.norm(positions, axis=-1)
+        # The faintest absolute magnitude that is seen from there, if nothing is in between.
+        modulus = 5 * np.log10(np.maximum(distance, 1e-3) / 10)
+        reach = np.clip(self.limit - modulus, self.brightest, self.faintest)
+        seen = self._below(reach) / self._below(np.array(self.faintest))
+        kept = keep < self._relative_density(grid, positions) * seen
+        # The inverse of the distribution of M, cut at what is seen.
+        low = 10 ** (self.slope * self.brightest)
+        absolute = np.log10(low + shine * self._below(reach)) / self.slope
+        return Candidates(positions[kept], (absolute + modulus)[kept])
+
+    def _below(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
+        return np.asarray(10 ** (self.slope * magnitude) - 10 ** (self.slope * self.brightest))
+
+    def _relative_density(
+        self, grid: RegularGrid, positions: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Number density over its largest possible value in the box."""
+        x, y, z = positions.T
+        radius = np.hypot(SUN_RADIUS - x, y)
+        inner = max(0.0, SUN_RADIUS - grid.upper[0])
+        exponent = np.abs(z + self.sun_height) / self.height + (radius - inner) / self.length
+        return np.asarray(np.exp(-exponent))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """parallax and its error (N,) in mas, extinction and its error (N,) in mag, outlier (N,)."""
+
+    parallax: NDArray[np.float64]
+    parallax_error: NDArray[np.float64]
+    extinction: NDArray[np.float64]
+    extinction_error: NDArray[np.float64]
+    outlier: NDArray[np.bool_]
+
+    def __getitem__(self, index: NDArray[np.bool_]) -> Self:
+        """The stars under a mask."""
+        return type(self)(**{part.name: getattr(self, part.name)[index] for part in fields(self)})
+
+
+@final
+@dataclass(frozen=True)
+class Measurements:
+    """Errors that grow with magnitude, and outliers among the extinctions.
+
+    The error of an extinction is error · √((1 + 10^(0.4 (G − 15)))/2) mag, times a factor from star
+    to star of which `scatter` is the standard deviation of the logarithm. The error of a parallax
+    is parallax_scale · √(40 + 800 z + 30 z²) µas with z = 10^(0.4 (max(G, 13) − 15)), Gaia's of
+    its third release for a scale of 1. A fraction `outliers` of the extinctions is off by
+    `outlier_size` of its errors more, normally distributed.
+    """
+
+    error: float = 0.03
+    scatter: float = 0.3
+    parallax_scale: float = 1.0
+    outliers: float = 0.01
+    outlier_size: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "error", "parallax_scale", "outlier_size")
+        check_between(self, 0.0, 3.0, "scatter")
+        check_between(self, 0.0, 0.5, "outliers")
+
+    def parallax_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return errors in mas (N,)."""
+        z = 10 ** (0.4 * (np.clip(magnitude, 13.0, UNSEEN) - 15.0))
+        return np.asarray(1e-3 * self.parallax_scale * np.sqrt(40 + 800 * z + 30 * z**2))
+
+    def extinction_error(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return errors in mag (N,), those of the typical star of a magnitude."""
+        photons = 10 ** (0.4 * (np.minimum(magnitude, UNSEEN) - TYPICAL_MAGNITUDE))
+        return np.asarray(self.error * np.sqrt((1 + photons) / 2))
+
+    def measure(
+        self,
+        distance: NDArray[np.float64],
+        extinction: NDArray[np.float64],
+        magnitude: NDArray[np.float64],
+        rng: np.random.Generator,
+    ) -> Measured:
+        """Measure stars at `distance` in pc behind `extinction` in mag, of apparent magnitudes."""
+        normal = rng.standard_normal((4, len(distance)))
+        outlier = rng.uniform(size=len(distance)) < self.outliers
+        parallax_error = self.parallax_error(magnitude)
+        error = self.extinction_error(magnitude) * np.exp(self.scatter * normal[2])
+        off = normal[1] + np.where(outlier, self.outlier_size * normal[3], 0.0)
+        return Measured(
+            parallax=1000.0 / distance + parallax_error * normal[0],
+            parallax_error=parallax_error,
+            extinction=extinction + error * off,
+            extinction_error=error,
+            outlier=outlier,
+        )
+
+
 #: Places that are tried at once for a star. Part of what a seed means.
 BLOCK = 8192
 #: Blocks without a single new star after which there is none to be expected.
@@ -39,14 +185,19 @@ DISTANCE_MAX = 10_000.0
 def column_density(
     grid: RegularGrid, density: NDArray[np.float64], positions: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """∫ ρ ds from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
+    """Integrate ρ from the Sun to `positions` (N, 3) through `density` (x, y, z), in mag (N,).
 
-    Between two planes of nodes ρ is a cubic along the ray, which two Gauss points integrate
-    exactly. The Sun and the positions must lie in the grid's box.
+    The Sun and the positions must lie in the grid's box.
     """
     _check_inside(grid, positions)
-    parts = np.split(positions, range(RAYS_AT_ONCE, len(positions), RAYS_AT_ONCE))
-    return np.concatenate([_column_density(grid, density, part) for part in parts])
+    distance = np.linalg.norm(positions, axis=-1)
+    direction = positions / np.where(distance > 0.0, distance, 1.0)[:, None]
+    total = np.zeros(len(positions))
+    for rows, points, weight, row in quadrature(grid, Rays(direction, 0.0 * distance, distance)):
+        index = (points - np.array(grid.lower)) / np.array(grid.spacing)
+        values = map_coordinates(density, index.T, order=1, mode="nearest")
+        total[rows] = np.bincount(row, values * weight, len(rows))
+    return total
 
 
 def _check_inside(grid: RegularGrid, positions: NDArray[np.float64]) -> None:
@@ -60,34 +211,6 @@ def _check_inside(grid: RegularGrid, positions: NDArray[np.float64]) -> None:
             f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
             f"{grid.upper} pc"
         )
-
-
-def _column_density(
-    grid: RegularGrid, density: NDArray[np.float64], positions: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    ends = _crossings(grid, positions)
-    step = np.diff(ends, axis=1)
-    ray, segment = np.nonzero(step > 0)
-    width, middle = step[ray, segment], ends[ray, segment] + step[ray, segment] / 2
-    total = np.zeros(len(positions))
-    for sign in (-1.0, 1.0):
-        at = middle + sign * width / (2 * math.sqrt(3.0))
-        index = (at[:, None] * positions[ray] - np.array(grid.lower)) / np.array(grid.spacing)
-        along = map_coordinates(density, index.T, order=1, mode="nearest")
-        total += np.bincount(ray, weights=along * width / 2, minlength=len(positions))
-    return np.asarray(total * np.linalg.norm(positions, axis=-1))
-
-
-def _crossings(grid: RegularGrid, positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where rays cross planes of nodes, as fractions of their length: (N, K), ascending, 0 to 1."""
-    fractions = [np.zeros((len(positions), 1)), np.ones((len(positions), 1))]
-    for axis, planes in enumerate(grid.axes()):
-        along = positions[:, axis, None]
-        # A ray that hardly moves along an axis crosses none of its planes, or all at the Sun.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            t = planes.numpy()[None, :] / along
-        fractions.append(np.clip(np.nan_to_num(t, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0))
-    return np.sort(np.concatenate(fractions, axis=1), axis=1)
 
 
 @final
@@ -117,7 +240,7 @@ class SkyModel:
             )
 
     def grid(self) -> RegularGrid:
-        """Nodes `spacing` apart, or a little less to end on the faces of the box."""
+        """Return nodes `spacing` apart, or a little less to end on the faces of the box."""
         shape = [int(np.ceil(size / self.spacing - 1e-9)) + 1 for size in self.size]
         faces = list(zip(self.center, self.size, strict=True))
         return RegularGrid.from_bounds(
@@ -125,7 +248,7 @@ class SkyModel:
         )
 
     def dimming(self) -> float:
-        """A_G over the extinction."""
+        """Return A_G over the extinction."""
         if self.system.per_a_v is None:
             return 1.0
         return conversion(self.system, system_named(BAND))
@@ -152,7 +275,7 @@ class SimulatedSky:
         return len(self.stars)
 
     def at_true_distances(self) -> StarTable:
-        """The stars with the distances they have, in place of parallaxes."""
+        """Return the stars with the distances they have, in place of parallaxes."""
         return replace(self.stars, distances=ExactDistances(self.true_distance))
 
 

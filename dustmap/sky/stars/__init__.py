@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from dustmap.sky.stars._learned_prior import learn_prior as learn_prior
     from dustmap.sky.stars._priors import ExponentialDensity as ExponentialDensity
     from dustmap.sky.stars._priors import FlatParallax as FlatParallax
-    from dustmap.sky.stars._store import CHUNK as CHUNK
     from dustmap.sky.stars._store import SKY_ORDER as SKY_ORDER
     from dustmap.sky.stars._store import SkySorter as SkySorter
     from dustmap.sky.stars._store import StarStore as StarStore
     from dustmap.sky.stars._store import StarStoreWriter as StarStoreWriter
     from dustmap.sky.stars._store import open_star_store as open_star_store
     from dustmap.sky.stars._store import read_star_store as read_star_store
-    from dustmap.sky.stars._store import sky_keys as sky_keys
     from dustmap.sky.stars._store import star_store as star_store
     from dustmap.sky.stars._table import StarTable as StarTable
     from dustmap.sky.stars._table import concatenate as concatenate

@@ -25,7 +25,7 @@ MAS_PC = 1000.0
 
 
 def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
-    """Every column is a vector (N,) of one length N."""
+    """Refuse columns that are not vectors (N,) of one length N."""
     shapes = {name: values.shape for name, values in columns.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
         raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
@@ -36,14 +36,8 @@ def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
         check_rows(np.isfinite(values), name, "finite")
 
 
-def check_positive(columns: Mapping[str, NDArray[np.float64]]) -> None:
-    check_finite(columns)
-    for name, values in columns.items():
-        check_rows(values > 0.0, name, "> 0")
-
-
 def check_magnitudes(columns: Mapping[str, NDArray[np.float64]]) -> None:
-    """Extinctions and their errors lie within what can be a measurement."""
+    """Refuse extinctions and errors beyond what can be a measurement."""
     extinction, error = columns["extinction"], columns["extinction_error"]
     within = f"between -{MOST_EXTINCTION:g} and {MOST_EXTINCTION:g} mag"
     check_rows(np.abs(extinction) <= MOST_EXTINCTION, "extinction", within)
@@ -93,15 +87,20 @@ class AbstractDistances(ABC):
 
     @abstractmethod
     def survival(self, d: Array) -> Array:
-        """P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
+        """Return P(distance > d) at d (N, K) or (1, K) in pc: (N, K)."""
 
     @abstractmethod
     def quantile(self, p: Array) -> Array:
-        """The distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
+        """Return the distances with P(distance ≤ d) = p at probabilities p (K,): (N, K)."""
 
-    def check(self) -> None:
-        """Columns have one length; called once, when a value is made."""
-        check_lengths(self.columns())
+    def __post_init__(self) -> None:
+        """Check that columns have one length, and that all numbers but parallaxes are positive."""
+        columns = self.columns()
+        check_lengths(columns)
+        check_finite(columns)
+        for name, values in columns.items():
+            if name != "parallax_mas":
+                check_rows(values > 0.0, name, "> 0")
 
 
 @final
@@ -113,10 +112,6 @@ class ExactDistances(AbstractDistances):
     exact = True
     fields = MappingProxyType({"distance_pc": "distance"})
     distance: Array
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
 
     def survival(self, d: Array) -> Array:
         return (self.distance[:, None] > d).astype(np.float64)
@@ -142,10 +137,6 @@ class GaussianDistances(AbstractDistances):
     fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
     distance: Array
     error: Array
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
 
     def survival(self, d: Array) -> Array:
         z = (self.distance[:, None] - np.maximum(d, 0.0)) / self.error[:, None]
@@ -191,8 +182,7 @@ class PercentileDistances(AbstractDistances):
     p84: Array
 
     def __post_init__(self) -> None:
-        self.check()
-        check_positive(self.columns())
+        super().__post_init__()
         check_rows(self.p16 < self.p50, "distance_p16_pc", "below distance_p50_pc")
         check_rows(self.p50 < self.p84, "distance_p84_pc", "above distance_p50_pc")
 
@@ -228,11 +218,11 @@ class AbstractDistancePrior(ABC):
 
     @abstractmethod
     def survival(self, parallax: Array, error: Array, d: Array) -> Array:
-        """P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
+        """Return P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
 
     @abstractmethod
     def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
-        """The distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
+        """Return the distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
 
     @abstractmethod
     def attributes(self) -> dict[str, Any]:
@@ -253,11 +243,6 @@ class ParallaxDistances(AbstractDistances):
     parallax: Array
     error: Array
     prior: AbstractDistancePrior
-
-    def __post_init__(self) -> None:
-        self.check()
-        check_finite({"parallax_mas": self.parallax})
-        check_positive({"parallax_error_mas": self.error})
 
     def survival(self, d: Array) -> Array:
         return self.prior.survival(self.parallax[:, None], self.error[:, None], np.maximum(d, 0.0))

@@ -42,7 +42,7 @@ class LearnedPrior:
     strange: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For provenance and reports: plain values."""
+        """Return plain values for provenance and reports."""
         (d, p), ratio = _distribution(self.prior), self.prior.ratio
         names = [f"distance_p{100 * q:02.0f}_pc" for q in _QUANTILES]
         quantiles = np.interp(_QUANTILES, np.cumsum(p), d).tolist()
@@ -94,7 +94,7 @@ class ParallaxSample:
             self._rows, self._every = self._rows[::2], 2 * self._every
 
     def learned(self, wanted: ToLearn) -> LearnedPrior:
-        """The distribution p(d) of the stars' distances, selection included.
+        """Learn the distribution p(d) of the stars' distances, selection included.
 
         d² exp(−d/L), L of largest posterior under a log-normal prior around wanted.scale. From
         LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
@@ -112,7 +112,7 @@ class ParallaxSample:
 
 
 def learn_prior(distances: ParallaxDistances, wanted: ToLearn | None = None) -> LearnedPrior:
-    """The distribution of these stars' distances, from their parallaxes."""
+    """Learn the distribution of these stars' distances from their parallaxes."""
     sample = ParallaxSample()
     sample.add(distances)
     return sample.learned(wanted or ToLearn())
@@ -137,7 +137,7 @@ def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> Expon
 
 
 def _bounds(parallax: Array, error: Array, distance_max: float) -> Array:
-    """Of the cells of ln d, from the nearest of the stars on."""
+    """Bound the cells of ln d, from the nearest of the stars on."""
     last = np.log(distance_max)
     nearest = max(_NEAREST, MAS_PC / float((parallax + (2.0 + _STRANGE) * error).max()))
     first = min(np.log(nearest), last - 1.0)
@@ -162,10 +162,10 @@ def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
     upper, lower = z[:, :-1], z[:, 1:]
     above = lower > 0.0
     mass = np.where(above, ndtr(-lower) - ndtr(-upper), ndtr(upper) - ndtr(lower))
-    found = mass / -np.diff(bounds)
+    density = mass / -np.diff(bounds)
     # A parallax far above all cells is that of the nearest.
-    found[:, 0] += np.where(found.max(axis=1) > 0.0, 0.0, 1.0)
-    return np.asarray(found / found.max(axis=1, keepdims=True), np.float64)
+    density[:, 0] += np.where(density.max(axis=1) > 0.0, 0.0, 1.0)
+    return np.asarray(density / density.max(axis=1, keepdims=True), np.float64)
 
 
 def _scale(likelihood: Array, t: Array, stated: float) -> float:
@@ -217,13 +217,13 @@ def _log_ratio(likelihood: Array, base: Array) -> Array:
     """ln r (K,) at the roughness of the largest evidence."""
     difference = np.diff(np.eye(len(base)), n=2, axis=0)
     penalty = difference.T @ difference
-    best, found, f = -np.inf, np.zeros_like(base), np.zeros_like(base)
+    best, ratio, f = -np.inf, np.zeros_like(base), np.zeros_like(base)
     for weight in _ROUGHNESS:
         f, evidence = _fitted(likelihood, base, weight * penalty, f)
         evidence += 0.5 * len(difference) * np.log(weight)
         if evidence > best:
-            best, found = evidence, f
-    return found
+            best, ratio = evidence, f
+    return ratio
 
 
 def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[Array, float]:

@@ -44,7 +44,7 @@ class SurveyRatio:
             raise ValueError("the table of a distance prior must be of finite numbers")
 
     def at(self, t: Array, error: Array) -> tuple[Array, Array]:
-        """ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""
+        """Return ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""
         splines = CubicSpline(np.arange(len(self.values[0])), np.transpose(self.values), axis=0)
         place = np.clip((t - self.first) / self.step, 0.0, len(self.values[0]) - 1.0)
         rows = np.searchsorted(self.bounds, error)
@@ -70,7 +70,7 @@ class SurveyRatio:
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> "SurveyRatio":
-        """What `attributes` gave."""
+        """Rebuild from `attributes`."""
         first, step = (float(attributes[name]) for name in ("first_ln_pc", "step"))
         values = tuple(tuple(map(float, row)) for row in attributes["ln_ratio"])
         return cls(first, step, values, tuple(map(float, attributes["error_bounds_mas"])))
@@ -171,17 +171,17 @@ class ExponentialDensity(AbstractDistancePrior):
         return np.minimum(np.exp(np.concatenate(parts)), self.distance_max)
 
     def attributes(self) -> dict[str, Any]:
-        found = {
+        attributes = {
             "distance_prior": "exponential-density",
             "distance_scale_pc": self.scale,
             "distance_max_pc": self.distance_max,
         }
         if self.ratio is None:
-            return found
-        return found | {"distance_ratio": self.ratio.attributes()}
+            return attributes
+        return attributes | {"distance_ratio": self.ratio.attributes()}
 
     def log_density(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
-        """g(t) without its constant, and g'(t)."""
+        """Return g(t) without its constant, and g'(t)."""
         value, slope = self._volume(parallax, error, t)
         if self.ratio is None:
             return value, slope
@@ -274,14 +274,14 @@ class _Table:
     slope: Array
 
     def survival(self, t: Array) -> Array:
-        """P(ln D > t) at t (n, P)."""
+        """Return P(ln D > t) at t (n, P)."""
         place = np.clip((t - self.left) / self.step, 0.0, NODES - 1)
         cell = np.minimum(place.astype(np.int64), NODES - 2)
         value, _ = self._cubic(cell, place - cell)
         return np.clip(1.0 - value, 0.0, 1.0)
 
     def quantile(self, p: Array) -> Array:
-        """t (n, P) with P(ln D ≤ t) = p (P,)."""
+        """Return t (n, P) with P(ln D ≤ t) = p (P,)."""
         cell = self._cell(p)
         first = np.take_along_axis(self.below, cell, 1)
         within = np.take_along_axis(self.below, cell + 1, 1) - first
@@ -298,8 +298,8 @@ class _Table:
         """The cell of every p: one search in all tables, set apart by 2 per star."""
         n, count = self.below.shape
         shift = 2.0 * np.arange(n)[:, None]
-        found = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
-        cell = found.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
+        place = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
+        cell = place.reshape(n, len(p)) - count * np.arange(n)[:, None] - 1
         return np.asarray(np.clip(cell, 0, count - 2), np.int64)
 
     def _cubic(self, cell: NDArray[np.int64], u: Array) -> tuple[Array, Array]:

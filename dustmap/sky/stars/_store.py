@@ -16,15 +16,9 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from dustmap.sky._zarr import checked_array, create_array, open_checked, opened_array, read_array
+from dustmap.sky._zarr import CheckedGroup, create_array
 from dustmap.sky.stars._distances import AbstractDistances
-from dustmap.sky.stars._table import (
-    MEASURED,
-    StarTable,
-    concatenate,
-    kind_named,
-    thinned,
-)
+from dustmap.sky.stars._table import MEASURED, StarTable, concatenate, kind_named, thinned
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import replacing
 
@@ -131,7 +125,7 @@ class StarStore:
     """A star store on disk: nothing but its attributes is in memory."""
 
     path: Path
-    group: zarr.Group
+    group: CheckedGroup
     attributes: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -144,15 +138,11 @@ class StarStore:
     def chunks(self, rows: int = CHUNK) -> Iterator[StarTable]:
         """Yield the stars in order, at most `rows` at a time."""
         for start in range(0, len(self), rows):
-            yield self._table(slice(start, min(start + rows, len(self))))
-
-    def part(self, rows: slice) -> StarTable:
-        """Read the stars of these rows."""
-        return self._table(rows)
+            yield self.part(slice(start, min(start + rows, len(self))))
 
     def read(self) -> StarTable:
         """Read all stars."""
-        return self._table(slice(0, len(self)))
+        return self.part(slice(0, len(self)))
 
     def sample(self, most: int) -> StarTable:
         """Read at most `most` stars from places all over the store."""
@@ -162,13 +152,11 @@ class StarStore:
         share = max(1, most // parts)
         return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
 
-    def _table(self, rows: slice) -> StarTable:
+    def part(self, rows: slice) -> StarTable:
+        """Read the stars of these rows."""
         names = _names(kind_named(self.attributes["distances"]))
-        columns = {name: self._column(name, rows) for name in names}
+        columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)
-
-    def _column(self, name: str, rows: slice) -> NDArray[Any]:
-        return read_array(opened_array(self.group, name), self.path, rows)
 
 
 def open_star_store(path: str | Path) -> StarStore:
@@ -176,8 +164,8 @@ def open_star_store(path: str | Path) -> StarStore:
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: there is no such star store")
-    group = open_checked(path, "a star store, a zarr v3 group")
-    attributes = dict(group.attrs)
+    group = CheckedGroup(path, "a star store, a zarr v3 group")
+    attributes = group.attributes
     if attributes.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected a star store, as `dustmap ingest` writes it; this zarr group is "
@@ -187,7 +175,7 @@ def open_star_store(path: str | Path) -> StarStore:
     return StarStore(path, group, attributes)
 
 
-def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any]) -> None:
+def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any]) -> None:
     """Every column is there, whole, with as many stars as the attributes say."""
     stars = attributes.get("stars")
     try:
@@ -197,7 +185,7 @@ def _check_columns(path: Path, group: zarr.Group, attributes: Mapping[str, Any])
     if not isinstance(stars, int) or stars < 1:
         raise ValueError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
     for name in names:
-        shape = checked_array(group, path, name).shape
+        shape = group.shape(name)
         if shape != (stars,):
             raise ValueError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 

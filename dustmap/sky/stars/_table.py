@@ -9,17 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.stars import _distances
 from dustmap.sky.stars._distances import (
     AbstractDistancePrior,
     AbstractDistances,
     Array,
-    ExactDistances,
-    GaussianDistances,
     ParallaxDistances,
-    PercentileDistances,
-    check_finite,
-    check_lengths,
-    check_magnitudes,
 )
 from dustmap.sky.stars._learned_prior import ToLearn
 from dustmap.sky.stars._priors import ExponentialDensity, FlatParallax, SurveyRatio
@@ -30,7 +25,12 @@ from dustmap.tables import check_rows
 KINDS: Mapping[str, type[AbstractDistances]] = MappingProxyType(
     {
         each.kind: each
-        for each in (ExactDistances, GaussianDistances, PercentileDistances, ParallaxDistances)
+        for each in (
+            _distances.ExactDistances,
+            _distances.GaussianDistances,
+            _distances.PercentileDistances,
+            ParallaxDistances,
+        )
     }
 )
 #: Columns of numbers that every star has beside its distance, and their units.
@@ -39,28 +39,11 @@ MEASURED = MappingProxyType(
 )
 
 
-def attributes_of(distances: AbstractDistances) -> dict[str, Any]:
-    """Return the kind of the distances and their prior, if they have one."""
-    prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
-    return {"distances": distances.kind, **prior}
-
-
 def kind_named(name: object) -> type[AbstractDistances]:
     """Return the class of a kind of distances."""
     if str(name) not in KINDS:
         raise ValueError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
     return KINDS[str(name)]
-
-
-def distances_from(
-    columns: Mapping[str, Array], attributes: Mapping[str, Any]
-) -> AbstractDistances:
-    """Make what `columns()` and `attributes_of` of distances describe."""
-    kind = kind_named(attributes.get("distances"))
-    values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
-    if kind is ParallaxDistances:
-        values["prior"] = prior_from(attributes)
-    return kind(**values)
 
 
 def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
@@ -104,13 +87,13 @@ class StarTable:
     system: ExtinctionSystem
 
     def __post_init__(self) -> None:
-        check_lengths(self.columns())
+        _distances.check_lengths(self.columns())
         if len(self) == 0:
             raise ValueError("the catalog has no rows: expected at least one star")
         measured = {name: getattr(self, name) for name in MEASURED}
-        check_finite(measured)
+        _distances.check_finite(measured)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
-        check_magnitudes(measured)
+        _distances.check_magnitudes(measured)
 
     def __len__(self) -> int:
         return len(self.source_id)
@@ -127,9 +110,13 @@ class StarTable:
         cls, columns: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]
     ) -> Self:
         """Make the table that `columns` and `attributes` of one describe."""
+        kind = kind_named(attributes.get("distances"))
+        values: dict[str, Any] = {field: columns[name] for name, field in kind.fields.items()}
+        if kind is ParallaxDistances:
+            values["prior"] = prior_from(attributes)
         return cls(
             columns["source_id"],
-            distances=distances_from(columns, attributes),
+            distances=kind(**values),
             system=system_named(str(attributes["extinction_system"])),
             **{name: columns[name] for name in MEASURED},
         )
@@ -147,7 +134,9 @@ class StarTable:
 
     def attributes(self) -> dict[str, Any]:
         """Return what all stars of a table have in common: system and kind of distances."""
-        return {"extinction_system": self.system.name, **attributes_of(self.distances)}
+        own, distances = {"extinction_system": self.system.name}, self.distances
+        prior = distances.prior.attributes() if isinstance(distances, ParallaxDistances) else {}
+        return {**own, "distances": distances.kind, **prior}
 
     @property
     def distance(self) -> Array:
@@ -155,17 +144,14 @@ class StarTable:
         return self.distances.median
 
     def positions(self) -> Array:
-        """Heliocentric Galactic X, Y, Z in pc (N, 3), at the median distance."""
+        """Return heliocentric Galactic X, Y, Z in pc (N, 3), at the median distance."""
         return cartesian(self.l, self.b, self.distance)
 
 
 def concatenate(parts: Sequence[StarTable]) -> StarTable:
     """Join the stars of all parts, in order.
 
-    Raises
-    ------
-    ValueError
-        Where their systems, kinds of distances or priors differ.
+    ValueError where their systems, kinds of distances or priors differ.
     """
     if not parts:
         raise ValueError("there are no tables to join: expected at least one")

@@ -15,7 +15,7 @@ CUSTOM = "custom:"
 @final
 @dataclass(frozen=True)
 class ExtinctionSystem:
-    """What the numbers of an extinction mean: an extinction in this system = per_a_v · A_V.
+    """The meaning of numbers of extinction: an extinction in this system = per_a_v · A_V.
 
     per_a_v is None for a custom system, which converts to nothing but itself.
     """
@@ -31,14 +31,14 @@ class ExtinctionSystem:
 
 @functools.cache
 def known_systems() -> MappingProxyType[str, ExtinctionSystem]:
-    """The systems of the table by name, in its order."""
+    """Return the systems of the table by name, in its order."""
     text = (files("dustmap.sky.systems") / "systems.toml").read_text(encoding="utf-8")
-    found: dict[str, ExtinctionSystem] = {}
+    systems: dict[str, ExtinctionSystem] = {}
     for name, entry in tomllib.loads(text).items():
-        found[name] = ExtinctionSystem(
-            name, entry["meaning"], _per_a_v(name, entry, found), entry["reference"]
+        systems[name] = ExtinctionSystem(
+            name, entry["meaning"], _per_a_v(name, entry, systems), entry["reference"]
         )
-    return MappingProxyType(found)
+    return MappingProxyType(systems)
 
 
 def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem]) -> float:
@@ -52,7 +52,7 @@ def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem
 
 
 def system_named(name: str) -> ExtinctionSystem:
-    """The system of that name: one of the table, or `custom:NAME` for one of your own."""
+    """Return the system of that name: one of the table, or `custom:NAME` for one of your own."""
     systems = known_systems()
     if name in systems:
         return systems[name]
@@ -68,7 +68,7 @@ def system_named(name: str) -> ExtinctionSystem:
 
 
 def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
-    """The factor that takes extinctions and densities from `source` to `target`."""
+    """Return the factor that takes extinctions and densities from `source` to `target`."""
     if source == target:
         return 1.0
     for system in (source, target):

@@ -20,17 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.gp import RegularGrid
-from dustmap.sky._zarr import open_checked
-from dustmap.sky.maps import (
-    AbstractCubes,
-    Cube,
-    DustMap,
-    Layout,
-    MapRequest,
-    Planes,
-    Quantity,
-    Slabs,
-)
+from dustmap.sky._zarr import CheckedGroup
+from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
+from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._field import EVERY, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
@@ -68,13 +60,13 @@ class Merged:
     uncovered: int
 
     def memory(self, available: int) -> int:
-        """Bytes that the slabs of a writer may take of `available`."""
+        """Return bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
         return max(1, available * held // (held + BESIDE))
 
 
 def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged:
-    """All tiles on the whole `grid`, of which their boxes are parts.
+    """Merge all tiles on the whole `grid`, of which their boxes are parts.
 
     Tiles of one nside, margin, system and set of quantities, each once. A voxel belongs to the
     tile in whose cone it is; where that is not among them it is NaN, if `partial` says so.
@@ -145,8 +137,8 @@ def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
 
 def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> int:
     nside = tiles[0].tile.pixel.nside
-    given = {tile.tile.pixel.pixel for tile in tiles}
-    missing = sorted(set(range(12 * nside**2)) - given)
+    present = {tile.tile.pixel.pixel for tile in tiles}
+    missing = sorted(set(range(12 * nside**2)) - present)
     if not missing:
         return 0
     places = _Places(grid, 0, grid.shape[2])
@@ -171,9 +163,9 @@ def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
     import healpy
 
     away = (points != 0.0).any(1)
-    found = np.full(len(points), -1, np.int64)
-    found[away] = healpy.vec2pix(nside, *points[away].T, nest=True)
-    return found
+    owners = np.full(len(points), -1, np.int64)
+    owners[away] = healpy.vec2pix(nside, *points[away].T, nest=True)
+    return owners
 
 
 @final
@@ -191,13 +183,13 @@ class _Places:
         return self.stop - self.start, y, x
 
     def parts(self) -> Iterator[slice]:
-        """Few nodes at a time."""
+        """Yield few nodes at a time."""
         size = int(np.prod(self.shape))
         for start in range(0, size, AT_ONCE):
             yield slice(start, min(start + AT_ONCE, size))
 
     def at(self, part: slice) -> NDArray[np.float64]:
-        """X, Y, Z (N, 3) in pc."""
+        """Return X, Y, Z (N, 3) in pc."""
         k, j, i = np.unravel_index(np.arange(part.start, part.stop), self.shape)
         index = np.stack([i, j, k + self.start], axis=-1)
         return np.asarray(self.grid.lower + index * np.array(self.grid.spacing), np.float64)
@@ -212,27 +204,27 @@ class _Part:
     offset: tuple[int, int, int]
 
     def overlap(self, start: int, stop: int) -> tuple[int, int]:
-        """Planes of the tile among the whole grid's planes start <= k < stop."""
+        """Return planes of the tile among the whole grid's planes start <= k < stop."""
         first = self.offset[2]
         return max(start, first), min(stop, first + self.map.cubes.layout.grid.shape[2])
 
     def where(self, start: int, first: int, last: int) -> tuple[slice, slice, slice]:
-        """Planes first <= k < last of the tile in a slab [z, y, x] that begins at `start`."""
+        """Locate planes first <= k < last of the tile in a slab [z, y, x] from `start` on."""
         x, y, _ = self.map.cubes.layout.grid.shape
         i, j, _ = self.offset
         return slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
 
     def influence(self, grid: RegularGrid, first: int, last: int) -> Floats:
-        """u [z, y, x] at the tile's own nodes, where they are in the whole grid."""
+        """Return u [z, y, x] at the tile's own nodes, where they are in the whole grid."""
         lower = tuple(
             a + n * h for a, n, h in zip(grid.lower, self.offset, grid.spacing, strict=True)
         )
         mine = RegularGrid(lower, grid.spacing, self.map.cubes.layout.grid.shape)
         places = _Places(mine, first - self.offset[2], last - self.offset[2])
-        found = np.empty(int(np.prod(places.shape)), np.float32)
+        weights = np.empty(int(np.prod(places.shape)), np.float32)
         for part in places.parts():
-            found[part] = self.map.tile.influence(places.at(part))
-        return found.reshape(places.shape)
+            weights[part] = self.map.tile.influence(places.at(part))
+        return weights.reshape(places.shape)
 
 
 @final
@@ -244,24 +236,20 @@ class _Work:
     layout: Layout
 
     def walk(self, depth: int, part: slice = EVERY) -> Iterator[Planes]:
-        """`depth` planes at a time, in the order of z."""
+        """Yield `depth` planes at a time, in the order of z."""
         for start, stop in slabs(self.layout.grid.shape[2], depth, part):
             yield self._slab(start, stop)
 
     def _slab(self, start: int, stop: int) -> Planes:
-        _, *plane = self.layout.shape
-        held = self._empty((stop - start, *plane))
-        total = np.zeros((stop - start, *plane), np.float32)
+        shape = (stop - start, *self.layout.shape[1:])
+        held = {q.value: np.zeros(shape, np.float32) for q in self.layout.quantities}
+        if self.layout.samples:
+            held[Quantity.SAMPLES.value] = np.zeros((self.layout.samples, *shape), np.float32)
+        total = np.zeros(shape, np.float32)
         for part in self.parts:
             self._add(part, start, stop, held, total)
         self._divide(start, stop, held, total)
         return Planes(start, stop, held)
-
-    def _empty(self, shape: tuple[int, ...]) -> dict[str, Floats]:
-        held = {q.value: np.zeros(shape, np.float32) for q in self.layout.quantities}
-        if self.layout.samples:
-            held[Quantity.SAMPLES.value] = np.zeros((self.layout.samples, *shape), np.float32)
-        return held
 
     def _add(
         self, part: _Part, start: int, stop: int, held: dict[str, Floats], total: Floats
@@ -281,12 +269,12 @@ class _Work:
 
     def _divide(self, start: int, stop: int, held: dict[str, Floats], total: Floats) -> None:
         nside = self.parts[0].map.tile.pixel.nside
-        given = np.zeros(12 * nside**2 + 1, np.bool_)
-        given[[-1, *(part.map.tile.pixel.pixel for part in self.parts)]] = True
+        present = np.zeros(12 * nside**2 + 1, np.bool_)
+        present[[-1, *(part.map.tile.pixel.pixel for part in self.parts)]] = True
         places = _Places(self.layout.grid, start, stop)
         flat = total.reshape(-1)
         for part in places.parts():
-            flat[part][~given[_owners(nside, places.at(part))]] = np.nan
+            flat[part][~present[_owners(nside, places.at(part))]] = np.nan
         for cube in self.layout.cubes:
             _into(held, cube)[...] /= total
 
@@ -297,7 +285,7 @@ def _into(held: dict[str, Floats], cube: Cube) -> Floats:
 
 
 def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
-    """The cubes of a tile's map.zarr, or of the run that has one; and its attribute `tile`."""
+    """Open a tile's map.zarr, or the run that has one: its cubes and its attribute `tile`."""
     place = path / "map.zarr" if (path / "config.toml").is_file() else path
     if not place.is_dir():
         raise ValueError(
@@ -305,7 +293,7 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
-    attribute = open_checked(place, "the map of a tile").attrs.get("tile")
+    attribute = CheckedGroup(place, "the map of a tile").attributes.get("tile")
     if not isinstance(attribute, Mapping):
         raise ValueError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"

@@ -11,6 +11,7 @@ from scipy.spatial import cKDTree
 
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import cartesian
+from dustmap.sky.maps._trilinear import chord
 from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
@@ -43,7 +44,7 @@ class SkyPixel:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """From NSIDE/PIXEL, such as 2/17."""
+        """Build from NSIDE/PIXEL, such as 2/17."""
         nside, _, pixel = name.partition("/")
         if not (nside.isdecimal() and pixel.isdecimal()):
             raise ValueError(f"{name!r}: expected NSIDE/PIXEL, such as 2/17")
@@ -55,7 +56,7 @@ class SkyPixel:
         return 12 * self.nside**2
 
     def contains(self, directions: Array) -> NDArray[np.bool_]:
-        """Which of the directions (N, 3), of any length but 0, lie in the pixel."""
+        """Return which of the directions (N, 3), of any length but 0, lie in the pixel."""
         import healpy
 
         x, y, z = directions.T
@@ -87,11 +88,11 @@ class SkyPixel:
         return cKDTree(self.border)
 
     def angle(self, directions: Array) -> Array:
-        """Angles (N,) in radians from unit vectors (N, 3) to the pixel; 0 inside."""
+        """Return angles (N,) in radians from unit vectors (N, 3) to the pixel; 0 inside."""
         outside = ~self.contains(directions)
-        found = np.zeros(len(directions))
-        found[outside] = self._to_border(directions[outside])
-        return found
+        angles = np.zeros(len(directions))
+        angles[outside] = self._to_border(directions[outside])
+        return angles
 
     def _to_border(self, directions: Array) -> Array:
         """To the nearer of the two great circles that meet in the nearest point of the border."""
@@ -99,11 +100,11 @@ class SkyPixel:
             return np.zeros(0)
         _, nearest = self._tree.query(directions)
         here = self.border[nearest]
-        found = _angle(directions, here)
+        angles = _angle(directions, here)
         for step in (-1, 1):
             there = self.border[(nearest + step) % len(self.border)]
-            found = np.minimum(found, _to_arc(directions, here, there))
-        return np.asarray(found)
+            angles = np.minimum(angles, _to_arc(directions, here, there))
+        return np.asarray(angles)
 
 
 def _angle(a: Array, b: Array) -> Array:
@@ -139,27 +140,27 @@ class Tile:
             raise ValueError(f"margin of a tile: expected more than 0 pc, got {self.margin:g}")
 
     def distances(self, points: Array) -> Array:
-        """From points (N, 3) in pc to the cone (N,): r sin θ, θ the angle to the pixel, and r
+        """Measure from points (N, 3) in pc to the cone (N,): r sin θ, θ the angle to the pixel; r
         where θ > 90°."""
         r = np.linalg.norm(points, axis=1)
         away = r > 0.0
-        found = np.zeros(len(points))
+        distances = np.zeros(len(points))
         angle = self.pixel.angle(points[away] / r[away, None])
-        found[away] = r[away] * np.sin(np.minimum(angle, 0.5 * np.pi))
-        return found
+        distances[away] = r[away] * np.sin(np.minimum(angle, 0.5 * np.pi))
+        return distances
 
     def influence(self, points: Array) -> Array:
-        """u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
+        """Return u(t) (N,) at t = distance / margin: 1 in the cone, 0 at the end of the margin.
 
             u = 1 − 10 t³ + 15 t⁴ − 6 t⁵,    u' = u'' = 0 at both ends.
 
         The weight of a tile is u over the sum of u of all tiles, of which one is 1 everywhere.
         """
-        found = np.zeros(len(points))
+        weights = np.zeros(len(points))
         near = self._perhaps(points)
         t = np.minimum(self.distances(points[near]) / self.margin, 1.0)
-        found[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
-        return found
+        weights[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
+        return weights
 
     def _perhaps(self, points: Array) -> NDArray[np.bool_]:
         """Which points may be in the tile, by the cap around the pixel: cheap, and no miss."""
@@ -172,17 +173,17 @@ class Tile:
     def needs(
         self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
     ) -> NDArray[np.bool_]:
-        """Which stars at Galactic l, b (N,) in degrees have their whole ray in the tile.
+        """Return which stars at Galactic l, b (N,) in degrees have their whole ray in the tile.
 
         A ray ends at the star, or where it leaves the box of the whole `grid`; for uncertain
         distances, where the star is beyond with a probability of 1e-3.
         """
-        found = [
+        parts = [
             self._needs(l[part], b[part], distances[part], grid)
             for start in range(0, len(l), AT_ONCE)
             for part in (slice(start, start + AT_ONCE),)
         ]
-        return np.concatenate(found) if found else np.zeros(0, np.bool_)
+        return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
 
     def _needs(
         self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
@@ -191,11 +192,11 @@ class Tile:
         if not distances.exact:
             end = np.maximum(end, distances.quantile(np.array([END]))[:, 0])
         ahead = cartesian(l, b, np.ones(len(l)))
-        end = np.minimum(end, _exits(ahead, np.array(grid.lower), np.array(grid.upper)))
+        end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
         return np.asarray(self.distances(ahead * end[:, None]) <= self.margin)
 
     def part_of(self, grid: RegularGrid) -> RegularGrid:
-        """The smallest box of nodes of `grid` that surely holds what the tile has of its box.
+        """Find the smallest box of nodes of `grid` that surely holds the tile's part of it.
 
         Of the cone within the box made larger by the margin, made larger by the margin again.
         """
@@ -227,21 +228,11 @@ class Tile:
         )
 
 
-def _exits(ahead: Array, lower: Array, upper: Array) -> Array:
-    """How far rays from the Sun along `ahead` (N, 3) are in the box, 0 if they miss it."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ends = np.stack([lower / ahead, upper / ahead])
-    # Along a face 0/0 is in the box or not wherever one is; beside it ±∞ settle the matter.
-    near = np.where(np.isnan(ends), -np.inf, ends).min(0).max(1)
-    far = np.where(np.isnan(ends), np.inf, ends).max(0).min(1)
-    return np.asarray(np.where((near <= far) & (far > 0.0), far, 0.0))
-
-
-def _entries(ahead: Array, lower: Array, upper: Array) -> Array:
-    """Where rays from the Sun enter the box."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ends = np.stack([lower / ahead, upper / ahead])
-    return np.asarray(np.maximum(np.where(np.isnan(ends), -np.inf, ends).min(0).max(1), 0.0))
+def _chord(ahead: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
+    """Distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
+    near, far = chord(lower, upper, ahead)
+    hit = (near <= far) & (far > 0.0)
+    return np.where(hit, np.maximum(near, 0.0), 0.0), np.where(hit, far, 0.0)
 
 
 def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
@@ -249,24 +240,13 @@ def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
 
     Where the rays of the border enter and leave the box, and the corners of the box.
     """
-    far = _exits(pixel.border, lower, upper)
-    hit = far > 0.0
-    border = pixel.border[hit]
-    found = [
-        border * far[hit, None],
-        border * _entries(border, lower, upper)[:, None],
-        _corners(lower, upper, pixel),
-    ]
     # Of a box that the cone surrounds no face is met by the border but all corners are inside; of
-    # a box beside the Sun a ray inside the cone may be all there is.
-    centre = pixel.centre[None]
-    exit_of_centre = _exits(centre, lower, upper)
-    if exit_of_centre[0] > 0.0:
-        found += [
-            centre * exit_of_centre[:, None],
-            centre * _entries(centre, lower, upper)[:, None],
-        ]
-    return np.concatenate(found)
+    # a box beside the Sun the ray through the centre may be all there is.
+    ahead = np.concatenate([pixel.border, pixel.centre[None]])
+    near, far = _chord(ahead, lower, upper)
+    hit = far > 0.0
+    ends = [ahead[hit] * distance[hit, None] for distance in (near, far)]
+    return np.concatenate([*ends, _corners(lower, upper, pixel)])
 
 
 def _corners(lower: Array, upper: Array, pixel: SkyPixel) -> Array:

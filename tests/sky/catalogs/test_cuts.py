@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs import CatalogError, Cut, FlagBits, card_named
-from dustmap.sky.catalogs._cuts import CardTable, parse_cut
+from dustmap.sky.catalogs import CatalogError, card_named
+from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
 
 FLAGS = {"flag": FlagBits({"low": 0, "high": 3})}
 COLUMNS: dict[str, NDArray[Any]] = {

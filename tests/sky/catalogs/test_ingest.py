@@ -18,8 +18,8 @@ from dustmap.sky.stars import (
     StarTable,
     open_star_store,
     read_star_store,
-    sky_keys,
 )
+from dustmap.sky.stars._store import sky_keys
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
 
@@ -37,7 +37,7 @@ def assert_same(a: StarTable, b: StarTable) -> None:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dustmap.sky.catalogs._selection.ROWS", 7)
-    monkeypatch.setattr("dustmap.sky.catalogs._catalog.CHUNK", 25)
+    monkeypatch.setattr("dustmap.sky.stars._store.CHUNK", 25)
     monkeypatch.setattr("dustmap.sky.catalogs._catalog.PART", 16)
     monkeypatch.setattr("dustmap.sky.stars._store.ROWS", 4)
 

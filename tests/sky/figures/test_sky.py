@@ -9,7 +9,7 @@ from matplotlib.collections import QuadMesh
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.figures import Pixels, extinction_sky_figure, shell_figure
-from dustmap.sky.figures._sky_images import extinction_of, shell_of
+from dustmap.sky.figures._sky_images import sky_image
 from dustmap.sky.maps import DustMap
 from tests.sky.figures.clouds import bar_labels, every_text, posterior, shown, titled
 
@@ -64,7 +64,7 @@ def test_a_window_grows_leftwards_and_is_to_scale() -> None:
 
 def test_a_shell_is_what_the_map_answers() -> None:
     density = posterior()
-    image = shell_of(density, 15.0, COARSE)
+    image = sky_image(density, 15.0, COARSE, None, integrated=False)
     i, j = 7, 3
     place = SkyCoord(
         l=COARSE.longitudes[j] * u.deg,
@@ -80,13 +80,13 @@ def test_a_shell_is_what_the_map_answers() -> None:
 
 def test_an_integral_and_its_deviation_are_what_the_map_answers() -> None:
     density = posterior()
-    image = extinction_of(density, 9.0, COARSE)
+    image = sky_image(density, 9.0, COARSE, None, integrated=True)
     coords = COARSE.at(9.0)
     np.testing.assert_allclose(image.mean, density.query(coords, integrated=True))
     assert image.std is not None
     expected = density.query(coords, mode="std", integrated=True)
     np.testing.assert_allclose(image.std, expected)
-    assert extinction_of(towards(0, 0, 0), 9.0, COARSE).std is None
+    assert sky_image(towards(0, 0, 0), 9.0, COARSE, None, integrated=True).std is None
 
 
 def test_titles_and_bars_tell_what_where_and_in_which_system() -> None:

@@ -14,10 +14,10 @@ from dustmap.sky.simulation import (
     Disc,
     GaussianDust,
     LogNormalDust,
-    Shell,
     StructuredDust,
     Turbulence,
 )
+from dustmap.sky.simulation._dust import Shell
 
 GRID = RegularGrid.from_bounds((-200, -180, -120), (200, 180, 120), (41, 37, 25))
 

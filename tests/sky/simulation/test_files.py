@@ -9,7 +9,8 @@ from astropy.table import Table
 
 from dustmap.sky import DustMap, Provenance, write_map
 from dustmap.sky.catalogs import read_catalog
-from dustmap.sky.simulation import SkyModel, simulate, sky_table, write_sky
+from dustmap.sky.simulation import SkyModel, simulate, write_sky
+from dustmap.sky.simulation._sky import sky_table
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import system_named
 

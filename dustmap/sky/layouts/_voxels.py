@@ -1,5 +1,12 @@
-"""Writes and reads the cubes of Lallement, Vergely and G-Tomo: FITS or HDF5, in A0(550 nm) per pc.
+"""Layouts of cubes: Leike et al. (2020); Lallement, Vergely and G-Tomo, which are read, too.
 
+Leike, Glatzle & Enßlin (2020, A&A 639, A138): HDF5, voxels of 1 pc.
+`dustmaps.leike2020.Leike2020Query(map_fname=...)` takes the lower edge (−370, −370, −270) pc and
+the step for granted, so the voxels are always these; what lies outside the box of our map is NaN,
+as that reader has it outside its own. Datasets mean, std [ix, iy, iz], in e-foldings of Gaia's G
+per kpc.
+
+G-Tomo: FITS or HDF5, in A0(550 nm) per pc.
 FITS: the primary unit holds [z, y, x], with STEP, RESOL, UNIT and SUN_POSX/Y/Z. HDF5: the dataset
 explore/cube_datas [x, y, z] with the same as attributes; there the Sun's position is stored as
 (z, x, y), as the readers of these files turn it back. Positions of the Sun are of pixel *edges*:
@@ -7,6 +14,7 @@ explore/cube_datas [x, y, z] with the same as attributes; there the Sun's positi
     index (0-based) = coordinate / STEP + SUN_POS − 0.5.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +33,86 @@ from dustmap.sky.layouts._places import LayoutCounts, counts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
+
+_EDGE = (-370.0, -370.0, -270.0)  # pc: lower edge of the first voxel
+_SHAPE = (740, 740, 540)
+_PER_KPC = 1e3
+_CHUNK = (64, 64, 16)
+#: Bytes of a layer of chunks, which are held as slabs need not begin where chunks do.
+_LAYER = 4 * _CHUNK[2] * (_SHAPE[0] + _CHUNK[0]) * (_SHAPE[1] + _CHUNK[1])
+
+
+@final
+@dataclass(frozen=True)
+class LeikeOptions:
+    """shape: voxels of 1 pc from the corner at (−370, −370, −270) pc.
+
+    The published map has (740, 740, 540). dustmaps reads fewer in the right places; other readers
+    may not.
+    """
+
+    shape: tuple[int, int, int] = _SHAPE
+
+    def __post_init__(self) -> None:
+        if not all(2 <= n <= most for n, most in zip(self.shape, _SHAPE, strict=True)):
+            raise ValueError(f"shape: expected (2, 2, 2) to {_SHAPE}, got {self.shape}")
+
+
+def write_leike2020(
+    path: str | Path,
+    field: AbstractDensityField,
+    options: LeikeOptions,
+    provenance: Provenance,
+    overwrite: bool = False,
+) -> LayoutCounts:
+    """Write mean and std in float32; parts without a voxel of the map take no space on disk."""
+    system = system_named("e-folding_G")
+    factor = conversion(field.system, system) * _PER_KPC
+    first, grid = _inside(field, options.shape)
+    request = MapRequest((Quantity.MEAN, Quantity.STD))
+    note = conversion_note(field.system, system, factor / _PER_KPC) + ", per kpc"
+    inside = LayoutCounts()
+    with replacing(Path(path), overwrite) as partial, new_hdf5(partial, _LAYER) as (file, disk):
+        write_attributes(file, "kpc-1", system, provenance, note)
+        file.attrs["lower_edge_pc"] = _EDGE
+        file.attrs["step_pc"] = 1.0
+        layout: dict[str, Any] = {
+            "chunks": tuple(min(c, n) for c, n in zip(_CHUNK, options.shape, strict=True)),
+            "fillvalue": np.nan,
+        }
+        datasets = {
+            q.value: file.create_dataset(q.value, options.shape, "f4", **layout)
+            for q in request.cubes
+        }
+        x, y, z = (slice(i, i + n) for i, n in zip(first, grid.shape, strict=True))
+        for slab in field.planes(grid, request):
+            k = slice(z.start + slab.start, z.start + slab.stop)
+            for name, dataset in datasets.items():
+                values = slab.arrays[name].transpose(2, 1, 0) * np.float32(factor)
+                dataset[x, y, k] = values
+                inside += counts(values)
+            disk.check()
+    total = 2 * math.prod(options.shape)
+    return LayoutCounts(total, total - inside.values + inside.outside)
+
+
+def _inside(
+    field: AbstractDensityField, shape: tuple[int, int, int]
+) -> tuple[tuple[int, ...], RegularGrid]:
+    """The voxels whose centres are in the box: index of the first of them, and their grid."""
+    ranges = []
+    for edge, n, low, high in zip(_EDGE, shape, field.lower, field.upper, strict=True):
+        centres = edge + 0.5 + np.arange(n)
+        ranges.append(np.flatnonzero((centres >= low) & (centres <= high)))
+    if min(len(indices) for indices in ranges) < 2:
+        raise ValueError(
+            f"box: {field.lower} to {field.upper} pc has no voxel of the Leike2020 layout, "
+            f"{shape} of 1 pc from {_EDGE}; export a cube (zarr, fits or gtomo) in its place"
+        )
+    first = tuple(int(indices[0]) for indices in ranges)
+    lower = tuple(edge + 0.5 + i for edge, i in zip(_EDGE, first, strict=True))
+    return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
+
 
 SYSTEM = "A0_550"
 UNIT = "A0(550nm)/parsec"
@@ -80,7 +168,7 @@ def write_gtomo(
     provenance: Provenance,
     overwrite: bool = False,
 ) -> LayoutCounts:
-    """Writes HDF5 if the name ends in .h5 or .hdf5, else FITS."""
+    """Write HDF5 if the name ends in .h5 or .hdf5, else FITS."""
     system = system_named(SYSTEM)
     factor = conversion(field.system, system)
     field.check_grid(options.grid)
@@ -135,11 +223,9 @@ def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 
 
 def read_gtomo(
-    path: str | Path,
-    system: ExtinctionSystem | None = None,
-    quantity: Quantity = Quantity.MEAN,
+    path: str | Path, system: ExtinctionSystem | None = None, quantity: Quantity = Quantity.MEAN
 ) -> DustMap:
-    """Reads FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
+    """Read FITS (STEP, SUN_POSX ...) or HDF5 (explore/cube_datas, stilism/cube_datas).
 
     quantity: what the cube is; those of densities' errors have the STD.
     system: what a file that has no UNIT is of: E(B-V) for STILISM of 2018, A0_550 from 2019 on.
@@ -159,7 +245,7 @@ def read_gtomo(
 @final
 @dataclass(frozen=True, eq=False)
 class _Cube:
-    """What a file says: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
+    """Content of a file: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
 
     values: NDArray[np.float32]
     step: float
