@@ -298,9 +298,13 @@ def _described(first: list[tuple[Any, ...]], cards: fits.Header) -> fits.Header:
 
 
 def _written(units: list[fits.PrimaryHDU | fits.BinTableHDU]) -> bytes:
-    """The bytes of complete units, each with its sums."""
-    buffer = BytesIO()
-    fits.HDUList(units).writeto(buffer, checksum=True)
+    """Write complete units, each with its sums, the same bytes at any time."""
+    buffer, hdus = BytesIO(), fits.HDUList(units)
+    hdus.update_extend()
+    for unit in hdus:
+        # The comments that astropy would put here say when.
+        unit.add_checksum(when="of this unit")
+    hdus.writeto(buffer)
     return buffer.getvalue()
 
 
