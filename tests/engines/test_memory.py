@@ -7,7 +7,6 @@ import pytest
 
 from tests.engines.peaks import CASES
 
-
 _MISSING = pytest.mark.xfail(
     strict=True, reason="26 times the plan, which has no weights of points and none of their chunks"
 )
