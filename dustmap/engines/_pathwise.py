@@ -22,6 +22,7 @@ from dustmap.engines._engine import (
     Problem,
     Watch,
 )
+from dustmap.engines._exact import learning_component
 from dustmap.engines._gridded_memory import (
     FIELD_VECTORS,
     KRIGING,
@@ -76,6 +77,8 @@ _FIELDS = ("coefficients", "eps_mean", "deviations")
 _NO_NOISE = GaussianLikelihood()
 #: Columns of a block at most, and the rank of its preconditioner.
 _WIDEST, _RANK = 64, 200
+#: Bytes of the place of a weight.
+_INDEX = 8
 #: Bytes of residual variances with their derivatives, where a kernel is learned.
 _RESIDUALS = 400 * MIB
 
@@ -282,8 +285,41 @@ class PathwiseEngine(AbstractEngine):
 
     def _plan_points(self, problem: Problem) -> MemoryPlan:
         plan, _ = planned_points(problem, self.settings.points)
-        what = f"draws, vectors and spectra of {plan.grid.size:,} nodes"
-        return MemoryPlan((Component("grid", plan.bytes_needed, During.SOLVING, what),))
+        width = plan.n if plan.in_data_space else plan.n_features
+        vector, half = width * plan.dtype.itemsize, plan.max_memory // 2
+        rank = min(_RANK, half // (RANK_VECTORS * vector))
+        columns = max(1, min(_WIDEST, 1 + plan.samples, half // (FIELD_VECTORS * vector)))
+        weights = 2 * plan.n * KRIGING**plan.grid.dim * (plan.dtype.itemsize + _INDEX)
+        parts = (
+            Component(
+                "grid",
+                plan.bytes_needed,
+                During.WHOLE,
+                f"draws, vectors and spectra of {plan.grid.size:,} nodes",
+            ),
+            Component(
+                "making the preconditioner",
+                RANK_VECTORS * rank * vector,
+                During.PREPARING,
+                f"{RANK_VECTORS} vectors for each of rank {rank}",
+            ),
+            Component("preconditioner", rank * vector, During.SOLVING, f"of rank {rank}"),
+            Component(
+                "solver",
+                columns * FIELD_VECTORS * vector,
+                During.SOLVING,
+                f"{columns} columns of {FIELD_VECTORS} vectors each",
+            ),
+            Component(
+                "rows",
+                min(weights, half),
+                During.FIT,
+                f"{plan.n:,} sparse rows and their transpose",
+            ),
+            *learning_component(problem, self.settings.learning),
+            working_component(),
+        )
+        return MemoryPlan(parts)
 
 
 def _arrays(fit: GlobalFit, seed: int) -> Arrays:

@@ -7,16 +7,9 @@ import pytest
 
 from tests.engines.peaks import CASES
 
-_MISSING = pytest.mark.xfail(
-    strict=True, reason="26 times the plan, which has no weights of points and none of their chunks"
-)
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[_MISSING] if case == "global-points" else []) for case in CASES],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_plan_is_within_a_quarter_of_the_peak(case: str) -> None:
     command = [sys.executable, "-m", "tests.engines.peaks", case]
     called = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -62,7 +62,7 @@ def make_samples(folder: Path) -> None:
     _catalogs(folder, stars)
     ingest(folder / "sky.ecsv", "generic", folder / "stars.zarr")
     for name in ("map.zarr", "map.fits"):
-        write_map(folder / name, _map(), Provenance("", ()))
+        write_map(folder / name, _map(), Provenance("", (), date="2026-01-01T00:00:00"))
     card = Path(configuration.__file__).parents[2] / "catalogs" / "generic.toml"
     (folder / "card.toml").write_bytes(card.read_bytes())
     for name, text in (("run", RUN), ("fit", REGRESSION)):

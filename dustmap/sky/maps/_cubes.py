@@ -251,7 +251,7 @@ class FitsCubes(_FileCubes):
             return self._layout(hdus, quantities, samples)
 
     def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
-        images = [hdus[extension_of(Cube(q))] for q in quantities]
+        images = [self._image(hdus, Cube(q)) for q in quantities]
         header = images[0].header
         if header.get("NAXIS") != 3 or "EXTSYS" not in header:
             raise ValueError(
@@ -268,7 +268,14 @@ class FitsCubes(_FileCubes):
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._reading(), self._opened() as hdus:
-            return np.asarray(hdus[extension_of(cube)].section[box], np.float32)
+            return np.asarray(self._image(hdus, cube).section[box], np.float32)
+
+    def _image(self, hdus: fits.HDUList, cube: Cube) -> fits.ImageHDU:
+        """Return the unit of a cube; ValueError where damage has made another kind of unit of it."""
+        unit = hdus[extension_of(cube)]
+        if not isinstance(unit, fits.ImageHDU | fits.CompImageHDU):
+            raise ValueError(f"{self.path}: {extension_of(cube)} is no image; is the file whole?")
+        return unit
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
