@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from dustmap.errors import UserError
 from dustmap.linalg import AbstractWorld, Alone
 
 #: Seconds for which a rank may keep the others waiting.
@@ -44,7 +45,7 @@ class _Store(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-class RankLost(RuntimeError):
+class RankLost(ConnectionError):
     """A rank ended, or kept the others waiting for too long."""
 
 
@@ -61,7 +62,7 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
         yield Alone()
         return
     if not timeout > 0:
-        raise ValueError(f"timeout must be positive, in seconds, got {timeout}")
+        raise UserError(f"timeout must be positive, in seconds, got {timeout}")
     on_gpus = gpu and torch.cuda.is_available()
     if on_gpus:
         _take_gpu()
@@ -86,7 +87,7 @@ def check_agreement(world: AbstractWorld, facts: Mapping[str, str]) -> None:
         said = world.texts(mine)
         for rank, other in enumerate(said):
             if other != said[0]:
-                raise ValueError(
+                raise UserError(
                     f"rank {rank} differs from rank 0 in {name}: {other} instead of {said[0]}; "
                     "start all ranks with the same command, files and version of dustmap"
                 )
@@ -97,7 +98,7 @@ def check_own_gpus(world: AbstractWorld, gpu: str) -> None:
     said = world.texts(gpu)
     for rank, other in enumerate(said):
         if (first := said.index(other)) != rank:
-            raise ValueError(
+            raise UserError(
                 f"rank {rank} has the GPU of rank {first} ({other}), but every rank needs its own: "
                 "start no more ranks on a node than it has GPUs, with LOCAL_RANK 0, 1, .. on each, "
                 "or compute without GPUs: --device cpu"
@@ -114,7 +115,7 @@ def _take_gpu() -> None:
     count, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > count:
-        raise ValueError(
+        raise UserError(
             f"expected a GPU for each of the {ranks} ranks on this node, got {count} in all; start "
             f"no more than --nproc-per-node {count}, or compute without GPUs: --device cpu"
         )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dustmap import config
-from dustmap.config import Config, ConfigError
+from dustmap.config import Config
+from dustmap.errors import UserError
 
 Tables = dict[str, dict[str, object]]
 
@@ -23,7 +24,7 @@ def read(*overrides: str, **sections: dict[str, object]) -> Config:
 
 
 def refusal(*overrides: str, **sections: dict[str, object]) -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         read(*overrides, **sections)
     return str(caught.value)
 
@@ -150,7 +151,7 @@ def test_unknown_keys_suggest_the_nearest(section: str, key: str, words: str) ->
     ],
 )
 def test_models_that_no_engine_has_are_refused(settings: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
+    with pytest.raises(UserError, match=re.escape(words)):
         read(*settings)
 
 
@@ -169,7 +170,7 @@ def test_noise_forgives_outliers_where_an_engine_has_it() -> None:
 
 def test_unknown_sections_suggest_the_nearest() -> None:
     assert "unknown section [grd]; did you mean grid?" in refusal(grd={})
-    with pytest.raises(ConfigError, match=r"expected a section \[grid\]"):
+    with pytest.raises(UserError, match=r"expected a section \[grid\]"):
         config.from_mapping({"grid": 3})
 
 
@@ -238,22 +239,22 @@ def test_a_schema_is_a_name_or_the_path_of_a_card(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+    with pytest.raises(UserError, match=r"none\.toml: cannot be read"):
         config.load(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("[data\n")
-    with pytest.raises(ConfigError, match=r"broken\.toml: not a TOML file"):
+    with pytest.raises(UserError, match=r"broken\.toml: not a TOML file"):
         config.load(broken)
 
 
 def test_only_files_that_end_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="expected a file, got"):
+        with pytest.raises(UserError, match="expected a file, got"):
             config.load(path)
     long = tmp_path / "long.toml"
     long.write_text("#" * 300_000)
-    with pytest.raises(ConfigError, match="at most 262,144 bytes"):
+    with pytest.raises(UserError, match="at most 262,144 bytes"):
         config.load(long)
 
 
@@ -262,7 +263,7 @@ def test_only_files_that_end_are_read(tmp_path: Path) -> None:
 )
 def test_keys_without_bottom(tmp_path: Path, content: str) -> None:
     (tmp_path / "deep.toml").write_text(content)
-    with pytest.raises(ConfigError, match=r"deep\.toml: not a TOML file \(keys of more than 50"):
+    with pytest.raises(UserError, match=r"deep\.toml: not a TOML file \(keys of more than 50"):
         config.load(tmp_path / "deep.toml")
     (tmp_path / "fine.toml").write_text(f'[data]\ncatalog = "{"a." * 49}fits"\n')
     assert config.load(tmp_path / "fine.toml").data.catalog[0].endswith(".fits")
@@ -270,7 +271,7 @@ def test_keys_without_bottom(tmp_path: Path, content: str) -> None:
 
 
 def test_a_catalog_is_required() -> None:
-    with pytest.raises(ConfigError, match=r"data\.catalog is missing"):
+    with pytest.raises(UserError, match=r"data\.catalog is missing"):
         config.from_mapping({})
 
 

@@ -31,9 +31,10 @@ BELOW: dict[str, frozenset[str]] = {
     "cli": _BELOW_RUNS | {"runs"},
     "__main__": frozenset({"cli"}),
     "_on_use": frozenset(),
+    "errors": frozenset(),
 }
-# What every layer may use: how a package imports its names, and the version.
-EVERYWHERE = frozenset({"_on_use", "__version__"})
+# What every layer may use: how a package imports its names, the user's error, and the version.
+EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 
 # The foreign packages of the core and of tables. Everything above them is free to choose.
 FOREIGN: dict[str, frozenset[str]] = {

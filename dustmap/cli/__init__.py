@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -24,10 +25,10 @@ from dustmap.cli._exit import CHECK_FAILED as CHECK_FAILED
 from dustmap.cli._exit import DONE as DONE
 from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import PREEMPTED as PREEMPTED
-from dustmap.cli._exit import BadInput as BadInput
 from dustmap.cli._exit import Preempted, Terminated, terminating
 from dustmap.cli._options import Commands
 from dustmap.cli._tell import write
+from dustmap.errors import UserError
 
 DESCRIPTION = """\
 dustmap builds 3D dust maps; the dustmaps package queries published ones.
@@ -93,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with terminating():
             return COMMANDS[options.command].execute(options)
-    except BadInput as error:
-        return _fail(_noted(str(error), error.__cause__), BAD_INPUT)
+    except (UserError, OSError, MemoryError) as error:
+        return _fail(_noted(_said(error), error), BAD_INPUT)
     except KeyboardInterrupt as error:
         return _fail(_noted("interrupted", error), FAILED)
     except Terminated:
@@ -103,8 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("dustmap: pre-empted: go on with --resume\n")
         return PREEMPTED
     except Exception as error:
-        log.debug("the error in full:", exc_info=True)
-        return _fail(_noted(_said(error), error), FAILED)
+        if _of_memory(error):
+            return _fail(_noted(_said(error), error), FAILED)
+        traceback.print_exc()
+        words = f"a fault of dustmap, please report it with the lines above: {error!r}"
+        return _fail(_noted(words, error), FAILED)
 
 
 def _missing() -> str:
@@ -153,12 +157,16 @@ def _noted(text: str, error: BaseException | None) -> str:
 def _said(error: Exception) -> str:
     """Its message; of torch's about memory, what helps, too."""
     said = str(error) or type(error).__name__
-    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said:
+    if _of_memory(error):
         return (
             f"out of memory: set a smaller --memory, fit.samples or box, or a larger grid.spacing; "
             f"`dustmap run --dry-run` tells what takes how much ({said[:200]})"
         )
     return said
+
+
+def _of_memory(error: Exception) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _fail(error: object, code: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dustmap import config as configuration
-from dustmap.cli._exit import CHECK_FAILED, DONE, BadInput, checking_input, checking_output
+from dustmap.cli._exit import CHECK_FAILED, DONE
 from dustmap.cli._options import (
     Commands,
     add_columns,
@@ -27,6 +27,7 @@ from dustmap.cli._options import (
 )
 from dustmap.cli._tell import tell, tell_plan
 from dustmap.config import parsecs
+from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -55,12 +56,11 @@ def execute_catalogs(options: argparse.Namespace) -> int:
     from dustmap.sky.catalogs import card_named, card_path, known_cards
 
     if options.card is not None and options.json:
-        raise BadInput("catalogs: --json is for the list; a card is TOML")
-    with checking_input():
-        if options.card is not None:
-            sys.stdout.write(card_path(options.card).read_text(encoding="utf-8"))
-            return DONE
-        cards = [card_named(name) for name in known_cards()]
+        raise UserError("catalogs: --json is for the list; a card is TOML")
+    if options.card is not None:
+        sys.stdout.write(card_path(options.card).read_text(encoding="utf-8"))
+        return DONE
+    cards = [card_named(name) for name in known_cards()]
     systems = {card.name: "" if card.system is None else card.system.name for card in cards}
     if options.json:
         tell({c.name: {"title": c.title, "system": systems[c.name]} for c in cards}, True)
@@ -142,8 +142,8 @@ def execute_ingest(options: argparse.Namespace) -> int:
 
     output = Path(options.output)
     if output.suffix != ".zarr":
-        raise BadInput(f"--output {output}: expected a name that ends in .zarr")
-    with checking_input(), _counter() as progress:
+        raise UserError(f"--output {output}: expected a name that ends in .zarr")
+    with _counter() as progress:
         inputs = inputs_of(*options.catalogs, schema=options.schema)
         check_output(output, options.overwrite, inputs)
         use_threads(compute_alone(options).threads)
@@ -248,28 +248,26 @@ def execute_simulate(options: argparse.Namespace) -> int:
     from dustmap.sky.simulation import simulate, write_sky
     from dustmap.tables import table_format
 
-    with checking_input():
-        output, truth = Path(options.output), options.truth and Path(options.truth)
-        check_output(output, options.overwrite, inputs_of(options.from_prior))
-        if truth:
-            check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
-        table_format(output)
-        if truth:
-            form_of(truth)
-        compute, model = compute_alone(options), _model(options)
-        use_threads(compute.threads)
-        plan = sky_plan(model, options.stars, compute)
-        plan.check()
-        if options.dry_run:
-            tell_plan(plan, None, options.json)
-            return DONE
-        sky = simulate(model, options.stars, options.seed)
-        steps = command_line(options), f"dust on nodes {model.spacing:g} pc apart"
-        made = Provenance(_sha256(options), steps, seed=options.seed)
-    with checking_output():
-        write_sky(output, sky, options.exact_distances, options.overwrite, made)
-        if truth:
-            write_map(truth, sky.truth, made, options.overwrite)
+    output, truth = Path(options.output), options.truth and Path(options.truth)
+    check_output(output, options.overwrite, inputs_of(options.from_prior))
+    if truth:
+        check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
+    table_format(output)
+    if truth:
+        form_of(truth)
+    compute, model = compute_alone(options), _model(options)
+    use_threads(compute.threads)
+    plan = sky_plan(model, options.stars, compute)
+    plan.check()
+    if options.dry_run:
+        tell_plan(plan, None, options.json)
+        return DONE
+    sky = simulate(model, options.stars, options.seed)
+    steps = command_line(options), f"dust on nodes {model.spacing:g} pc apart"
+    made = Provenance(_sha256(options), steps, seed=options.seed)
+    write_sky(output, sky, options.exact_distances, options.overwrite, made)
+    if truth:
+        write_map(truth, sky.truth, made, options.overwrite)
     tell(
         {
             "stars": len(sky),
@@ -302,7 +300,7 @@ def _model(options: argparse.Namespace) -> "SkyModel":
     changes: dict[str, Any] = {}
     if options.from_prior is not None:
         if options.size is not None:
-            raise ValueError("--size: [grid] of the configuration says where its sky is")
+            raise UserError("--size: [grid] of the configuration says where its sky is")
         model = prior_sky(_drawn_prior(options), options.step and parsecs(options.step))
     elif options.step is not None:
         changes["spacing"] = parsecs(options.step)

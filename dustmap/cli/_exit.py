@@ -20,33 +20,6 @@ PATIENCE = 20.0
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class BadInput(Exception):
-    """What the user gave cannot be used, and nothing has been written."""
-
-
-@contextmanager
-def checking_input() -> Iterator[None]:
-    """Inside, a value or a file that cannot be used is the user's to correct."""
-    try:
-        yield
-    except (ValueError, OSError, MemoryError) as error:
-        raise BadInput(error) from error
-
-
-@contextmanager
-def checking_output(*others: type[Exception]) -> Iterator[None]:
-    """Inside, a disk that is full or memory that runs out is the user's to make room in.
-
-    others: errors that are the user's to mend, too.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, (OSError, MemoryError, *others)):
-            raise
-        raise BadInput(error) from error
-
-
 class Terminated(BaseException):
     """Somebody asked the process to end."""
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dustmap.cli._exit import DONE, BadInput, checking_input
+from dustmap.cli._exit import DONE
 from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
@@ -18,6 +18,7 @@ from dustmap.cli._options import (
 )
 from dustmap.cli._tell import progress, tell, tell_plan
 from dustmap.config import parsecs
+from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     from dustmap.gp import RegularGrid
@@ -88,20 +89,18 @@ def execute_export(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
 
     output = Path(options.output)
-    with checking_input():
-        check_output(output, options.overwrite, inputs_of(map_or_run=options.run))
-        run = Path(options.run)
-        compute = computing(options, run)
-        regression = regression_at(run, compute)
-        _refuse_idle_options(options)
+    check_output(output, options.overwrite, inputs_of(map_or_run=options.run))
+    run = Path(options.run)
+    compute = computing(options, run)
+    regression = regression_at(run, compute)
+    _refuse_idle_options(options)
     if regression is not None:
         return _export_regression(regression, options)
-    with checking_input():
-        finished = open_star_map(run, compute)
-        if options.dry_run:
-            tell_plan(_plan(finished, options), None, options.json)
-            return DONE
-        told = _write(finished, output, options)
+    finished = open_star_map(run, compute)
+    if options.dry_run:
+        tell_plan(_plan(finished, options), None, options.json)
+        return DONE
+    told = _write(finished, output, options)
     tell({"output": str(output), "format": options.format, **told}, options.json)
     return DONE
 
@@ -116,14 +115,14 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         (options.shells, "--shells", ("healpix",)),
     ):
         if given is not None and options.format not in takers:
-            raise BadInput(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
+            raise UserError(f"{name}: --format {options.format} has none; {', '.join(takers)} do")
     if options.distances is not None and options.shells is not None:
-        raise BadInput("--distances, --shells: expected one of them")
+        raise UserError("--distances, --shells: expected one of them")
     other = {"zarr": ".fits", "fits": ".zarr"}.get(options.format)
     if other is not None and Path(options.output).suffix.lower() == other:
-        raise BadInput(f"--output {options.output}: --format {options.format} is no {other}")
+        raise UserError(f"--output {options.output}: --format {options.format} is no {other}")
     if options.format in FIXED and (options.quantity or options.samples):
-        raise BadInput(f"--quantity, --samples: --format {options.format} is always mean and std")
+        raise UserError(f"--quantity, --samples: --format {options.format} is always mean and std")
     _refuse_other_quantities(options)
 
 
@@ -135,14 +134,18 @@ def _refuse_other_quantities(options: argparse.Namespace) -> None:
     names |= {"samples"} if options.samples else set()
     places = PLACES[options.format]
     if names not in [set(place.split(",")) for place in places]:
-        raise BadInput(f"--quantity: a file of --format {options.format} has {' or '.join(places)}")
+        raise UserError(
+            f"--quantity: a file of --format {options.format} has {' or '.join(places)}"
+        )
 
 
 def _plan(finished: "StarMap", options: argparse.Namespace) -> "Plan":
     from dustmap.runs import export_plan
 
     if options.format not in CUBES:
-        raise BadInput(f"--dry-run: --format {options.format} takes no plan; {', '.join(CUBES)} do")
+        raise UserError(
+            f"--dry-run: --format {options.format} takes no plan; {', '.join(CUBES)} do"
+        )
     request = _request(finished, finished.field(), options)
     return export_plan(finished, _grid(finished, options), request)
 
@@ -195,7 +198,7 @@ def _request(
         if options.samples and "samples" not in names:
             names = (*names, "samples")
         if "samples" in names and not samples:
-            raise ValueError(f"--quantity samples: this run keeps {field.n_samples} samples")
+            raise UserError(f"--quantity samples: this run keeps {field.n_samples} samples")
     return MapRequest.named(names, samples)
 
 
@@ -211,19 +214,19 @@ def _layout(
         return LayoutRequest(request, grid, options.nside)
     nearest, farthest, count = options.distances
     if not count.isdecimal():
-        raise ValueError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
+        raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
     bins = RadialBins(parsecs(nearest), parsecs(farthest), int(count))
     return LayoutRequest(request, grid, options.nside, bins)
 
 
 def _export_regression(finished: "RegressionResult", options: argparse.Namespace) -> int:
     if options.format not in CUBES:
-        raise BadInput(f"--format {options.format} is for maps of the dust; take zarr or fits")
+        raise UserError(f"--format {options.format} is for maps of the dust; take zarr or fits")
     idle = ("box", "step", "quantity", "samples", "dry_run")
     given = [name for name in idle if getattr(options, name) not in (None, False)]
     given = [f"--{name.replace('_', '-')}" for name in given]
     if given:
-        raise BadInput(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
+        raise UserError(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
     told = finished.export(options.format, Path(options.output), options.overwrite)
     tell(told, options.json)
     return DONE
@@ -256,12 +259,11 @@ def execute_merge(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
 
     output = Path(options.output)
-    with checking_input():
-        form = _format(output, options.format)
-        memory = compute_alone(options).memory_bytes
-        check_output(output, options.overwrite, inputs_of(*options.tiles))
-        sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
-    with checking_input(), progress() as shown:
+    form = _format(output, options.format)
+    memory = compute_alone(options).memory_bytes
+    check_output(output, options.overwrite, inputs_of(*options.tiles))
+    sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
+    with progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)
     tell({"output": str(output), "format": form, **sky.counts()}, options.json)
     return DONE
@@ -271,5 +273,5 @@ def _format(output: Path, asked: str | None) -> str:
     """What is asked for, which the name must not deny."""
     named = SUFFIXES.get(output.suffix.lower())
     if asked is not None and named not in (None, asked):
-        raise BadInput(f"--output {output}: --format {asked} is no {output.suffix}")
+        raise UserError(f"--output {output}: --format {asked} is no {output.suffix}")
     return asked or named or "zarr"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dustmap import config as configuration
-from dustmap.cli._exit import BadInput
+from dustmap.errors import UserError
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -96,7 +96,7 @@ def columns_of(options: argparse.Namespace) -> dict[str, str]:
     pairs = [written.partition("=") for written in options.column]
     for name, _, column in pairs:
         if not (name and column):
-            raise BadInput(f"--column {name}: expected NAME=COLUMN, such as l=GLON")
+            raise UserError(f"--column {name}: expected NAME=COLUMN, such as l=GLON")
     return {name.strip(): column.strip() for name, _, column in pairs}
 
 
@@ -128,7 +128,7 @@ def computing_on_map(options: argparse.Namespace, path: Path) -> configuration.C
     """The same for a map in a file, which has float32 numbers on no device."""
     for name in ("device", "dtype"):
         if getattr(options, name, None) is not None:
-            raise ValueError(f"--{name} is for runs, and {path} is a map: leave it out")
+            raise UserError(f"--{name} is for runs, and {path} is a map: leave it out")
     compute = compute_alone(options)
     use_threads(compute.threads)
     return compute
@@ -144,7 +144,7 @@ def use_threads(threads: int) -> None:
     """0: as many as torch takes."""
     most = _most_threads()
     if threads > most:
-        raise ValueError(
+        raise UserError(
             f"compute.threads = {threads} (--threads): expected at most {most}, {_PER_CORE} for "
             "each core of this machine, or 0 for as many as torch takes"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
-from dustmap.cli._exit import DONE, BadInput, checking_input
+from dustmap.cli._exit import DONE
 from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
@@ -21,6 +21,7 @@ from dustmap.cli._options import (
 )
 from dustmap.cli._tell import tell
 from dustmap.config import parsecs
+from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,20 +94,19 @@ def execute_plot(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
     from dustmap.sky.figures import check_picture, save_figure
 
-    with checking_input():
-        check_picture(options.output)
-        inputs = inputs_of(options.truth, map_or_run=options.map)
-        check_output(Path(options.output), options.overwrite, inputs)
-        chosen = _check(options)
-        regression = _regression(options)
-        if regression is not None:
-            if chosen != "slice":
-                raise ValueError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
-            output, history = Path(options.output), _history(options)
-            regression.plot(options.slice or "z=0", output, options.overwrite, history)
-        else:
-            figure = _PICTURES[chosen](options)
-            save_figure(figure, options.output, options.overwrite, _history(options))
+    check_picture(options.output)
+    inputs = inputs_of(options.truth, map_or_run=options.map)
+    check_output(Path(options.output), options.overwrite, inputs)
+    chosen = _check(options)
+    regression = _regression(options)
+    if regression is not None:
+        if chosen != "slice":
+            raise UserError(f"--{chosen.replace('_', '-')} is for maps of dust, not of a fit")
+        output, history = Path(options.output), _history(options)
+        regression.plot(options.slice or "z=0", output, options.overwrite, history)
+    else:
+        figure = _PICTURES[chosen](options)
+        save_figure(figure, options.output, options.overwrite, _history(options))
     tell({"output": options.output}, options.json)
     return DONE
 
@@ -137,7 +137,7 @@ def _check(options: argparse.Namespace) -> str:
     for name, pictures in BELONGS.items():
         if getattr(options, name) not in (None, False) and chosen not in pictures:
             known = ", ".join(f"--{picture.replace('_', '-')}" for picture in pictures)
-            raise BadInput(f"plot: --{name} goes with {known}")
+            raise UserError(f"plot: --{name} goes with {known}")
     return chosen
 
 
@@ -147,7 +147,7 @@ def _slice(options: argparse.Namespace) -> "Figure":
     given = options.slice or "z=0"
     name, equals, level = given.partition("=")
     if name.upper() not in Axis.__members__ or not equals:
-        raise ValueError(f"--slice {given}: expected x, y or z=PC, such as z=0 or x=-20pc")
+        raise UserError(f"--slice {given}: expected x, y or z=PC, such as z=0 or x=-20pc")
     axis = Axis[name.upper()]
     return slice_figure(_map(options), axis, parsecs(level), _truth(options))
 
@@ -181,7 +181,7 @@ def _los(options: argparse.Namespace) -> "Figure":
     path, truth = Path(options.map), _truth(options)
     if not (path / "config.toml").is_file():
         if options.beam is not None:
-            raise ValueError(f"--beam needs the stars of a run, and {path} is a map")
+            raise UserError(f"--beam needs the stars of a run, and {path} is a map")
         return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
     from dustmap.runs import open_star_map
     from dustmap.sky.figures import profile_of_field

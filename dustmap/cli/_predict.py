@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from dustmap.cli._exit import DONE, checking_input
+from dustmap.cli._exit import DONE
 from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
@@ -39,14 +39,13 @@ def execute_predict(options: argparse.Namespace) -> int:
     from dustmap.sky import card_named, check_output
 
     output = Path(options.output)
-    with checking_input():
-        inputs = inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
-        check_output(output, options.overwrite, inputs)
-        run = Path(options.run)
-        finished = open_run(run, computing(options, run))
-        card = card_named(options.schema, columns_of(options))
-        with progress() as shown:
-            result = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
+    inputs = inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
+    check_output(output, options.overwrite, inputs)
+    run = Path(options.run)
+    finished = open_run(run, computing(options, run))
+    card = card_named(options.schema, columns_of(options))
+    with progress() as shown:
+        result = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
     tell(result, options.json)
     return DONE
 
@@ -81,12 +80,11 @@ def execute_evaluate(options: argparse.Namespace) -> int:
     from dustmap.runs import open_run
     from dustmap.sky import card_named
 
-    with checking_input():
-        run = Path(options.run)
-        finished = open_run(run, computing(options, run))
-        card = card_named(options.schema, columns_of(options))
-        arguments = Path(options.catalog), card, options.truth_column, options.system
-        with progress() as shown:
-            result = finished.evaluate(*arguments, shown)
+    run = Path(options.run)
+    finished = open_run(run, computing(options, run))
+    card = card_named(options.schema, columns_of(options))
+    arguments = Path(options.catalog), card, options.truth_column, options.system
+    with progress() as shown:
+        result = finished.evaluate(*arguments, shown)
     tell(result, options.json)
     return DONE

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dustmap.cli._exit import DONE, BadInput, checking_input
+from dustmap.cli._exit import DONE
 from dustmap.cli._options import (
     OF_A_RUN,
     Commands,
@@ -20,6 +20,7 @@ from dustmap.cli._options import (
 )
 from dustmap.cli._tell import progress, tell, write
 from dustmap.config import parsecs
+from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,14 +91,14 @@ def _refuse_half_a_place(options: argparse.Namespace) -> None:
     ways = (options.distance is not None) + options.profile
     many = options.file is not None
     if (any(present) or ways) if many else not (direction and ways == 1):
-        raise BadInput(
+        raise UserError(
             "query: expected either --l, --b and --distance, or --file; --ra and --dec may stand "
             "for --l and --b, and --profile for --distance"
         )
     if options.step is not None and not options.profile:
-        raise BadInput("query: --step goes with --profile")
+        raise UserError("query: --step goes with --profile")
     if not all(0.0 < p < 100.0 for p in options.percentiles or ()):
-        raise BadInput("query: --percentiles: expected percents between 0 and 100")
+        raise UserError("query: --percentiles: expected percents between 0 and 100")
 
 
 def _one(options: argparse.Namespace) -> int:
@@ -105,17 +106,15 @@ def _one(options: argparse.Namespace) -> int:
 
     from dustmap.sky import labels, unit_of
 
-    with checking_input():
-        l, b = _direction(options)
-        distance = _positive(options.distance, "--distance")
-        source = _opened(options)
-        lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-        answers = _answers(source, lon, lat, far, options.percentiles or ())
-        if np.isnan(answers["density_mean"][0]):
-            raise ValueError(
-                f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
-                f"{options.map}"
-            )
+    l, b = _direction(options)
+    distance = _positive(options.distance, "--distance")
+    source = _opened(options)
+    lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
+    answers = _answers(source, lon, lat, far, options.percentiles or ())
+    if np.isnan(answers["density_mean"][0]):
+        raise UserError(
+            f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of {options.map}"
+        )
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
         tell(first | labels(source.system), True)
@@ -131,12 +130,11 @@ def _many(options: argparse.Namespace) -> int:
     from dustmap.runs import places_of_map
     from dustmap.sky import card_named
 
-    with checking_input():
-        card = card_named(options.schema, columns_of(options))
-        places = places_of_map(Path(options.map), Path(options.file), card)
-        source = _opened(options)
-        levels = options.percentiles or ()
-        answers = _answers(source, places.l, places.b, places.distances, levels)
+    card = card_named(options.schema, columns_of(options))
+    places = places_of_map(Path(options.map), Path(options.file), card)
+    source = _opened(options)
+    levels = options.percentiles or ()
+    answers = _answers(source, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     log.info("%d of %d places are outside the box", outside, len(places))
     counts = {"rows": len(places), "rows_outside_the_box": outside}
@@ -149,14 +147,13 @@ def _profile(options: argparse.Namespace) -> int:
     import numpy as np
     from astropy.table import Table
 
-    with checking_input():
-        l, b = _direction(options)
-        source = _opened(options)
-        step = None if options.step is None else _positive(options.step, "--step")
-        distance = _distances(source, l, b, step)
-        direction = np.full_like(distance, l), np.full_like(distance, b)
-        levels = sorted({*BAND, *(options.percentiles or ())})
-        answers = _answers(source, *direction, distance, levels)
+    l, b = _direction(options)
+    source = _opened(options)
+    step = None if options.step is None else _positive(options.step, "--step")
+    distance = _distances(source, l, b, step)
+    direction = np.full_like(distance, l), np.full_like(distance, b)
+    levels = sorted({*BAND, *(options.percentiles or ())})
+    answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
     _print_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
     return DONE
@@ -175,12 +172,12 @@ def _distances(
     step = min(grid.spacing) if step is None else step
     far = float(np.linalg.norm(np.maximum(np.abs(grid.lower), np.abs(grid.upper))))
     if far > MOST * step:
-        raise ValueError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
+        raise UserError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")
     distance = step * np.arange(1.0, far // step + 1.0)
     ahead = cartesian(l, b, 1.0)
     inside: NDArray[np.float64] = distance[within_box(grid, distance[:, None] * ahead)]
     if len(inside) == 0:
-        raise ValueError(
+        raise UserError(
             f"l = {l:g}, b = {b:g}: none of the places every {step:g} pc is inside the box"
         )
     return inside
@@ -191,7 +188,7 @@ def _direction(options: argparse.Namespace) -> tuple[float, float]:
     name = "b" if options.ra is None else "dec"
     latitude = getattr(options, name)
     if not abs(latitude) <= 90.0:
-        raise ValueError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
+        raise UserError(f"--{name} {latitude:g}: expected -90 to 90 degrees")
     if options.ra is None:
         return options.l, options.b
     import numpy as np
@@ -205,7 +202,7 @@ def _direction(options: argparse.Namespace) -> tuple[float, float]:
 def _positive(written: str, option: str) -> float:
     length = parsecs(written)
     if not length > 0.0:
-        raise ValueError(f"{option} {written}: expected more than 0 pc")
+        raise UserError(f"{option} {written}: expected more than 0 pc")
     return length
 
 
@@ -302,7 +299,7 @@ def _of_map(
     answers["density_mean"] = density.query_gal(*place)
     inside = density.contains(SkyCoord(*place, frame="galactic"))
     if np.isnan(answers["density_mean"][inside]).any():
-        raise ValueError("the map has no density at places inside its box: a part of it is missing")
+        raise UserError("the map has no density at places inside its box: a part of it is missing")
     if sampled or Quantity.STD in density.available:
         answers["density_std"] = density.query_gal(*place, mode="std")
     for quantity, integrated in (("extinction", True), ("density", False)) if levels else ():

@@ -26,10 +26,7 @@ from dustmap.cli._exit import (
     DONE,
     FAILED,
     PREEMPTED,
-    BadInput,
     Notice,
-    checking_input,
-    checking_output,
     handling,
     preempting,
 )
@@ -46,6 +43,7 @@ from dustmap.cli._options import (
     use_threads,
 )
 from dustmap.cli._tell import progress, tell, tell_plan, write
+from dustmap.errors import UserError
 
 if TYPE_CHECKING:
     from dustmap.linalg import AbstractWorld
@@ -106,10 +104,9 @@ def add_run(commands: Commands) -> None:
 
 def execute_run(options: argparse.Namespace) -> int:
     with preempting() as notice:
-        with checking_input():
-            overrides = [*options.set, *_columns(options), *compute_overrides(options)]
-            config = configuration.load(options.config, overrides)
-            use_threads(config.compute.threads)
+        overrides = [*options.set, *_columns(options), *compute_overrides(options)]
+        config = configuration.load(options.config, overrides)
+        use_threads(config.compute.threads)
         if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
@@ -119,8 +116,7 @@ def _execute(options: argparse.Namespace, config: configuration.Config, notice: 
     from dustmap.runs import ranks_of
 
     with ExitStack() as left:
-        with checking_input():
-            world = left.enter_context(ranks_of(config))
+        world = left.enter_context(ranks_of(config))
         if world.rank > 0:
             logging.getLogger("dustmap").setLevel(logging.WARNING)
         return _on_ranks(options, config, notice, world)
@@ -138,20 +134,19 @@ def _on_ranks(
     world: "AbstractWorld",
 ) -> int:
     """All ranks do the same; what is written and told is the first's."""
-    from dustmap.runs import Stage, UnusableState, execute_run, prepare
+    from dustmap.runs import Stage, execute_run, prepare
 
     output, until = Path(options.output), Stage(options.until)
-    with checking_input():
-        if _is_finished(options, config, world):
-            return _tell_finished(output, options) if world.rank == 0 else DONE
-        prepared = prepare(config, output if options.resume else None, world)
-        prepared.check_until(until)
+    if _is_finished(options, config, world):
+        return _tell_finished(output, options) if world.rank == 0 else DONE
+    prepared = prepare(config, output if options.resume else None, world)
+    prepared.check_until(until)
     if options.dry_run:
         plan = prepared.plan()
         if world.rank == 0:
             tell_plan(plan, prepared.seconds(), options.json)
         return DONE if plan.passed else CHECK_FAILED
-    with checking_output(UnusableState), progress() as shown:
+    with progress() as shown:
         report = execute_run(
             prepared,
             output,
@@ -216,10 +211,10 @@ def _starts_ranks(ranks: int | None) -> bool:
     if ranks is None:
         return False
     if ranks < 1:
-        raise BadInput(f"--ranks {ranks}: expected 1 or more")
+        raise UserError(f"--ranks {ranks}: expected 1 or more")
     started = os.environ.get("WORLD_SIZE")
     if started is not None and started != str(ranks):
-        raise BadInput(
+        raise UserError(
             f"--ranks {ranks}: {started} ranks are started already, by torchrun or srun; leave "
             f"--ranks out"
         )
@@ -285,8 +280,7 @@ def add_status(commands: Commands) -> None:
 def execute_status(options: argparse.Namespace) -> int:
     from dustmap.runs import status_of
 
-    with checking_input():
-        found = [status_of(Path(run)) for run in options.runs]
+    found = [status_of(Path(run)) for run in options.runs]
     now = time.time()
     if options.json:
         lines = [json.dumps(status.as_dict()) for status in found]
@@ -313,11 +307,11 @@ def add_config(commands: Commands) -> None:
 
 def execute_config(options: argparse.Namespace) -> int:
     if options.example == (options.config is not None):
-        raise BadInput("config: expected either --example or a configuration file")
+        raise UserError("config: expected either --example or a configuration file")
     try:
         text = configuration.example() if options.example else _resolved(options)
-    except configuration.ConfigError as error:
-        raise BadInput(error) from None
+    except UserError as error:
+        raise UserError(error) from None
     write(text)
     return DONE
 

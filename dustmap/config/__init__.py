@@ -23,4 +23,3 @@ from dustmap.config._schema import ExportConfig as ExportConfig
 from dustmap.config._schema import FitConfig as FitConfig
 from dustmap.config._schema import GridConfig as GridConfig
 from dustmap.config._schema import ModelConfig as ModelConfig
-from dustmap.config._values import ConfigError as ConfigError

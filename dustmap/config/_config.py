@@ -21,7 +21,8 @@ from dustmap.config._schema import (
     GridConfig,
     ModelConfig,
 )
-from dustmap.config._values import ConfigError, Key, Rejected, shown
+from dustmap.config._values import Key, Rejected, shown
+from dustmap.errors import UserError
 
 #: Densest dust, that of the cores of clouds, in mag/pc, and widest distribution of ln density.
 _MOST_DENSITY, _MOST_LOG_STD = 1e3, 10.0
@@ -83,53 +84,53 @@ class Config:
 
 def _check_data(data: DataConfig) -> None:
     if not data.catalog:
-        raise ConfigError("data.catalog is missing: expected the path of the file with the data")
+        raise UserError("data.catalog is missing: expected the path of the file with the data")
     if data.kind != "regression":
         return
     if not 1 <= len(data.inputs) <= 3:
-        raise ConfigError(
+        raise UserError(
             f"data.inputs = {list(data.inputs)}: expected the names of 1 to 3 columns, "
             'which data.kind = "regression" predicts from'
         )
     if data.columns:
-        raise ConfigError(
+        raise UserError(
             '[data.columns] is for data.kind = "stars"; data.inputs, data.target and data.error '
             "are names of columns themselves"
         )
     if not data.target:
-        raise ConfigError('data.target is missing: data.kind = "regression" needs a column name')
+        raise UserError('data.target is missing: data.kind = "regression" needs a column name')
 
 
 def _check_model(config: Config, whole: bool) -> None:
     model = config.model
     for key, value in (("noise", "student-t"), ("density", "lognormal")):
         if getattr(model, key) == value and not whole:
-            raise ConfigError(
+            raise UserError(
                 f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
                 f'everything else takes "gaussian"'
             )
     if config.engine != "lognormal" and (
         model.relative_scatter > 0 or "relative_scatter" in model.learn
     ):
-        raise ConfigError(
+        raise UserError(
             "model.relative_scatter, given or in model.learn, is for a log-normal density "
             '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
         )
     if config.engine == "lognormal" and model.mean_density <= 0:
-        raise ConfigError(
+        raise UserError(
             f"model.mean_density = {model.mean_density:g}: expected a positive median of a "
             "log-normal density"
         )
     if config.engine == "lognormal" and config.fit.samples < 4:
-        raise ConfigError(
+        raise UserError(
             f"fit.samples = {config.fit.samples}: expected at least 4 for a log-normal density, "
             "whose samples come in pairs"
         )
     stars = config.data.kind == "stars"
     if stars and model.std == 0 and model.mean_density <= 0:
-        raise ConfigError("model.std = 0 stands for model.mean_density, which is not positive")
+        raise UserError("model.std = 0 stands for model.mean_density, which is not positive")
     if config.data.kind == "regression" and "std" not in model.learn and model.std == 0:
-        raise ConfigError(
+        raise UserError(
             'model.std is neither given nor in model.learn: expected a number, or "std" there'
         )
 
@@ -140,9 +141,9 @@ def _check_density(config: Config) -> None:
     most = _MOST_LOG_STD if log_normal else _MOST_DENSITY
     if model.std > most:
         unit = "of the logarithm of the density" if log_normal else "mag/pc"
-        raise ConfigError(f"model.std = {model.std:g}: expected at most {most:g} ({unit})")
+        raise UserError(f"model.std = {model.std:g}: expected at most {most:g} ({unit})")
     if abs(model.mean_density) > _MOST_DENSITY:
-        raise ConfigError(
+        raise UserError(
             f"model.mean_density = {model.mean_density:g}: expected at most {_MOST_DENSITY:g} "
             "(mag/pc; 0.001 near the Sun)"
         )
@@ -151,9 +152,9 @@ def _check_density(config: Config) -> None:
 def _check_tile(config: Config) -> None:
     data, least = config.data, 2.0 * config.model.length
     if data.tile and data.kind != "stars":
-        raise ConfigError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
+        raise UserError(f'data.tile = "{data.tile}" is for data.kind = "stars"')
     if data.tile and config.tile_margin < least:
-        raise ConfigError(
+        raise UserError(
             f"data.tile_margin = {data.tile_margin:g} pc: expected at least 2 x model.length = "
             f"{least:g} pc, or 0, which stands for that"
         )
@@ -163,13 +164,13 @@ def _check_box(grid: GridConfig) -> None:
     for name in ("center", "size"):
         value = getattr(grid, name)
         if len(value) != 3:
-            raise ConfigError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
+            raise UserError(f"grid.{name} = {list(value)}: expected 3 lengths for a map of dust")
     for axis, size in zip("XYZ", grid.size, strict=True):
         cells = size / grid.spacing
         if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
             near = sorted({max(1, int(cells)), int(cells) + 1})
             sizes = " or ".join(f"{count * grid.spacing:g}" for count in near)
-            raise ConfigError(
+            raise UserError(
                 f"grid.size along {axis} = {size:g} pc: expected a multiple of "
                 f"grid.spacing = {grid.spacing:g} pc, such as {sizes}"
             )
@@ -181,29 +182,29 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     try:
         read = _bytes(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     try:
         content = _toml_of(read.decode("utf-8").replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        raise UserError(f"{path}: not a TOML file ({error})") from None
     return from_mapping(content, overrides, directory=path.parent)
 
 
 def _bytes(path: Path) -> bytes:
     """Of a file that ends."""
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: expected a file, got a directory, a pipe or a device")
+        raise UserError(f"{path}: expected a file, got a directory, a pipe or a device")
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
+        raise UserError(f"{path}: expected a configuration of at most {_MOST_BYTES:,} bytes")
     return content
 
 
 def _toml_of(text: str) -> dict[str, Any]:
     """ValueError where it is none, or has keys so deep that tomllib would not come to an end."""
     if _DEEP.search(text):
-        raise ValueError("keys of more than 50 levels, expected section.key")
+        raise UserError("keys of more than 50 levels, expected section.key")
     return tomllib.loads(text)
 
 
@@ -287,7 +288,7 @@ def _parsed(name: str, key: Key, raw: object) -> Any:
         return key.parse(raw)
     except Rejected as rejected:
         unit = f" (unit: {key.unit})" if key.unit else ""
-        raise ConfigError(f"{name} = {shown(raw)}: expected {rejected.expected}{unit}") from None
+        raise UserError(f"{name} = {shown(raw)}: expected {rejected.expected}{unit}") from None
 
 
 def _tables(content: Mapping[str, object]) -> _Tables:
@@ -295,15 +296,13 @@ def _tables(content: Mapping[str, object]) -> _Tables:
     tables: _Tables = {}
     for section, values in content.items():
         if section not in _sections():
-            raise ConfigError(f"unknown section [{_word(section)}]{_nearest(section, _sections())}")
+            raise UserError(f"unknown section [{_word(section)}]{_nearest(section, _sections())}")
         if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{section} = {shown(values)}: expected a section [{section}] of keys"
-            )
+            raise UserError(f"{section} = {shown(values)}: expected a section [{section}] of keys")
         for key in values:
             if key not in _keys(section):
                 hint = _suggestion(section, key)
-                raise ConfigError(f"unknown key {section}.{_word(key)}{hint}")
+                raise UserError(f"unknown key {section}.{_word(key)}{hint}")
         tables[section] = dict(values)
     return tables
 
@@ -331,7 +330,7 @@ def _overrides(overrides: Sequence[str]) -> _Tables:
         name, equals, value = override.partition("=")
         section, dot, key = name.strip().partition(".")
         if not (equals and dot and section and key):
-            raise ConfigError(f"--set {override}: expected section.key=value")
+            raise UserError(f"--set {override}: expected section.key=value")
         parsed, (key, _, entry) = _value(value.strip()), key.partition(".")
         _update(tables.setdefault(section, {}), {key: {entry: parsed} if entry else parsed})
     return _tables(tables)
@@ -384,4 +383,4 @@ def parsecs(written: str) -> float:
     try:
         return float(_values.parsecs()(value))
     except Rejected as rejected:
-        raise ConfigError(f"{written}: expected {rejected.expected}") from None
+        raise UserError(f"{written}: expected {rejected.expected}") from None

@@ -19,10 +19,6 @@ BYTES |= {f"{prefix}iB": 2.0 ** (10 * i) for i, prefix in enumerate("KMGT", 1)}
 BYTES |= {f"{prefix}B": 10.0 ** (3 * i) for i, prefix in enumerate("kMGT", 1)}
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key, what came and what may."""
-
-
 @final
 class Rejected(Exception):
     """Raised by a parser; `expected` says what it accepts."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.engines._memory_plan import MemoryPlan
+from dustmap.errors import UserError
 from dustmap.gp import (
     AbstractPosterior,
     Batch,
@@ -62,7 +63,7 @@ class Problem:
     def nodes(self) -> RegularGrid:
         """The box, which an engine on the map's own grid needs."""
         if self.box is None:
-            raise ValueError("this engine solves on the map's grid: give the problem a box")
+            raise UserError("this engine solves on the map's grid: give the problem a box")
         return self.box
 
 

@@ -24,6 +24,7 @@ from dustmap.engines._engine import (
 from dustmap.engines._inducing import refuse_negligible_noise
 from dustmap.engines._learning import EvidenceSettings, Learned, best_start, learn
 from dustmap.engines._memory_plan import Component, During, MemoryPlan
+from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel
 from dustmap.gp.families import AbstractGaussian, FullRankFamily
 from dustmap.gp.features import CholeskyFeatures, clustered_points
@@ -326,14 +327,14 @@ def starting_points(
     """Centres of clusters, as many as asked for."""
     asked, n = settings.inducing, len(batch)
     if asked is not None and asked > n:
-        raise ValueError(
+        raise UserError(
             f"inducing = {asked:,} but X has {n:,} rows: ask for no more points than rows, or "
             f'leave inducing="auto"'
         )
     count = min(settings.most_points, n, settings.max_points) if asked is None else asked
     points = _clusters(kernel, batch, count, generator)
     if asked is not None and len(points) < asked:
-        raise ValueError(
+        raise UserError(
             f"inducing = {asked:,} but only {len(points):,} rows of X differ: ask for no more, or "
             f'leave inducing="auto"'
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dustmap.engines._engine import Problem
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import CholeskyFeatures
 from dustmap.gp.functionals import PointValues
@@ -139,12 +140,12 @@ def grid_of_shape(x: Tensor, shape: Sequence[int]) -> RegularGrid:
     lower, upper = x.amin(0), x.amax(0)
     _refuse_flat(lower.tolist(), upper.tolist())
     if len(shape) != len(lower):
-        raise ValueError(
+        raise UserError(
             f"grid = {tuple(shape)} gives the points of {len(shape)} axes but X has {len(lower)} "
             f"columns: give one number per column"
         )
     if min(shape) < 2:
-        raise ValueError(
+        raise UserError(
             f"grid = {tuple(shape)} must have at least two points on every axis: leave a column "
             f"out of X rather than giving it one point"
         )
@@ -219,7 +220,7 @@ def refuse_outside(grid: RegularGrid, X: Tensor) -> None:
     axis = int(torch.maximum(below, above).div(torch.tensor(grid.spacing)).argmax())
     reach = max(float(below[axis]), float(above[axis]))
     side = "below" if float(below[axis]) >= float(above[axis]) else "above"
-    raise ValueError(
+    raise UserError(
         f"{int(outside.sum())} of {len(X)} rows of X lie outside grid, the farthest {reach:.4g} "
         f"{side} it on axis {axis}, where the grid goes from {grid.lower[axis]:.6g} to "
         f"{grid.upper[axis]:.6g} and X from {float(X[:, axis].min()):.6g} to "
@@ -263,7 +264,7 @@ def _covering(lower: list[float], upper: list[float], spacing: list[float]) -> R
 def _refuse_flat(lower: list[float], upper: list[float]) -> None:
     for axis, (a, b) in enumerate(zip(lower, upper, strict=True)):
         if not b > a:
-            raise ValueError(
+            raise UserError(
                 f"column {axis} of X has one value only, so no grid can cover it: drop the column, "
                 f'or use engine="exact"'
             )

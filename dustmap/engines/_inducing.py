@@ -33,6 +33,7 @@ from dustmap.engines._learning import (
     refined_learning,
 )
 from dustmap.engines._memory_plan import WORKING, Component, During, MemoryPlan
+from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid
 from dustmap.gp.families import (
     AbstractFamily,
@@ -415,7 +416,7 @@ def refuse_negligible_noise(model: GPModel, data: Batch) -> None:
     """The precision I + Φᵀ Σ⁻¹ Φ loses its identity beside 1/σ² ≫ 10¹³ / k(0)."""
     least = float(model.likelihood.noise_variance(data).min() / model.kernel.variance())
     if least < _LEAST_NOISE:
-        raise ValueError(
+        raise UserError(
             f"noise_std is as small as {least**0.5:.1e} of the prior standard deviation, too small "
             f'for inducing points in float64: use noise="jitter" to learn more noise on top, or '
             f'engine="exact"'

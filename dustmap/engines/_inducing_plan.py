@@ -21,6 +21,7 @@ from dustmap.engines._grids import (
     typical_noise,
 )
 from dustmap.engines._learning import EvidenceSettings
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.kernels import AbstractKernel
@@ -184,7 +185,7 @@ def plan_fit(
         family = "full" if dense else "block"
     block = settings.block or tuple(min(_TILE_SIDES[grid.dim], length) for length in torus)
     if len(block) != grid.dim:
-        raise ValueError(
+        raise UserError(
             f"block = {block} gives the nodes of {len(block)} axes but X has {grid.dim} columns: "
             f"give one number per column"
         )

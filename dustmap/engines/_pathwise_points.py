@@ -24,6 +24,7 @@ from dustmap.engines._grids import (
     inputs,
     typical_noise,
 )
+from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, torus_for
 from dustmap.gp.features import HIPFeatures, LocalFeatures
 from dustmap.gp.kernels import AbstractKernel
@@ -291,7 +292,7 @@ def some_draws(
     """The posterior with `count` of its draws, chosen at random."""
     have = len(posterior.deviations)
     if not 1 <= count <= have:
-        raise ValueError(
+        raise UserError(
             f"n_samples = {count}: expected between 1 and samples = {have}, the draws that "
             f'engine="global" solved for; fit again with samples={max(count, 2)} or more'
         )

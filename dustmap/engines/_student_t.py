@@ -40,6 +40,7 @@ from dustmap.engines._pathwise_points import (
     gridded_points,
     planned_points,
 )
+from dustmap.errors import UserError
 from dustmap.gp import Batch, ExactGP, FitStatus, GPModel, fit_hyperparameters
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
@@ -344,4 +345,4 @@ class _Solver(AbstractSolver[GlobalSolution | DataSpaceSolution]):
         return State({}, {})
 
     def restored(self, model: GridModel, kept: State) -> GlobalSolution | DataSpaceSolution:
-        raise ValueError("a regression saves no states to go on from: fit it again")
+        raise UserError("a regression saves no states to go on from: fit it again")

@@ -22,6 +22,7 @@ from dustmap.engines import (
     most_exact,
     refuse_outside,
 )
+from dustmap.errors import UserError
 from dustmap.estimators._standardisation import Array
 from dustmap.gp import AbstractMean, ConstantMean, LinearMean, Parameter, RegularGrid
 from dustmap.gp.kernels import KERNELS, AbstractKernel, kernel_named
@@ -47,11 +48,11 @@ def noise_std_of(noise_std: ArrayLike | None, n: int) -> Array | None:
     if std.ndim == 0:
         std = np.full(n, float(std))
     if std.shape != (n,):
-        raise ValueError(f"noise_std must have one value per row of X, ({n},), got {std.shape}")
+        raise UserError(f"noise_std must have one value per row of X, ({n},), got {std.shape}")
     bad = ~(np.isfinite(std) & (std > 0))
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
-        raise ValueError(
+        raise UserError(
             f"noise_std must be positive and finite: {int(bad.sum())} of {n} values are not, the "
             f"first is noise_std[{first}] = {std[first]}; drop these rows, or give them the "
             f"standard deviation of their measurement"
@@ -79,7 +80,7 @@ def engine_of(engine: object, grid: object, n: int, dim: int, max_memory: int) -
     elif name in ("svgp", "sgpr"):
         _refuse_grid(has_grid, name)
     elif dim > MAX_GRID_DIM:
-        raise ValueError(
+        raise UserError(
             f"X has {dim} columns, but a grid has {MAX_GRID_DIM} axes at most: use "
             f'engine="svgp" or "sgpr" (or "exact" for few rows), or fewer columns'
         )
@@ -93,7 +94,7 @@ def student_t_engine_of(engine: object, grid: object, n: int, dim: int, max_memo
         engine = "global" if on_grid else "exact"
     name = engine_of(engine, grid, n, dim, max_memory)
     if name not in ("exact", "global"):
-        raise ValueError(
+        raise UserError(
             f'engine="{name}" has no noise="student-t": use engine="global" (up to {MAX_GRID_DIM} '
             f'columns), "exact" (up to {MOST_DENSE:,} rows) or "auto"'
         )
@@ -107,12 +108,12 @@ def grid_of(grid: object, X: Tensor) -> RegularGrid | tuple[int, ...] | None:
         return None
     if isinstance(grid, RegularGrid):
         if grid.dim != X.shape[1]:
-            raise ValueError(f"grid has {grid.dim} axes but X has {X.shape[1]} columns")
+            raise UserError(f"grid has {grid.dim} axes but X has {X.shape[1]} columns")
         refuse_outside(grid, X)
         return grid
     if isinstance(grid, tuple) and all(isinstance(m, int) for m in grid):
         return tuple(grid)
-    raise ValueError(
+    raise UserError(
         f'grid must be "auto", a RegularGrid, or a tuple of points per column of X such as '
         f"{(64,) * X.shape[1]}, got {grid!r}"
     )
@@ -204,7 +205,7 @@ def _check_exact(has_grid: bool, n: int) -> None:
     _refuse_grid(has_grid, "exact")
     if n <= MOST_DENSE:
         return
-    raise ValueError(
+    raise UserError(
         f"X has {n:,} rows: the exact engine holds dense {n:,} × {n:,} matrices ({8 * n**2:,} "
         f'bytes each) and takes {MOST_DENSE:,} rows at most; use engine="hip" (up to '
         f'{MAX_GRID_DIM} columns) or "svgp", or fit a random part of the rows'
@@ -213,7 +214,7 @@ def _check_exact(has_grid: bool, n: int) -> None:
 
 def _refuse_grid(has_grid: bool, engine: str) -> None:
     if has_grid:
-        raise ValueError(
+        raise UserError(
             f'engine="{engine}" has no grid: leave grid="auto", or use engine="hip" for the grid'
         )
 
@@ -224,13 +225,13 @@ def _auto_or_count(name: str, value: object) -> int | None:
         one_of(name, value, ("auto",))
         return None
     if not isinstance(value, int | float | np.integer | np.floating):
-        raise ValueError(f'{name} = {value!r}: expected "auto" or a whole number of at least 1')
+        raise UserError(f'{name} = {value!r}: expected "auto" or a whole number of at least 1')
     return at_least(1, name, value)  # type: ignore[arg-type]
 
 
 def _refuse_unless(good: bool, name: str, value: object, expected: str) -> None:
     if not good:
-        raise ValueError(f"{name} = {value!r}: expected {expected}")
+        raise UserError(f"{name} = {value!r}: expected {expected}")
 
 
 def learned_names(learn: object) -> frozenset[str]:
@@ -238,7 +239,7 @@ def learned_names(learn: object) -> frozenset[str]:
     if isinstance(learn, bool):
         return frozenset(LEARNABLE if learn else ())
     if not isinstance(learn, list | tuple | set | frozenset):
-        raise ValueError(f"learn must be True, False or names out of {LEARNABLE}, got {learn!r}")
+        raise UserError(f"learn must be True, False or names out of {LEARNABLE}, got {learn!r}")
     return frozenset(one_of("learn", name, LEARNABLE) for name in learn)
 
 
@@ -246,7 +247,7 @@ def make_kernel(kernel: object, dim: int, learned: frozenset[str]) -> AbstractKe
     """The user's kernel, or the named one with a length scale per axis."""
     if isinstance(kernel, AbstractKernel):
         if kernel.dim != dim:
-            raise ValueError(
+            raise UserError(
                 f"kernel has {kernel.dim} input dimensions but X has {dim} columns: build the "
                 f"kernel with dim={dim}"
             )
@@ -288,12 +289,12 @@ def make_likelihood(
     if name == STUDENT_T:
         name = "scale" if given else "learn"
     if name == "learn" and given:
-        raise ValueError(
+        raise UserError(
             'noise = "learn" replaces noise_std, which was given too: use noise="jitter" to learn '
             'more noise on top of it, noise="scale" for a factor, or leave one of them out'
         )
     if name in ("given", "scale") and not given:
-        raise ValueError(f'noise = "{name}" needs noise_std: pass it to fit, or use noise="learn"')
+        raise UserError(f'noise = "{name}" needs noise_std: pass it to fit, or use noise="learn"')
     scale = 1.0 if name == "scale" else None
     jitter = 0.3 * spread if name in ("learn", "jitter") else None
     return GaussianLikelihood(scale, jitter, learn=learn)
@@ -301,12 +302,12 @@ def make_likelihood(
 
 def _refuse_noise(given: bool, noise: float) -> None:
     if given:
-        raise ValueError(
+        raise UserError(
             f"noise = {noise} is the standard deviation of all data, and noise_std was given to "
             f"fit as well: leave one of them out"
         )
     if not 0 < noise < float("inf"):
-        raise ValueError(f"noise must be a positive standard deviation, got {noise}")
+        raise UserError(f"noise must be a positive standard deviation, got {noise}")
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
@@ -315,4 +316,4 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
         return value
     near = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{name} = {value!r}: expected one of {', '.join(map(repr, allowed))}{hint}")
+    raise UserError(f"{name} = {value!r}: expected one of {', '.join(map(repr, allowed))}{hint}")

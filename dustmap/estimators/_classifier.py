@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._latent import LINKS, Classification, fit_latent
 from dustmap.estimators._standardisation import Array, Standardisation
@@ -92,7 +93,7 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(labels)
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
-            raise ValueError(
+            raise UserError(
                 f"y has one class only, {classes.tolist()[0]!r}: a classifier needs rows of two or "
                 f"more"
             )

@@ -36,6 +36,7 @@ from dustmap.engines import (
     Watch,
     some_draws,
 )
+from dustmap.errors import UserError
 from dustmap.estimators._arguments import MAX_GRID_DIM, noise_std_of
 from dustmap.estimators._standardisation import Array, Standardisation
 from dustmap.gp import AbstractPosterior, Batch, GPModel, RegularGrid
@@ -169,7 +170,7 @@ class FittedRegression:
         """
         if (noise_std is None) == self.noise_is_given:
             have = "a noise_std" if self.noise_is_given else "no noise_std"
-            raise ValueError(
+            raise UserError(
                 f"noise_std: the data of fit had {have}, and so must the new measurements; or "
                 f"leave include_noise=False"
             )

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from dustmap.engines import EvidenceSettings, plain_rows
+from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
 from dustmap.estimators._engines import EngineArguments, FittedRegression, fit_regression
 from dustmap.estimators._standardisation import Array, Standardisation, spread
@@ -190,7 +191,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         need theirs, too.
         """
         if return_std and return_cov:
-            raise ValueError("return_std and return_cov cannot both be True: ask for one of them")
+            raise UserError("return_std and return_cov cannot both be True: ask for one of them")
         fitted, inputs = self._query(X)
         points, scale = fitted.scaling.points(inputs), fitted.scaling.y_scale
         noise = fitted.noise_variance(inputs, noise_std) if include_noise else np.zeros(len(inputs))

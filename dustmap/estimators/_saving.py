@@ -38,6 +38,7 @@ from dustmap.engines import (
     PointSettings,
     Problem,
 )
+from dustmap.errors import UserError
 from dustmap.estimators._engines import FittedRegression
 from dustmap.estimators._latent import Classification, Latent
 from dustmap.estimators._standardisation import Standardisation, kernel_of_terms
@@ -153,7 +154,7 @@ def _read(path: Path, name: str) -> tuple[_Json, dict[str, NDArray[Any]]]:
         raise FileNotFoundError(f"{path}: expected a directory with {name} and {ARRAYS}")
     content: _Json = json.loads((path / name).read_text(encoding="utf-8"))
     if content.get("format") != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{path / name} has format {content.get('format')!r} and this version of dustmap "
             f"reads {FORMAT}: fit the model again"
         )

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel, KernelTerm, StationaryKernel, SumKernel
@@ -106,5 +107,5 @@ def spread(values: Array, name: str = "y") -> Array:
     with np.errstate(over="ignore"):
         found = np.std(values, axis=0)
     if not np.isfinite(found).all():
-        raise ValueError(f"{name} is too large for its square to be a number: give it other units")
+        raise UserError(f"{name} is too large for its square to be a number: give it other units")
     return np.where(found > 0, found, 1.0)

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, Sharded, whole
 
 _FINITE = "drop these data or fill them in first"
@@ -45,7 +46,7 @@ class Batch:
             return
         _check_vector("noise_variance", self.noise_variance, self.functional)
         if self.noise_variance.dtype != self.y.dtype:
-            raise ValueError(
+            raise UserError(
                 f"noise_variance is {self.noise_variance.dtype}, y is {self.y.dtype}: convert one "
                 f"to the other with .to(...)"
             )
@@ -67,14 +68,14 @@ def _check_vector(name: str, value: Tensor, functional: AbstractFunctional) -> N
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor of shape ({n},), got {type(value)}")
     if value.shape != (n,):
-        raise ValueError(
+        raise UserError(
             f"{name} must have shape ({n},), one number per functional, got {tuple(value.shape)}: "
             f"flatten it, or check that it belongs to these data"
         )
     if not value.is_floating_point():
-        raise ValueError(f"{name} must be float32 or float64, got {value.dtype}: convert it")
+        raise UserError(f"{name} must be float32 or float64, got {value.dtype}: convert it")
     if value.device != functional.device:
-        raise ValueError(
+        raise UserError(
             f"{name} is on {value.device}, functional on {functional.device}: move one to the other"
         )
     _refuse(name, value, ~torch.isfinite(value), "finite", _FINITE)
@@ -83,7 +84,7 @@ def _check_vector(name: str, value: Tensor, functional: AbstractFunctional) -> N
 def _refuse(name: str, value: Tensor, bad: Tensor, expected: str, remedy: str) -> None:
     if bool(bad.any()):
         first = int(bad.nonzero()[0, 0])
-        raise ValueError(
+        raise UserError(
             f"{name} must be {expected}: {int(bad.sum())} of {len(value)} values are not, the "
             f"first is {name}[{first}] = {float(value[first])}; {remedy}"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.gp._batch import AbstractPosterior, Batch, Prediction
 from dustmap.gp._means import AbstractMean, generalised_least_squares, orthogonal_directions
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -87,7 +88,7 @@ def covariance_factor(covariance: Tensor, noise_variance: Tensor) -> Tensor:
     L: Tensor
     L, info = torch.linalg.cholesky_ex(covariance)
     if int(info) != 0 or not bool(torch.isfinite(L.diagonal()).all()):
-        raise ValueError(
+        raise UserError(
             f"K_ff + diag(noise_variance) of {len(L)} data is not positive definite in float64 "
             f"(at datum {int(info) - 1}; the smallest noise variance is "
             f"{float(noise_variance.min()):.3g}, the largest total variance "
@@ -131,7 +132,7 @@ def refuse_negative(variance: Tensor, scale: Tensor | float, what: str) -> None:
     """An error where a variance is more negative than the round-off of `scale` explains."""
     bad = ~(variance >= -1e-6 * torch.as_tensor(scale))
     if bool(bad.any()):
-        raise ValueError(
+        raise UserError(
             f"{what} is {float(variance[bad].min()):.3g}, where the prior variance is "
             f"{float(torch.as_tensor(scale).max()):.3g}: the estimator's covariances are not "
             f"accurate enough for such small noise; use an estimator of higher order or more noise"
@@ -336,7 +337,7 @@ def chunks(n: int, columns: int) -> Iterator[slice]:
 def _check_data(functional: AbstractFunctional, y: Tensor, noise_variance: Tensor) -> None:
     shape = (len(functional),)
     if y.shape != shape or noise_variance.shape != shape:
-        raise ValueError(
+        raise UserError(
             f"y and noise_variance must have shape {shape}, one number per functional, got "
             f"{tuple(y.shape)} and {tuple(noise_variance.shape)}"
         )
@@ -348,7 +349,7 @@ def _check_data(functional: AbstractFunctional, y: Tensor, noise_variance: Tenso
 def _refuse_dense(n: int) -> None:
     if n > MAX_DATA:
         needed = 3 * 8 * n**2
-        raise ValueError(
+        raise UserError(
             f"an exact Gaussian process of N = {n:,} data needs {needed:,} bytes "
             f"({needed / 2**30:.1f} GiB) for its covariance, factor and inverse; the largest N is "
             f"{MAX_DATA:,}: use a subset of the data, or a gridded model"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from dustmap.errors import UserError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -58,7 +60,7 @@ class RegularGrid:
     ) -> "RegularGrid":
         """Return the grid whose first and last nodes lie on the faces of the box [lower, upper]."""
         if not len(lower) == len(upper) == len(shape):
-            raise ValueError(
+            raise UserError(
                 "lower, upper and shape must have one entry per axis: got "
                 f"{len(lower)}, {len(upper)} and {len(shape)} entries."
             )
@@ -106,7 +108,7 @@ class RegularGrid:
         import torch
 
         if x.shape[-1] != self.dim:
-            raise ValueError(
+            raise UserError(
                 f"x must have {self.dim} columns, one per grid axis; got shape {tuple(x.shape)}."
             )
         lower, upper, spacing = (
@@ -119,7 +121,7 @@ class RegularGrid:
 
 def _check_points_per_axis(shape: Sequence[int]) -> None:
     if len(shape) == 0 or min(shape) < 2:
-        raise ValueError(
+        raise UserError(
             f"shape must hold at least two points on every axis, got {tuple(shape)}; "
             "leave out an axis that has only one point."
         )
@@ -129,14 +131,14 @@ def _check_grid(
     lower: tuple[float, ...], spacing: tuple[float, ...], shape: tuple[int, ...]
 ) -> None:
     if not len(lower) == len(spacing) == len(shape):
-        raise ValueError(
+        raise UserError(
             "lower, spacing and shape must have one entry per axis: got "
             f"{len(lower)}, {len(spacing)} and {len(shape)} entries."
         )
     _check_points_per_axis(shape)
     if not all(math.isfinite(v) for v in lower):
-        raise ValueError(f"lower must be finite, got {lower}.")
+        raise UserError(f"lower must be finite, got {lower}.")
     if not all(math.isfinite(v) and v > 0 for v in spacing):
-        raise ValueError(
+        raise UserError(
             f"spacing must be positive and finite, got {spacing}; check that upper > lower."
         )

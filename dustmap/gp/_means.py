@@ -12,6 +12,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.functionals import AbstractFunctional, GaussLegendre, PointMeasure
 
@@ -96,7 +97,7 @@ class LinearMean(AbstractMean):
     def basis(self, functional: AbstractFunctional) -> Tensor:
         moments = functional.moments()
         if moments.shape[1] != len(self.coefficients()):
-            raise ValueError(
+            raise UserError(
                 f"slope has {len(self.coefficients()) - 1} components, the data have "
                 f"{moments.shape[1] - 1} dimensions: give one slope per dimension"
             )
@@ -217,14 +218,14 @@ def _outwards(points: Tensor) -> Tensor:
 def _measures(functional: AbstractFunctional) -> Iterator[PointMeasure]:
     """The functionals as sums over points, a few thousand at a time."""
     if functional.dim != 3:
-        raise ValueError(f"a disc is for data in 3 dimensions, got {functional.dim}")
+        raise UserError(f"a disc is for data in 3 dimensions, got {functional.dim}")
     for start in range(0, len(functional), _CHUNK):
         measure = functional[slice(start, start + _CHUNK)].measure(_RULE)
         if measure.direction is not None:
-            raise ValueError("a disc has a kink in its plane, no derivatives: use ConstantMean")
+            raise UserError("a disc has a kink in its plane, no derivatives: use ConstantMean")
         yield measure
 
 
 def _check_scales(height: float, length: float) -> None:
     if not (height > 0 and length > 0):
-        raise ValueError(f"height and length must be positive, got {height} and {length}")
+        raise UserError(f"height and length must be positive, got {height} and {length}")

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator, SparseOperator
 
@@ -152,7 +153,7 @@ class NeighbourPrecision(AbstractOperator):
         seed: of the random order. dtype: of the products; the local systems are float64.
         """
         if x.ndim != 2 or noise_variance.shape != x.shape[:1]:
-            raise ValueError(
+            raise UserError(
                 "expected x (N, D) and noise_variance (N,), got "
                 f"{tuple(x.shape)} and {tuple(noise_variance.shape)}"
             )

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 #: Logarithms stay within this distance of their start: a factor of 1000 either way.
 LOG_RANGE = math.log(1e3)
 
@@ -87,7 +89,7 @@ class AbstractParametric:
         for name in names:
             if not any(p.is_one_of((name,)) for p in own):
                 known = ", ".join(p.name for p in own) or "none"
-                raise ValueError(f'parameter "{name}" is unknown: expected some of {known}')
+                raise UserError(f'parameter "{name}" is unknown: expected some of {known}')
         return self.with_parameters([replace(p, is_learned=p.is_one_of(names)) for p in own])
 
     def holding(self, *names: str) -> Self:
@@ -185,7 +187,7 @@ class Parameters(Generic[M]):
     def require_some(self, owner: str) -> None:
         """Raise unless anything is learned."""
         if len(self) == 0:
-            raise ValueError(
+            raise UserError(
                 f"nothing to learn: no parameter of {owner} is learned; see `learning(names)`"
             )
 

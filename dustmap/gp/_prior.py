@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.covariances import Wrapping, mirrored, plain_lags, wrapped_lags, wrapped_variance
@@ -148,7 +149,7 @@ class GridPrior(AbstractParametric):
         _check_arguments(kernel, grid, padding, nugget)
         shape = tuple(torus_shape) if torus_shape else torus_for(kernel, grid, padding)
         if any(length < m for length, m in zip(shape, grid.shape, strict=True)):
-            raise ValueError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
+            raise UserError(f"torus_shape {shape} must cover the grid {grid.shape} on every axis")
         _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
         table = wrapped_lags(kernel, grid.spacing, shape)
@@ -267,7 +268,7 @@ class GridPrior(AbstractParametric):
     def _factorised(self) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(self.dense_covariance())
         if int(info) != 0:
-            raise ValueError(
+            raise UserError(
                 f"K_uu of the grid {self.grid.shape} is not numerically positive definite "
                 f"(pivot {int(info)}): pass a nugget, e.g. nugget=1e-8, or a coarser grid"
             )
@@ -301,7 +302,7 @@ class GridPrior(AbstractParametric):
 
     def _root_spectrum(self) -> Tensor:
         if not self.is_definite:
-            raise ValueError(
+            raise UserError(
                 "the embedding is indefinite (smallest eigenvalue "
                 f"{self.report.smallest_eigenvalue:.2e} of the largest), so it has no real root: "
                 "use GridPrior.padded, or a shorter length scale"
@@ -340,14 +341,14 @@ def _check_arguments(
     kernel: AbstractKernel, grid: RegularGrid, padding: float, nugget: float
 ) -> None:
     if kernel.dim != grid.dim:
-        raise ValueError(
+        raise UserError(
             f"kernel has {kernel.dim} input dimensions but grid has {grid.dim}: "
             "build both with the same number of axes"
         )
     if not (padding > 0 and math.isfinite(padding)):
-        raise ValueError(f"padding must be positive and finite (in length scales), got {padding}")
+        raise UserError(f"padding must be positive and finite (in length scales), got {padding}")
     if not 0 <= nugget < 1:
-        raise ValueError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
+        raise UserError(f"nugget is a fraction of the largest eigenvalue in [0, 1), got {nugget}")
 
 
 def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> None:
@@ -380,7 +381,7 @@ def _clamp_round_off(spectrum: Tensor) -> tuple[Tensor, float, int]:
     """Raise eigenvalues within FFT round-off of zero; anything more negative is an error."""
     largest, smallest = float(spectrum.detach().max()), float(spectrum.detach().min())
     if smallest < -_INDEFINITE * largest:
-        raise ValueError(
+        raise UserError(
             f"the wrapped kernel has an eigenvalue {smallest / largest:.2e} of the largest: it is "
             "not a valid covariance"
         )
@@ -420,7 +421,7 @@ def _refuse_singular_float32(kernel: AbstractKernel, spectrum: Tensor, dtype: to
     smooth = all(term.profile.derivatives > 100 for term in kernel.terms())
     spread = float(spectrum.detach().min() / spectrum.detach().max())
     if dtype == torch.float32 and smooth and spread < _FLOAT32_SPREAD:
-        raise ValueError(
+        raise UserError(
             "a squared-exponential kernel on this grid is numerically singular in float32 "
             f"(smallest eigenvalue {spread:.1e} of the largest): pass nugget=1e-6, use float64, "
             "a coarser grid or a Matérn kernel"

@@ -8,6 +8,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.inference._state import Layout, State, StateReader
 from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, NystromPreconditioner
 
@@ -111,7 +112,7 @@ class NystromState:
         if operator is None:
             return None
         if not isinstance(operator, NystromPreconditioner):
-            raise ValueError(
+            raise UserError(
                 "checkpoints hold preconditioners made by nystrom, got "
                 f"{type(operator).__name__}: solve without a checkpointer, or with another "
                 "preconditioner"

@@ -13,6 +13,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, Prediction
 from dustmap.gp.likelihoods import AbstractLikelihood, NormalMixture
 
@@ -161,15 +162,15 @@ def _normal_score(log_tail: Tensor) -> Tensor:
 
 def _check(y: Tensor, mean: Tensor, variance: Tensor) -> None:
     if not (y.ndim == 1 and len(y) > 0 and y.shape == mean.shape == variance.shape):
-        raise ValueError(
+        raise UserError(
             f"y, mean and variance must all have the same shape (N,), N > 0, got "
             f"{tuple(y.shape)}, {tuple(mean.shape)}, {tuple(variance.shape)}"
         )
     for name, value in (("y", y), ("mean", mean), ("variance", variance)):
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{name} must be finite to be scored: drop NaN and infinity first")
+            raise UserError(f"{name} must be finite to be scored: drop NaN and infinity first")
     if not bool((variance > 0).all()):
-        raise ValueError("variance must be positive: add the noise variance to the latent one")
+        raise UserError("variance must be positive: add the noise variance to the latent one")
 
 
 @final
@@ -190,7 +191,7 @@ class HeldOut:
 def held_out(likelihood: AbstractLikelihood, prediction: Prediction, batch: Batch) -> HeldOut:
     """Scores of the latent moments (N,) that `prediction` has of a batch of N data."""
     if len(batch) == 0 or prediction.mean.shape != batch.y.shape:
-        raise ValueError(
+        raise UserError(
             f"expected predictions of the same N > 0 data, got {tuple(prediction.mean.shape)} "
             f"predictions of {len(batch)} data: predict(batch.functional) makes them"
         )

@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
@@ -180,7 +181,7 @@ def fit_global(
     progress: with draws and steps of CG.
     """
     if len(data) == 0:
-        raise ValueError("data is empty: fit_global needs at least one datum")
+        raise UserError("data is empty: fit_global needs at least one datum")
     settings = GlobalSettings() if settings is None else settings
     world, using = world_of(data.functional), estimator or ClosedForm()
     maker = ModelMaker(grid, settings.grid, using, world)

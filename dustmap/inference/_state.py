@@ -27,6 +27,8 @@ from typing import (
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 Scalar: TypeAlias = str | int | float | bool | None
 #: What JSON can hold.
 Plain: TypeAlias = Scalar | Sequence["Plain"] | Mapping[str, "Plain"]
@@ -148,7 +150,7 @@ class StateReader:
         """A state of `what`; an error if it is one of something else."""
         named = state.values.get(_WHAT)
         if named != what:
-            raise ValueError(
+            raise UserError(
                 f"checkpoint: expected a state of {what}, got one of {named}; {_REMEDY}"
             )
         return StateReader(what, state)
@@ -257,7 +259,7 @@ class _Reading:
         )
         if not fits or stored.dtype != dtype:
             wanted = ", ".join("any" if n is None else str(n) for n in shape)
-            raise ValueError(
+            raise UserError(
                 f"checkpoint: {path} of {self.reader.what} must have shape ({wanted}) in {dtype}, "
                 f"got {tuple(stored.shape)} in {stored.dtype}; {_REMEDY}"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.linalg._iteration import (
     GO_ON,
     Outcome,
@@ -302,7 +303,7 @@ def toeplitz_solve(
     if operator is None:
         operator = ToeplitzOperator(lags.detach(), b.dtype)
     if operator.shape != (lags.numel(), lags.numel()):
-        raise ValueError(
+        raise UserError(
             f"operator: expected shape {(lags.numel(), lags.numel())} for lags of shape "
             f"{tuple(lags.shape)}, got {operator.shape}"
         )

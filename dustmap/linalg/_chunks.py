@@ -10,6 +10,8 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 #: The logger of halvings.
 HALVED = __name__
 log = logging.getLogger(HALVED)
@@ -48,7 +50,7 @@ class AdaptiveBatch:
 
     def __init__(self, what: str, size: int, advice: str) -> None:
         if size < 1:
-            raise ValueError(f"{what}: expected chunks of at least 1, got {size}")
+            raise UserError(f"{what}: expected chunks of at least 1, got {size}")
         self.what, self.size, self.advice = what, size, advice
         self.halvings = 0
 
@@ -110,11 +112,11 @@ class TilePartition:
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.tile) or not self.shape:
-            raise ValueError(
+            raise UserError(
                 f"tile: expected one length per grid axis, {len(self.shape)}, got {self.tile}"
             )
         if min(self.shape) < 1 or min(self.tile) < 1:
-            raise ValueError(
+            raise UserError(
                 f"TilePartition: expected lengths >= 1, got shape {self.shape}, tile {self.tile}"
             )
 
@@ -136,7 +138,7 @@ class TilePartition:
     def to_blocks(self, x: Tensor) -> Tensor:
         """Return the grid vectors x (..., L) as blocks (..., B, M_b)."""
         if x.ndim == 0 or x.shape[-1] != math.prod(self.shape):
-            raise ValueError(
+            raise UserError(
                 f"x: expected vectors of length {math.prod(self.shape)} on the last axis for grid "
                 f"{self.shape}, got shape {tuple(x.shape)}"
             )
@@ -150,7 +152,7 @@ class TilePartition:
     def from_blocks(self, blocks: Tensor) -> Tensor:
         """Return the blocks (..., B, M_b) as grid vectors (..., L): the inverse of `to_blocks`."""
         if tuple(blocks.shape[-2:]) != (self.n_blocks, self.block_size):
-            raise ValueError(
+            raise UserError(
                 f"blocks: expected (..., {self.n_blocks}, {self.block_size}), "
                 f"got shape {tuple(blocks.shape)}"
             )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
 from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
@@ -296,7 +297,7 @@ def _refuse_indefinite(result: RootResult) -> None:
     """Raise where a right-hand side met a negative eigenvalue."""
     broken = result.status == SolveStatus.NOT_POSITIVE_DEFINITE.value
     if bool(broken.any()):
-        raise ValueError(
+        raise UserError(
             f"the operator is not positive definite: {int(broken.sum())} of {broken.numel()} "
             f"right-hand sides met a negative eigenvalue, bounds of the spectrum were "
             f"[{result.bounds.lowest:.3g}, {result.bounds.highest:.3g}]; add a nugget, or take "

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractOperator
 
 # Lanczos finds the smallest eigenvalue from above and late: taken so many times smaller. Ten times
@@ -44,7 +45,7 @@ class SpectrumBounds:
 
     def __post_init__(self) -> None:
         if not (0 < self.lowest <= self.highest < math.inf):
-            raise ValueError(
+            raise UserError(
                 f"bounds of a spectrum: expected 0 < lowest <= highest, got lowest={self.lowest}, "
                 f"highest={self.highest}; a positive definite operator has such"
             )
@@ -88,7 +89,7 @@ class RootQuadrature:
     def of(bounds: SpectrumBounds, nodes: int = 15) -> "RootQuadrature":
         """Return the rule of Q = `nodes` points on the interval `bounds`."""
         if nodes < 1:
-            raise ValueError(f"nodes: expected at least one point of quadrature, got {nodes}")
+            raise UserError(f"nodes: expected at least one point of quadrature, got {nodes}")
         k = math.sqrt(bounds.lowest / bounds.highest)
         period = complete_elliptic(k)
         pairs = [_tangent((q + 0.5) * period / nodes, k, period) for q in range(nodes)]
@@ -137,16 +138,16 @@ def spectrum_bounds(
         What λ_min is known not to be below, such as a nugget.
     """
     if A.shape[0] != A.shape[1]:
-        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+        raise UserError(f"A: expected a square operator, got shape {A.shape}")
     if not (floor >= 0 and max_steps >= 1):
-        raise ValueError(
+        raise UserError(
             f"expected floor >= 0 and max_steps >= 1, got floor={floor}, max_steps={max_steps}"
         )
     with torch.no_grad():
         smallest, largest, steps = _extremes(A, floor, max_steps, seed)
     rounding = _ROUNDING * torch.finfo(A.dtype).eps * largest
     if not (math.isfinite(smallest) and largest > 0 and smallest > -rounding):
-        raise ValueError(
+        raise UserError(
             f"the operator of shape {A.shape} is not positive definite in {A.dtype}: Lanczos finds "
             f"eigenvalues from {smallest:.3g} to {largest:.3g}; add a nugget or take float64"
         )

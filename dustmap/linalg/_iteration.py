@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
@@ -283,20 +284,20 @@ def check_system(
     """Refuse what cannot be solved, saying what to do."""
     n = A.shape[0]
     if A.shape != (n, n):
-        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+        raise UserError(f"A: expected a square operator, got shape {A.shape}")
     if preconditioner is not None and preconditioner.shape != A.shape:
-        raise ValueError(
+        raise UserError(
             f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
         )
     check_vectors("b", b, n, b.dtype, A.device)
     _check_finite("b", b)
     if x0 is not None:
         if x0.shape != b.shape:
-            raise ValueError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
+            raise UserError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
         check_vectors("x0", x0, n, b.dtype, b.device)
         _check_finite("x0", x0)
     if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
-        raise ValueError(
+        raise UserError(
             "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
             f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
         )
@@ -307,6 +308,6 @@ def _check_finite(name: str, x: Tensor) -> None:
     if not bool(x.sum().isfinite()):
         bad = int((~x.isfinite()).sum())
         if bad:
-            raise ValueError(
+            raise UserError(
                 f"{name}: {bad} of {x.numel()} entries are NaN or infinite; remove or mend them"
             )

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg._contour import lowest_ritz
 from dustmap.linalg._iteration import (
     GO_ON,
@@ -219,11 +220,11 @@ def shifted_minres(
 def _check_shifts(shifts: Tensor) -> None:
     """Raise unless shifts are (Q,), non-negative and ascending."""
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
-        raise ValueError(
+        raise UserError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
         )
     if bool((shifts.diff() < 0).any()):
-        raise ValueError("shifts: expected ascending ones; sort them")
+        raise UserError("shifts: expected ascending ones; sort them")
 
 
 @final

@@ -10,6 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 # Vectors multiplied at once. More share each read of the entries, until the rows of vectors that
 # the entries pick no longer stay in cache.
 _TOGETHER = 20
@@ -111,7 +113,7 @@ class DenseOperator(AbstractComposite):
 
     def __post_init__(self) -> None:
         if self.matrix.ndim != 2:
-            raise ValueError(
+            raise UserError(
                 f"DenseOperator: matrix must be (m, n), got shape {tuple(self.matrix.shape)}"
             )
 
@@ -140,7 +142,7 @@ class DiagonalOperator(AbstractComposite):
 
     def __post_init__(self) -> None:
         if self.diagonal.ndim != 1:
-            raise ValueError(
+            raise UserError(
                 f"DiagonalOperator: diagonal must be (n,), got shape {tuple(self.diagonal.shape)}"
             )
 
@@ -165,12 +167,12 @@ def check_vectors(
 ) -> None:
     """Refuse what is not (..., length) of the given precision and device, saying what to do."""
     if x.ndim == 0 or x.shape[-1] != length:
-        raise ValueError(
+        raise UserError(
             f"{name}: expected vectors of length {length} on the last axis, "
             f"got shape {tuple(x.shape)}"
         )
     if x.dtype != dtype or x.device != device:
-        raise ValueError(
+        raise UserError(
             f"{name}: expected {dtype} on {device} like the operator, got {x.dtype} on "
             f"{x.device}; convert one of them"
         )
@@ -220,7 +222,7 @@ class SparseOperator(AbstractComposite):
 
     def __post_init__(self) -> None:
         if self.matrix.layout != torch.sparse_csr or self.matrix.ndim != 2:
-            raise ValueError(
+            raise UserError(
                 f"SparseOperator: matrix must be a 2-D sparse CSR tensor, got layout "
                 f"{self.matrix.layout} of shape {tuple(self.matrix.shape)}; "
                 "use SparseOperator.from_coo(rows, cols, values, shape)"
@@ -243,7 +245,7 @@ class SparseOperator(AbstractComposite):
             Cols ascending in each row. Nothing is copied if starts and cols are int32.
         """
         if len(starts) != shape[0] + 1 or cols.shape != values.shape or cols.ndim != 1:
-            raise ValueError(
+            raise UserError(
                 f"SparseOperator.from_csr: expected starts ({shape[0] + 1},) and as many cols as "
                 f"values, got starts {tuple(starts.shape)}, cols {tuple(cols.shape)}, values "
                 f"{tuple(values.shape)}"
@@ -305,7 +307,7 @@ def _check_indices(name: str, index: Tensor, length: int) -> None:
     """Raise unless 0 ≤ index < length."""
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < length:
         wrong = int(index.min()) if int(index.min()) < 0 else int(index.max())
-        raise ValueError(f"{name}: expected 0 <= index < {length}, got {wrong}")
+        raise UserError(f"{name}: expected 0 <= index < {length}, got {wrong}")
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:

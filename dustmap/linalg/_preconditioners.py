@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg._operator import (
     AbstractOperator,
     AbstractSymmetric,
@@ -115,7 +116,7 @@ class NystromPreconditioner(AbstractSymmetric):
         """
         _check(A, self.shift)
         if A.shape != self.shape:
-            raise ValueError(f"A: expected shape {self.shape} like before, got {A.shape}")
+            raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
         with torch.no_grad():
             return _approximation(A, self.vectors, self.shift, self.world, progress)
 
@@ -170,7 +171,7 @@ def nystrom(
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:
-        raise ValueError(
+        raise UserError(
             f"nystrom: expected rank >= 0 and power_steps >= 0, got rank={rank}, "
             f"power_steps={power_steps}"
         )
@@ -196,11 +197,11 @@ def _approximation(
     Y = _shifted_product(A, omega, shift, world, progress)
     core = world.total(gram(omega[:, world.share(n)], Y))
     if not bool(core.isfinite().all()):
-        raise ValueError("nystrom: products with A are not finite; check its entries and scale")
+        raise UserError("nystrom: products with A are not finite; check its entries and scale")
     rounding = torch.finfo(Y.dtype).eps
     factor = row_factor(core, _NOISE * rounding, shift)
     if factor.lowest < -_NEGATIVE * rounding * max(factor.highest, shift):
-        raise ValueError(
+        raise UserError(
             f"nystrom: expected A - shift I positive semi-definite, got an eigenvalue below "
             f"{factor.lowest:.3g} for shift={shift}; lower the shift"
         )
@@ -242,9 +243,9 @@ def _whole(part: Tensor, n: int, world: AbstractWorld) -> Tensor:
 def _check(A: AbstractOperator, shift: float) -> None:
     """Raise unless A is square and the shift positive."""
     if A.shape[0] != A.shape[1]:
-        raise ValueError(f"A: expected a square operator, got shape {A.shape}")
+        raise UserError(f"A: expected a square operator, got shape {A.shape}")
     if not shift > 0:
-        raise ValueError(f"shift: expected > 0, got {shift}")
+        raise UserError(f"shift: expected > 0, got {shift}")
 
 
 @final
@@ -264,7 +265,7 @@ class RootPreconditioner:
     def __post_init__(self) -> None:
         n = self.root.shape[0]
         if self.root.shape != (n, n) or self.inverse.shape != (n, n):
-            raise ValueError(
+            raise UserError(
                 "RootPreconditioner: expected a square root and its inverse of the same shape, got "
                 f"{self.root.shape} and {self.inverse.shape}"
             )
@@ -298,7 +299,7 @@ class RootPreconditioner:
         spectrum = torch.fft.rfftn(column).real
         lowest = float(spectrum.min())
         if not lowest > 0:
-            raise ValueError(
+            raise UserError(
                 f"circulant preconditioner: an eigenvalue {lowest:.3g} is not positive, so the "
                 "Toeplitz matrix is not positive definite; add a nugget"
             )
@@ -354,7 +355,7 @@ class PreconditionedOperator(AbstractSymmetric):
 
     def __post_init__(self) -> None:
         if self.operator.shape != self.preconditioner.inverse.shape:
-            raise ValueError(
+            raise UserError(
                 f"preconditioner: expected shape {self.operator.shape} like the operator, got "
                 f"{self.preconditioner.inverse.shape}"
             )

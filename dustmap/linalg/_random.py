@@ -8,6 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 # Constants of SplitMix64: the increment of its counter and the two multipliers of its mixer.
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -62,7 +64,7 @@ class KeyedNormal:
     ) -> Tensor:
         """Return the positions start … start + size − 1 of a sample: (size,)."""
         if size < 0 or start < 0 or sample < 0:
-            raise ValueError(
+            raise UserError(
                 "KeyedNormal.draw: expected sample, size and start >= 0, got "
                 f"sample={sample}, size={size}, start={start}"
             )

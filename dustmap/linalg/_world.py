@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Entries of a block that are widened to float64 at a time.
@@ -163,7 +164,7 @@ class ShardedRows(AbstractComposite):
         order: Tensor | None = None,
     ) -> None:
         if len(counts) != world.size or counts[world.rank] != local.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"counts must be the rows of {world.size} ranks, {local.shape[0]} of them on rank "
                 f"{world.rank}, got {list(counts)}"
             )

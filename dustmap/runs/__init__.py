@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dustmap.runs._run import Plan as Plan
     from dustmap.runs.checkpoints import RunDirectory as RunDirectory
     from dustmap.runs.checkpoints import RunStatus as RunStatus
-    from dustmap.runs.checkpoints import UnusableState as UnusableState
     from dustmap.runs.checkpoints import check_free as check_free
     from dustmap.runs.checkpoints import check_resumable as check_resumable
     from dustmap.runs.checkpoints import report_of as report_of

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import final
 
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.linalg import AbstractWorld, unwatched
 from dustmap.runs._ranks import ALONE
 from dustmap.runs._run import AbstractFinishedRun, AbstractRun
@@ -72,7 +73,7 @@ def open_star_map(path: Path, compute: Sequence[str] = ()) -> StarMap:
     """A finished map of the dust; a run of another kind is a ValueError."""
     finished = open_run(path, compute)
     if not isinstance(finished, StarMap):
-        raise ValueError(f'{path}: expected a run with data.kind = "stars", a map of the dust')
+        raise UserError(f'{path}: expected a run with data.kind = "stars", a map of the dust')
     return finished
 
 
@@ -92,7 +93,7 @@ def regression_at(path: Path, compute: Sequence[str] = ()) -> RegressionResult |
 def _kind(config: Config) -> Kind:
     if config.data.kind not in KINDS:
         known = ", ".join(f'"{kind}"' for kind in KINDS)
-        raise ValueError(f'data.kind = "{config.data.kind}" does not run yet; expected {known}')
+        raise UserError(f'data.kind = "{config.data.kind}" does not run yet; expected {known}')
     return KINDS[config.data.kind]
 
 

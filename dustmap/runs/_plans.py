@@ -9,6 +9,7 @@ import torch
 
 from dustmap.config import ComputeConfig
 from dustmap.engines import MIB, Component, During, MemoryPlan, shown
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, torus_for
 from dustmap.runs._run import Plan
 from dustmap.runs.stars import StarMap, export_components, star_components
@@ -55,7 +56,7 @@ def check_export(plan: Plan, grid: RegularGrid, request: MapRequest, output: Pat
     folder = next(path for path in output.absolute().parents if path.exists())
     free, size = shutil.disk_usage(folder).free, 4 * request.values_per_place * grid.size
     if size > _COMPRESSED * free:
-        raise ValueError(
+        raise UserError(
             f"{output}: {' x '.join(map(str, grid.shape))} voxels take up to {shown(size)} and "
             f"{shown(free)} are free there; take a larger --step or a smaller --box"
         )

@@ -12,6 +12,7 @@ import torch
 
 from dustmap.config import ComputeConfig
 from dustmap.engines import MIB, MemoryPlan, shown, table_of
+from dustmap.errors import UserError
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Report, Stage
@@ -54,7 +55,7 @@ class Plan:
         told = f"it would fit with {' or '.join(remedies)}" if remedies else "take less at once"
         if self.bytes_needed > machine:
             told += f"; this machine has {shown(machine)} in all"
-        raise ValueError(
+        raise UserError(
             f"the run needs {shown(self.bytes_needed)} and compute.memory allows "
             f"{shown(self.bytes_allowed)}; the largest part is {largest.name} with "
             f"{shown(largest.bytes)} ({largest.what}); {told}"
@@ -147,7 +148,7 @@ def device_of(compute: ComputeConfig) -> torch.device:
     """The device that compute.device asks for."""
     available = torch.cuda.is_available()
     if compute.device == "cuda" and not available:
-        raise ValueError('compute.device = "cuda": torch finds no CUDA device here; use "cpu"')
+        raise UserError('compute.device = "cuda": torch finds no CUDA device here; use "cpu"')
     use_cuda = available and compute.device != "cpu"
     return torch.device("cuda" if use_cuda else "cpu")
 

@@ -7,6 +7,8 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord, UnitSphericalRepresentation
 from numpy.typing import ArrayLike, NDArray
 
+from dustmap.errors import UserError
+
 
 def cartesian(l: ArrayLike, b: ArrayLike, distance: ArrayLike) -> NDArray[np.float64]:
     """Return (X, Y, Z) in pc (..., 3) of Galactic l, b in degrees and distance in pc."""
@@ -46,7 +48,7 @@ def positions_of(coords: SkyCoord) -> NDArray[np.float64]:
     """Return heliocentric Galactic X, Y, Z in pc (N, 3) of coordinates of any frame and shape."""
     xyz = _galactic(coords).cartesian.xyz
     if not xyz.unit.is_equivalent(u.pc):
-        raise ValueError(
+        raise UserError(
             "coords: expected coordinates with a distance, got directions alone; give "
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )

@@ -25,6 +25,7 @@ from astropy.io import fits
 from numpy.typing import ArrayLike
 
 from dustmap.distributed import check_agreement
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld, Alone, out_of_memory
 from dustmap.tables._outputs import followed, naming, replacing
@@ -133,7 +134,7 @@ class StreamedImage:
         full = (*index, *(0,) * (len(self.shape) - len(index)))
         first = int(np.ravel_multi_index(full, self.shape))
         if first + data.size > math.prod(self.shape):
-            raise ValueError(f"{data.shape} at {index} does not fit into an image {self.shape}")
+            raise UserError(f"{data.shape} at {index} does not fit into an image {self.shape}")
         self._file.seek(self.offset + self._dtype.itemsize * first)
         self._file.write(data.data)
 
@@ -148,7 +149,7 @@ class StreamedImage:
         self.header["CHECKSUM"] = _NO_SUM
         self.header["CHECKSUM"] = encoded(words_sum(self._bytes(), data_sum))
         if len(self._bytes()) != self.offset - self.start:
-            raise ValueError("the header of a streamed image must keep its number of cards")
+            raise UserError("the header of a streamed image must keep its number of cards")
         file.seek(self.start)
         file.write(self._bytes())
 

@@ -18,6 +18,7 @@ import zarr
 from numpy.typing import DTypeLike, NDArray
 from zarr.core.metadata import ArrayV3Metadata
 
+from dustmap.errors import UserError
 from dustmap.tables import check_enclosed, words_of_damage
 
 Array: TypeAlias = "zarr.Array[ArrayV3Metadata]"
@@ -90,7 +91,7 @@ class CheckedGroup:
             self._group = zarr.open_group(path, mode="r", use_consolidated=False)
         except Exception as error:
             words = words_of_damage(error)
-            raise ValueError(f"{path}: expected {what} ({words})") from error
+            raise UserError(f"{path}: expected {what} ({words})") from error
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class CheckedGroup:
         try:
             return np.asarray(array[index])
         except Exception as error:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: {name} cannot be read ({words_of_damage(error)}); the file is "
                 "damaged, make or download it again"
             ) from error
@@ -128,11 +129,11 @@ def _checked(group: zarr.Group, path: Path, name: str) -> "zarr.Array[Any]":
         array = group[name]
     except Exception as error:
         words = words_of_damage(error)
-        raise ValueError(f"{path}: the array {name} cannot be opened ({words})") from error
+        raise UserError(f"{path}: the array {name} cannot be opened ({words})") from error
     if not isinstance(array, zarr.Array):
-        raise ValueError(f"{path}: {name} must be an array, got a group")
+        raise UserError(f"{path}: {name} must be an array, got a group")
     if array.dtype.kind not in "iuf":
-        raise ValueError(f"{path}: {name} must hold numbers, got {array.dtype}")
+        raise UserError(f"{path}: {name} must hold numbers, got {array.dtype}")
     _check_codecs(array, path, name)
     _check_chunks(array, path, name)
     return array
@@ -145,7 +146,7 @@ def _check_codecs(array: "zarr.Array[Any]", path: Path, name: str) -> None:
     allowed = _CODECS if metadata["zarr_format"] == 3 else _IDS
     for codec in (*old, *_codecs(metadata.get("codecs", ()))):
         if codec not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {name} is packed by the codec {codec!r}, which is not read; pack it by "
                 f"one of {', '.join(allowed)}"
             )
@@ -170,13 +171,13 @@ def _check_chunks(array: "zarr.Array[Any]", path: Path, name: str) -> None:
     missing = [key for key in keys if key not in stored]
     if missing:
         count = max(len(missing), expected - len(stored))
-        raise ValueError(
+        raise UserError(
             f"{path}: a part of it is missing: {count} of the {expected} chunks of {name}, such as "
             f"{name}/{missing[0]}; copy or make it again"
         )
     largest = max(map(math.prod, (array.shape, pieces, array.chunks))) * array.dtype.itemsize
     if largest > _MOST * sum(stored.values()) + _SPARE:
-        raise ValueError(
+        raise UserError(
             f"{path}: {name} is damaged: {sum(stored.values())} bytes cannot hold an array of "
             f"shape {array.shape} in chunks of {array.chunks}"
         )

@@ -17,7 +17,6 @@ from dustmap._on_use import on_use
 if TYPE_CHECKING:
     from dustmap.tables._arrow import csv_text as csv_text
     from dustmap.tables._columns import AbstractReader as AbstractReader
-    from dustmap.tables._columns import CatalogError as CatalogError
     from dustmap.tables._columns import Chunk as Chunk
     from dustmap.tables._columns import ColumnRef as ColumnRef
     from dustmap.tables._columns import ColumnType as ColumnType

@@ -14,11 +14,11 @@ import numpy as np
 from astropy.table import Table
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.tables._columns import (
     MASK,
     NO_DESCRIPTION,
     AbstractReader,
-    CatalogError,
     Chunk,
     FileColumn,
     TableDescription,
@@ -99,7 +99,7 @@ class Hdf5Reader(AbstractReader):
             return int(file[self._table].shape[0])
         lengths = {column.name: int(file[column.name].shape[0]) for column in self.columns}
         if len(set(lengths.values())) > 1:
-            raise CatalogError(
+            raise UserError(
                 f"{self._path}: the datasets at the root have different lengths: {lengths}"
             )
         return next(iter(lengths.values()), 0)
@@ -123,7 +123,7 @@ def _refuse_links(file: h5py.File) -> None:
     for name in file:
         link = file.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
-            raise CatalogError(
+            raise UserError(
                 f"{name} is a link to another file, {link.filename}; put a copy in its place"
             )
 
@@ -131,10 +131,10 @@ def _refuse_links(file: h5py.File) -> None:
 def _check_storage(dataset: h5py.Dataset) -> None:
     """Values that are in the file, not elsewhere, and not promised by the header alone."""
     if dataset.is_virtual or dataset.external:
-        raise CatalogError(f"{dataset.name} has its values in other files; put a copy in its place")
+        raise UserError(f"{dataset.name} has its values in other files; put a copy in its place")
     stored = dataset.id.get_storage_size()
     if dataset.nbytes > _MOST * stored + _SPARE:
-        raise CatalogError(
+        raise UserError(
             f"{dataset.name}: {stored} bytes cannot hold an array of shape {dataset.shape}"
         )
 
@@ -183,14 +183,14 @@ class NpzReader(AbstractReader):
         if "columns" in arrays and "data" in arrays:
             names, matrix = arrays.pop("columns"), arrays.pop("data")
             if matrix.ndim != 2 or names.shape != matrix.shape[1:]:
-                raise CatalogError(
+                raise UserError(
                     f"{path}: expected data (N, C) with columns (C,), got {matrix.shape} and "
                     f"{names.shape}"
                 )
             arrays |= {str(name): matrix[:, i] for i, name in enumerate(names)}
         shapes = {name: array.shape for name, array in arrays.items()}
         if not arrays or {len(s) for s in shapes.values()} != {1} or len(set(shapes.values())) > 1:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
             )
         self._path, self._arrays = path, arrays

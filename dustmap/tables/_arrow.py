@@ -21,11 +21,11 @@ from astropy.table.serialize import represent_mixins_as_columns
 from numpy.typing import NDArray
 from pyarrow import csv as pcsv
 
+from dustmap.errors import UserError
 from dustmap.tables._columns import (
     MASK,
     NO_DESCRIPTION,
     AbstractReader,
-    CatalogError,
     Chunk,
     ColumnRef,
     ColumnType,
@@ -200,7 +200,7 @@ class TextReader(AbstractReader):
             comments, header = _header(stream)
             first = _line(stream).decode("utf-8", "replace")
         if not header:
-            raise CatalogError(f"{path}: expected a line with the names of the columns, got none")
+            raise UserError(f"{path}: expected a line with the names of the columns, got none")
         self._description = NO_DESCRIPTION
         self._separator = next((s for s in ",\t;|" if s in header), " ")
         if comments and comments[0].startswith("%ECSV"):
@@ -237,7 +237,7 @@ class TextReader(AbstractReader):
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         for ref in wanted:
             if self._names.count(ref.name) > 1:
-                raise CatalogError(f"{self._path}: two columns have the name {ref.name}")
+                raise UserError(f"{self._path}: two columns have the name {ref.name}")
         with translating(self._path, "text"), opened(self._path) as stream:
             _header(stream)
             before = 0
@@ -271,19 +271,19 @@ class TextReader(AbstractReader):
             options,
         )
 
-    def _explained(self, error: Exception, wanted: Wanted, before: int) -> CatalogError:
+    def _explained(self, error: Exception, wanted: Wanted, before: int) -> UserError:
         """Put an error of Arrow into words; `before`: rows in front of the lines that it counts."""
         words = " ".join(str(error).split())
         match = _CONVERSION.search(words)
         if match is None:
             words = _ROW.sub(lambda row: f"Row #{int(row[1]) + before}", words)
-            return CatalogError(
+            return UserError(
                 f"{self._path}: not a table of {len(self._names)} columns to its end "
                 f"({words[:160]}); is the file whole?"
             )
         name = self._names[int(match[1])]
         kind = next((wanted[ref] for ref in wanted if ref.name == name), ColumnType.NUMBER)
-        return CatalogError(
+        return UserError(
             f"{self._path}: column {name}: expected {kind.value}, got {match[3][:40]!r}"
         )
 
@@ -337,7 +337,7 @@ def _line(stream: IO[bytes]) -> bytes:
 def _check_length(line: bytes, size: int = 0) -> None:
     """A packed file may have a line, or a header, without end. size: of all lines so far."""
     if max(len(line), size) > _LONGEST:
-        raise CatalogError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
+        raise UserError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
 
 
 def _names(header: str, separator: str, squeeze: bool) -> list[str]:
@@ -346,7 +346,7 @@ def _names(header: str, separator: str, squeeze: bool) -> list[str]:
     try:
         names = [name.strip() for name in next(csv.reader([header], delimiter=separator))]
     except csv.Error as error:
-        raise CatalogError(f"the names of the columns cannot be read: {error}") from None
+        raise UserError(f"the names of the columns cannot be read: {error}") from None
     # A table with the index of its rows has no name above them.
     return [name or f"column{i}" for i, name in enumerate(names)]
 

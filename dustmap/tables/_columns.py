@@ -21,14 +21,12 @@ from astropy.table import Table
 from astropy.table.meta import get_header_from_yaml
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
+
 _ENTRY = re.compile(r"^(.+)\[:,\s*(\d+)\s*\]$")
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 #: Where astropy writes that a column has no values, `x` and `x.mask`.
 MASK = ".mask"
-
-
-class CatalogError(ValueError):
-    """A table or a card that cannot be used; the message is one line and names the file."""
 
 
 @final
@@ -88,7 +86,7 @@ class AbstractReader(ABC):
     def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
         """Yield the wanted columns, at most about `rows` rows at a time, in the file's order.
 
-        CatalogError where a column holds something else than is wanted, or the file ends early.
+        UserError where a column holds something else than is wanted, or the file ends early.
         """
 
     @abstractmethod
@@ -122,20 +120,20 @@ def words_of_damage(error: Exception) -> str:
 
 @contextmanager
 def translating(path: Path, format_name: str) -> Iterator[None]:
-    """Turn errors of damaged files into one CatalogError that names the file.
+    """Turn errors of damaged files into one UserError that names the file.
 
     Errors of ours (`words_of_damage`) and MemoryError pass.
     """
     try:
         yield
-    except CatalogError as error:
+    except UserError as error:
         if str(error).startswith(str(path)):
             raise
-        raise CatalogError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     except FileNotFoundError:
-        raise CatalogError(f"{path}: there is no such file") from None
+        raise UserError(f"{path}: there is no such file") from None
     except Exception as error:
-        raise CatalogError(
+        raise UserError(
             f"{path}: cannot be read as {format_name} to its end ({words_of_damage(error)}); is "
             "the file whole?"
         ) from None
@@ -146,7 +144,7 @@ def typed(
 ) -> NDArray[Any]:
     """Convert values of a file (N,) to a column type. Text is never parsed, numbers never rounded.
 
-    CatalogError where the values are of another type.
+    UserError where the values are of another type.
 
     Parameters
     ----------
@@ -170,9 +168,9 @@ def typed(
     return np.ma.MaskedArray(raw.astype(np.int64), mask=mask)
 
 
-def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> CatalogError:
+def wrong_type(ref: ColumnRef, kind: ColumnType, got: str) -> UserError:
     """Name the column, the type that was expected and what is there."""
-    return CatalogError(f"column {ref}: expected {kind.value}, got {got}")
+    return UserError(f"column {ref}: expected {kind.value}, got {got}")
 
 
 def _text(raw: NDArray[Any], ref: ColumnRef) -> NDArray[Any]:
@@ -194,25 +192,23 @@ def _kind_words(dtype: np.dtype[Any]) -> str:
 def number_column(table: Table, name: str) -> NDArray[np.float64]:
     """Return the numbers of a column (N,), all finite.
 
-    CatalogError where there is no such column, or a value in it that is no finite number.
+    UserError where there is no such column, or a value in it that is no finite number.
     """
     if name not in table.colnames:
-        raise CatalogError(
-            f"missing column {name}; the columns there are {', '.join(table.colnames)}"
-        )
+        raise UserError(f"missing column {name}; the columns there are {', '.join(table.colnames)}")
     try:
         values = np.ma.filled(np.ma.asarray(table[name]).astype(np.float64), np.nan)
     except (TypeError, ValueError):
-        raise CatalogError(f"column {name}: expected numbers, got {table[name].dtype}") from None
+        raise UserError(f"column {name}: expected numbers, got {table[name].dtype}") from None
     check_rows(np.isfinite(values), name, "finite")
     return np.asarray(values, np.float64)
 
 
 def check_rows(good: NDArray[np.bool_], name: str, wanted: str) -> None:
-    """Raise a CatalogError that counts the bad rows of a column (N,) and names the first."""
+    """Raise a UserError that counts the bad rows of a column (N,) and names the first."""
     if not good.all():
         bad = np.flatnonzero(~good)
-        raise CatalogError(
+        raise UserError(
             f"column {name}: {len(bad)} of {len(good)} rows are not {wanted} (first at row "
             f"{bad[0]}, counted from 0); correct or remove them"
         )
@@ -240,17 +236,17 @@ class TableDescription:
     def parse(cls, lines: list[str]) -> Self:
         """Read YAML lines without their comment marks.
 
-        CatalogError where they are something else.
+        UserError where they are something else.
         """
         try:
             header = dict(get_header_from_yaml(lines))
             columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
             meta = dict(header.get("meta") or {})
         except (KeyError, TypeError) as error:  # YAML of another structure
-            raise CatalogError(f"its YAML header cannot be read: {error}") from None
+            raise UserError(f"its YAML header cannot be read: {error}") from None
         except Exception as error:  # PyYAML may raise anything on foreign text
             words = words_of_damage(error)
-            raise CatalogError(f"its YAML header cannot be read: {words}") from None
+            raise UserError(f"its YAML header cannot be read: {words}") from None
         return cls(columns, meta, str(header.get("delimiter", " ")))
 
     def attribute(self, column: str, name: str) -> str:

@@ -16,9 +16,9 @@ from astropy.units import UnitsWarning
 from astropy.utils.exceptions import AstropyUserWarning
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.tables._columns import (
     AbstractReader,
-    CatalogError,
     Chunk,
     ColumnRef,
     ColumnType,
@@ -78,7 +78,7 @@ class FitsReader(AbstractReader):
         with translating(path, "FITS"), opened(self._path) as stream:
             self._headers: list[fits.Header] = []
             if stream.read(6) != b"SIMPLE":
-                raise CatalogError(f"{path}: not a FITS file, whatever its name says")
+                raise UserError(f"{path}: not a FITS file, whatever its name says")
             stream.seek(0)
             header = self._find_table(stream)
             self._start = stream.tell()
@@ -88,12 +88,12 @@ class FitsReader(AbstractReader):
             self.columns = tuple(FileColumn(f.name, f.unit, f.width) for f in self._fields)
             self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
         if self._rows < 0 or self._row_bytes > _MOST:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: NAXIS2 = {self._rows} rows of NAXIS1 = {self._row_bytes} bytes is no "
                 "table; the header is wrong"
             )
         if self._dtype.itemsize != self._row_bytes:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: the columns of the FITS table take {self._dtype.itemsize} bytes a row, "
                 f"NAXIS1 says {self._row_bytes}; the header is wrong"
             )
@@ -112,7 +112,7 @@ class FitsReader(AbstractReader):
                 block = stream.read(count * self._row_bytes)
                 if len(block) < count * self._row_bytes:
                     got = first + len(block) // self._row_bytes
-                    raise CatalogError(
+                    raise UserError(
                         f"{self._path}: the file ends after {got} of {self._rows} rows; "
                         f"it is truncated, fetch it again"
                     )
@@ -133,7 +133,7 @@ class FitsReader(AbstractReader):
             try:
                 header = _next_header(stream)
             except EOFError:
-                raise CatalogError(
+                raise UserError(
                     f"{self._path}: no binary table in this FITS file; its parts are "
                     f"{', '.join(seen) or 'none'}"
                 ) from None
@@ -163,7 +163,7 @@ def _next_header(stream: IO[bytes]) -> fits.Header:
         if any(block[i : i + 80].rstrip() == b"END" for i in range(0, _BLOCK, 80)):
             break
         if len(cards) > _HEADER:
-            raise ValueError(f"no END of a header in {_HEADER} bytes")
+            raise UserError(f"no END of a header in {_HEADER} bytes")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AstropyUserWarning)
         return fits.Header.fromfile(io.BytesIO(cards))
@@ -185,7 +185,7 @@ def _field(header: fits.Header, i: int) -> _Field:
     form = str(header.get(f"TFORM{i}"))
     match = _FORM.match(form)
     if match is None:
-        raise ValueError(f"TFORM{i} = {form!r} is no format of a binary table")
+        raise UserError(f"TFORM{i} = {form!r} is no format of a binary table")
     return _Field(
         name=str(header.get(f"TTYPE{i}", f"col{i}")).strip(),
         code=match[2],
@@ -200,7 +200,7 @@ def _field(header: fits.Header, i: int) -> _Field:
 def _number(header: fits.Header, key: str, default: float | None = None) -> float:
     value: object = header.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} = {value!r}: expected a number")
+        raise UserError(f"{key} = {value!r}: expected a number")
     return value
 
 
@@ -213,18 +213,18 @@ def _data_bytes(header: fits.Header) -> int:
     elements = _integer(header, "PCOUNT", 0) + (math.prod(axes) if axes else 0)
     size = abs(_integer(header, "BITPIX")) // 8 * _integer(header, "GCOUNT", 1) * elements
     if size < 0:
-        raise ValueError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
+        raise UserError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
     return -(-size // _BLOCK) * _BLOCK
 
 
 def write_fits(path: Path, table: Table) -> None:
     """Write the header into the cards of the table's unit, as astropy does.
 
-    CatalogError where a text has letters beyond ASCII, which FITS has no place for.
+    UserError where a text has letters beyond ASCII, which FITS has no place for.
     """
     for name in text_columns(table):
         if not all(str(word).isascii() for word in table[name]):
-            raise CatalogError(
+            raise UserError(
                 f"column {name}: FITS holds ASCII letters alone, and others are here; choose a "
                 "name that ends in .ecsv or .parquet"
             )

@@ -7,6 +7,7 @@ from typing import final
 
 from astropy.table import Table, vstack
 
+from dustmap.errors import UserError
 from dustmap.tables._arrays import Hdf5Reader, NpzReader, write_hdf5, write_npz
 from dustmap.tables._arrow import (
     ParquetReader,
@@ -16,7 +17,7 @@ from dustmap.tables._arrow import (
     write_parquet,
     write_tabs,
 )
-from dustmap.tables._columns import AbstractReader, CatalogError
+from dustmap.tables._columns import AbstractReader
 from dustmap.tables._fits import FitsReader, write_fits
 from dustmap.tables._outputs import replacing
 from dustmap.tables._votable import VotableReader, write_votable
@@ -55,31 +56,31 @@ ENDINGS = ", ".join(ending for each in FORMATS for ending in each.endings)
 def open_table(path: str | Path) -> AbstractReader:
     """Open a table to be read in chunks, in the format that the name's ending says.
 
-    CatalogError where there is no such file, its ending is unknown, or its header is damaged.
+    UserError where there is no such file, its ending is unknown, or its header is damaged.
     """
     path = Path(path)
     name = path.name.lower()
     for each in FORMATS:
         if each.reads(name):
             if not path.is_file():
-                raise CatalogError(f"{path}: there is no such file")
+                raise UserError(f"{path}: there is no such file")
             if path.stat().st_size == 0:
-                raise CatalogError(f"{path}: the file is empty")
+                raise UserError(f"{path}: the file is empty")
             return each.reader(path)
     if name.endswith(".zarr"):
-        raise CatalogError(f"{path}: a star store is no table; data.catalog takes it as it is")
-    raise CatalogError(f"{path}: expected a table that ends in {ENDINGS}")
+        raise UserError(f"{path}: a star store is no table; data.catalog takes it as it is")
+    raise UserError(f"{path}: expected a table that ends in {ENDINGS}")
 
 
 def read_tables(*paths: str | Path) -> Table:
     """Read all columns of some files into one table.
 
-    CatalogError where a file cannot be read, or the columns of two have other names.
+    UserError where a file cannot be read, or the columns of two have other names.
     """
     tables = [open_table(path).whole() for path in paths]
     for path, table in zip(paths, tables, strict=True):
         if table.colnames != tables[0].colnames:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: the columns are {', '.join(table.colnames)}, but those of {paths[0]} are "
                 f"{', '.join(tables[0].colnames)}; all files of data.catalog must agree"
             )
@@ -89,12 +90,12 @@ def read_tables(*paths: str | Path) -> Table:
 def table_format(path: str | Path) -> TableFormat:
     """Choose the format in which a table is written by the ending of its name.
 
-    CatalogError where nothing is written under such a name.
+    UserError where nothing is written under such a name.
     """
     for each in FORMATS:
         if str(path).lower().endswith(each.endings):
             return each
-    raise CatalogError(f"{path}: expected a table that ends in {ENDINGS}")
+    raise UserError(f"{path}: expected a table that ends in {ENDINGS}")
 
 
 def write_table(path: str | Path, table: Table, overwrite: bool = False) -> None:

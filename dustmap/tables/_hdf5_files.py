@@ -29,7 +29,7 @@ from typing import BinaryIO, final
 
 import h5py
 
-from dustmap.tables._columns import CatalogError
+from dustmap.errors import UserError
 
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
@@ -112,7 +112,7 @@ class SparedFile:
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Open a file to read.
 
-    CatalogError in place of any error that follows from a loop in the file.
+    UserError in place of any error that follows from a loop in the file.
     """
     with path.open("rb", buffering=0) as raw:
         guarded = GuardedFile(raw, path)
@@ -136,7 +136,7 @@ class GuardedFile:
         self._raw = raw
         self._path = path
         self._structures: _Structures | None = None
-        self._failed: CatalogError | OSError | None = None
+        self._failed: UserError | OSError | None = None
 
     def check(self) -> None:
         """Raise what was wrong with any read since the beginning, in one line."""
@@ -144,7 +144,7 @@ class GuardedFile:
             number = self._failed.errno or 0
             raise OSError(number, os.strerror(number), str(self._path)) from self._failed
         if self._failed is not None:
-            raise CatalogError(
+            raise UserError(
                 f"{self._path}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
@@ -156,7 +156,7 @@ class GuardedFile:
             while got := self._raw.readinto(view[count:]):
                 count += got
             self._look(start, bytes(view[:8]))
-        except (CatalogError, OSError) as error:
+        except (UserError, OSError) as error:
             self._failed, count = self._failed or error, 0
         view[count:] = bytes(len(view) - count)
         return len(view)
@@ -171,7 +171,7 @@ class GuardedFile:
         try:
             return self._raw.seek(offset, whence)
         except OverflowError:
-            self._failed = self._failed or CatalogError(
+            self._failed = self._failed or UserError(
                 f"expected addresses within its bytes, got {offset}"
             )
             return self._raw.seek(0, os.SEEK_END)
@@ -205,7 +205,7 @@ class _Structures:
         head = os.pread(descriptor, 16, base).ljust(16, b"\0")
         address, length = head[13:15] if head[8] < 2 else head[9:11]
         if {address, length} - {2, 4, 8}:
-            raise CatalogError(
+            raise UserError(
                 f"its addresses have {address} bytes and its lengths {length}, expected 8 and 8"
             )
         return cls(descriptor, os.fstat(descriptor).st_size, base, address, length, set())
@@ -231,7 +231,7 @@ class _Structures:
             if data[at : at + 2] != b"\0\0":
                 taken = header + _padded(taken)
             if not header <= taken <= len(data) - at or count > _MOST:
-                raise CatalogError(
+                raise UserError(
                     f"the global heap at byte {start} is damaged: expected at most {_MOST} "
                     f"objects, each of {header} bytes or more up to byte {start + len(data)}, got "
                     f"number {count} of {taken} bytes at byte {start + at}"
@@ -245,7 +245,7 @@ class _Structures:
         seen: set[int] = set()
         while block != _NO_BLOCK and block < size:
             if block in seen or len(seen) * 2 * self.length > size:
-                raise CatalogError(
+                raise UserError(
                     f"the local heap at byte {start} is damaged: expected a list of free blocks "
                     f"with an end, got one that returns to the block at {block}"
                 )
@@ -258,7 +258,7 @@ class _Structures:
             at, seen = start, set[int]()
             while (at, side) not in self.ended and self._is_tree(at):
                 if at in seen:
-                    raise CatalogError(
+                    raise UserError(
                         f"the B-tree at byte {start} is damaged: expected nodes in a row, got the "
                         f"node at byte {at} as its own neighbour"
                     )

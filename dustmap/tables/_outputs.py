@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from dustmap.errors import UserError
+
 log = logging.getLogger(__name__)
 
 #: Bytes of a name in a directory of any common file system.
@@ -242,7 +244,7 @@ def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = (
     """
     place = followed(target)
     if target.suffix.lower() in _COMPRESSED:
-        raise ValueError(
+        raise UserError(
             f"{target}: what dustmap writes is not compressed as {target.suffix} is; choose a name "
             f"without it (zarr groups are compressed inside)"
         )
@@ -348,12 +350,12 @@ def check_enclosed(directory: Path) -> None:
         if entry.is_symlink():
             target = Path(os.path.realpath(entry.path))
             if not target.is_relative_to(root):
-                raise ValueError(
+                raise UserError(
                     f"{directory}: {_name(entry, root)} is a link to {target}, outside of it; put "
                     "a copy in its place"
                 )
         elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
-            raise ValueError(
+            raise UserError(
                 f"{directory}: {_name(entry, root)} is neither a file nor a directory; remove it"
             )
 

@@ -19,9 +19,9 @@ from astropy.io.votable.tree import Field, Info, TableElement
 from astropy.table import Table
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.tables._columns import (
     AbstractReader,
-    CatalogError,
     Chunk,
     ColumnRef,
     ColumnType,
@@ -56,7 +56,7 @@ class VotableReader(AbstractReader):
                 document = votable.parse(stream, table_number=0, verify="ignore")
             tables = [table for table in document.iter_tables() if len(table.fields)]
             if not tables:
-                raise CatalogError("no table with columns (FIELD) in this VOTable")
+                raise UserError("no table with columns (FIELD) in this VOTable")
             self._table: TableElement = tables[0]
             _check_rows(self._table, scan)
             dtype = self._table.array.dtype
@@ -121,7 +121,7 @@ def _check_rows(table: TableElement, scan: "Scan") -> None:
     """Refuse rows that astropy leaves out in silence: it ends at the first that is cut."""
     rows, dtype = len(table.array), table.array.dtype
     if scan.declared_rows not in (None, rows):
-        raise CatalogError(f"the VOTable declares {scan.declared_rows} rows and holds {rows}")
+        raise UserError(f"the VOTable declares {scan.declared_rows} rows and holds {rows}")
     if scan.format not in ("BINARY", "BINARY2"):
         return
     mask = -(-len(table.fields) // 8) if scan.format == "BINARY2" else 0
@@ -130,7 +130,7 @@ def _check_rows(table: TableElement, scan: "Scan") -> None:
     held = scan.letters * 3 // 4
     whole = rows * (mask + sum(sizes)) == held if len(sizes) == len(cells) else rows or not held
     if not whole:
-        raise CatalogError(
+        raise UserError(
             f"the {held} bytes of rows in the VOTable end inside a row, after {rows} whole ones; "
             "it is truncated"
         )
@@ -156,14 +156,14 @@ class Scan:
         name = tag.rpartition(":")[2]
         if name == "STREAM":
             if "href" in attributes:
-                raise CatalogError(
+                raise UserError(
                     f"expected rows inside the VOTable, got a remote {attributes['href']}"
                 )
             if attributes.get("encoding", "base64") != "base64":
-                raise CatalogError("expected rows of the VOTable in base64, got packed ones")
+                raise UserError("expected rows of the VOTable in base64, got packed ones")
             self._streaming = self.tables == 1
         elif name == "FITS":
-            raise CatalogError("a FITS file inside a VOTable is not read; save it as a FITS file")
+            raise UserError("a FITS file inside a VOTable is not read; save it as a FITS file")
         elif name == "TABLE":
             self.tables += 1
             self._promise(attributes.get("nrows"))
@@ -193,13 +193,13 @@ class Scan:
 def scanned(stream: IO[bytes]) -> Scan:
     """Parse a VOTable without keeping its rows.
 
-    CatalogError where it is no XML to its end, has more than `MOST` bytes, declares entities,
+    UserError where it is no XML to its end, has more than `MOST` bytes, declares entities,
     names other files, or promises more rows or elements than it has bytes.
     """
     try:
         return _scanned(stream)
     except expat.ExpatError as error:
-        raise CatalogError(f"no XML to its end ({error}); is the file whole?") from None
+        raise UserError(f"no XML to its end ({error}); is the file whole?") from None
 
 
 def _scanned(stream: IO[bytes]) -> Scan:
@@ -212,22 +212,22 @@ def _scanned(stream: IO[bytes]) -> Scan:
         parser.Parse(block, False)
         size += len(block)
         if size > MOST:
-            raise CatalogError(
+            raise UserError(
                 f"expected a VOTable of at most {MOST >> 20} MiB (unpacked), which is held in "
                 "memory whole; convert it to FITS or Parquet"
             )
         if size - parser.CurrentByteIndex > _LONGEST:
-            raise CatalogError(f"a tag of more than {_LONGEST} bytes in this VOTable")
+            raise UserError(f"a tag of more than {_LONGEST} bytes in this VOTable")
     parser.Parse(b"", True)
     if scan.promised > size:
-        raise CatalogError(f"{size} bytes cannot hold {scan.promised} rows or elements of a cell")
+        raise UserError(f"{size} bytes cannot hold {scan.promised} rows or elements of a cell")
     return scan
 
 
 def _refuse_entities(name: str, *described: object) -> None:
     """A few of them may stand for gigabytes of text, or for other files."""
     del described
-    raise CatalogError(f"the VOTable declares the entity {name}, which no table needs; remove it")
+    raise UserError(f"the VOTable declares the entity {name}, which no table needs; remove it")
 
 
 def write_votable(path: Path, table: Table) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, final
 
+from dustmap.errors import UserError
+
 #: Seconds of computing, seconds by the clock of a machine that has other work, too, and bytes of
 #: address space that one input may take.
 SECONDS, PATIENCE, ROOM = 10, 100, 2 * 2**30
@@ -138,7 +140,7 @@ def judge(use: Callable[[], None], sandbox: Path, watch: Watch) -> Finding:
         verdict, words = complaint.verdict, str(complaint)
     except MemoryError as error:
         verdict, words = Verdict.MEMORY, str(error)
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         verdict, words = Verdict.REFUSED, str(error)
         if not words or "\n" in words.strip() or len(words) > LONGEST:
             verdict, words = Verdict.MESSAGE, f"{type(error).__name__}: {words}"

@@ -9,8 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
+from dustmap.errors import UserError
 from dustmap.sky.layouts import read_gtomo
-from dustmap.tables import CatalogError, ColumnRef, ColumnType, open_table
+from dustmap.tables import ColumnRef, ColumnType, open_table
 from dustmap.tables._hdf5_files import open_hdf5
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.oracle import Verdict, Watch
@@ -197,7 +198,7 @@ def test_files_of_short_lengths(width: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 16, 32])
 def test_sizes_that_no_file_has(size: int, sky: Path) -> None:
-    with pytest.raises(CatalogError, match=f"lengths {size}, expected 8 and 8"):
+    with pytest.raises(UserError, match=f"lengths {size}, expected 8 and 8"):
         read(edited(sky, (14, bytes([size]))))
 
 

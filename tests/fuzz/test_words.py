@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from dustmap import config as configuration
 from dustmap.cli import BAD_INPUT, DONE, main
-from dustmap.config import Config, ConfigError, parsecs
+from dustmap.config import Config, parsecs
 from dustmap.config._config import _keys, _sections
+from dustmap.errors import UserError
 from dustmap.runs import prepare
 
 fuzzed = settings(derandomize=True, database=None, deadline=None, max_examples=80)
@@ -80,7 +81,7 @@ def test_any_text_of_an_override(name: str, text: str) -> None:
 @fuzzed
 @given(st.one_of(words, st.from_regex(r"[-+]?[0-9.e]{1,9}k?pc", fullmatch=True)))
 def test_any_length(text: str) -> None:
-    with suppress(ConfigError):
+    with suppress(UserError):
         assert math.isfinite(parsecs(text))
 
 
@@ -98,7 +99,7 @@ def test_any_length(text: str) -> None:
 def test_found_configurations(text: str, words: str, tmp_path: Any) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         configuration.load(path)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 1000

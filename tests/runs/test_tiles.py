@@ -11,7 +11,8 @@ import zarr
 
 from dustmap import config as configuration
 from dustmap.cli import main
-from dustmap.config import Config, ConfigError
+from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.runs import open_star_map, prepare
 from dustmap.runs.stars._input import read_input
@@ -107,15 +108,15 @@ def test_configuration_of_a_tile(folder: Path) -> None:
     assert configured(folder, "1/0").tile_margin == 24.0
     assert configured(folder, "1/0", "data.tile_margin=0.05kpc").tile_margin == 50.0
     for bad in ("1/12", "3/1", "8/0", "2", "a/b", "1/-1", 3):
-        with pytest.raises(ConfigError, match=r'data.tile = .*: expected "" or "NSIDE/PIXEL"'):
+        with pytest.raises(UserError, match=r'data.tile = .*: expected "" or "NSIDE/PIXEL"'):
             configured(folder, bad)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"at least 2 x model.length = 24 pc"):
+    with pytest.raises(UserError, match=r"at least 2 x model.length = 24 pc"):
         configured(folder, "1/0", "data.tile_margin=20")
-    with pytest.raises(ConfigError, match="expected a length >= 0"):
+    with pytest.raises(UserError, match="expected a length >= 0"):
         configured(folder, "1/0", "data.tile_margin=-1")
     configured(folder, "", "data.tile_margin=20")  # of no tile
     data = {"kind": "regression", "catalog": "a", "inputs": ["x"], "target": "y", "tile": "1/0"}
-    with pytest.raises(ConfigError, match=r'is for data.kind = "stars"'):
+    with pytest.raises(UserError, match=r'is for data.kind = "stars"'):
         configuration.from_mapping({"data": data})
 
 

@@ -12,8 +12,8 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.table import MaskedColumn, QTable, Table
 
+from dustmap.errors import UserError
 from dustmap.tables import (
-    CatalogError,
     ColumnRef,
     ColumnType,
     _votable,
@@ -96,7 +96,7 @@ def test_letters_beyond_ascii(tmp_path: Path, ending: str) -> None:
     (chunk,) = reader.chunks(10, {ColumnRef("name"): ColumnType.TEXT})
     assert chunk[ColumnRef("name")].tolist() == ["é", "ω"]
     assert reader.whole()["name"].tolist() == ["é", "ω"]
-    with pytest.raises(CatalogError, match=r"column name: FITS holds ASCII .* \.ecsv"):
+    with pytest.raises(UserError, match=r"column name: FITS holds ASCII .* \.ecsv"):
         write_table(tmp_path / "t.fits", reader.whole())
     assert not (tmp_path / "t.fits").exists()
 
@@ -143,9 +143,9 @@ def test_a_fault_of_ours_is_no_damage_of_the_file(tmp_path: Path) -> None:
     for fault in (AttributeError("x"), TypeError("x"), AssertionError(), KeyError("x")):
         with pytest.raises(type(fault)):
             ours(fault)
-    with pytest.raises(CatalogError, match="cannot be read as FITS"):
+    with pytest.raises(UserError, match="cannot be read as FITS"):
         ours(ValueError("x"))
-    with pytest.raises(CatalogError, match="cannot be read as FITS"), translating(tmp_path, "FITS"):
+    with pytest.raises(UserError, match="cannot be read as FITS"), translating(tmp_path, "FITS"):
         raise TypeError("raised outside of the package")
 
 
@@ -157,7 +157,7 @@ def test_a_card_that_cannot_be_read(tmp_path: Path) -> None:
         .replace(b"EXTSYS  = 'A_V     '", b"EXTSYS  = 1.2.3.A_V  ")
     )
     (tmp_path / "t.fits").write_bytes(data)
-    with pytest.raises(CatalogError, match=r"t\.fits: cannot be read as FITS"):
+    with pytest.raises(UserError, match=r"t\.fits: cannot be read as FITS"):
         open_table(tmp_path / "t.fits").keyword("EXTSYS")
 
 
@@ -179,7 +179,7 @@ def votable(rows: str, table: str = "<TABLE>", field: str = 'datatype="double"')
 )
 def test_a_votable_promises_no_more_than_it_has(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "t.vot").write_text(content)
-    with pytest.raises(CatalogError, match=words):
+    with pytest.raises(UserError, match=words):
         open_table(tmp_path / "t.vot")
 
 
@@ -192,7 +192,7 @@ def test_binary_rows_of_a_votable_that_end_early(tmp_path: Path, cut: int) -> No
     assert chunk[ColumnRef("l")].tolist() == list(range(10))
     (tmp_path / "t.vot").write_text(stream(data[:-cut]))
     if cut % 8:
-        with pytest.raises(CatalogError, match="end inside a row"):
+        with pytest.raises(UserError, match="end inside a row"):
             open_table(tmp_path / "t.vot")
 
 
@@ -206,7 +206,7 @@ def test_a_votable_beyond_the_limit_says_what_to_do(
 ) -> None:
     write_table(tmp_path / "t.vot", sample())
     monkeypatch.setattr(_votable, "MOST", 100)
-    with pytest.raises(CatalogError, match="convert it to FITS or Parquet"):
+    with pytest.raises(UserError, match="convert it to FITS or Parquet"):
         open_table(tmp_path / "t.vot")
 
 
@@ -232,10 +232,10 @@ def test_vectors_of_a_votable(tmp_path: Path) -> None:
 
 def test_arrays_of_npz_must_be_columns(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", a=np.zeros(3), b=np.zeros(4))
-    with pytest.raises(CatalogError, match="arrays of one length"):
+    with pytest.raises(UserError, match="arrays of one length"):
         open_table(tmp_path / "t.npz")
     np.savez(tmp_path / "t.npz", a=np.array([{}], dtype=object))
-    with pytest.raises(CatalogError, match=r"t\.npz: cannot be read as npz"):
+    with pytest.raises(UserError, match=r"t\.npz: cannot be read as npz"):
         open_table(tmp_path / "t.npz")
 
 
@@ -244,5 +244,5 @@ def test_files_of_one_table_have_the_same_columns(tmp_path: Path) -> None:
     write_table(tmp_path / "b.fits", Table({"x": [2.0]}))
     assert read_tables(tmp_path / "a.csv", tmp_path / "b.fits")["x"].tolist() == [1.0, 2.0]
     write_table(tmp_path / "c.csv", Table({"y": [1.0]}))
-    with pytest.raises(CatalogError, match=r"c\.csv: the columns are y, but those of .* are x"):
+    with pytest.raises(UserError, match=r"c\.csv: the columns are y, but those of .* are x"):
         read_tables(tmp_path / "a.csv", tmp_path / "c.csv")

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances._far_images import add_far_images, far_images
 from dustmap.gp.covariances._measures import measure_between, measure_cross, measure_variance
@@ -202,17 +203,17 @@ def _nodes(functional: AbstractFunctional, nodes: RegularGrid | Tensor) -> Nodes
     """Return the nodes on the functional's device, checked against its dimension."""
     if isinstance(nodes, RegularGrid):
         if nodes.dim != functional.dim:
-            raise ValueError(
+            raise UserError(
                 f"grid has {nodes.dim} axes but the functional lives in {functional.dim} "
                 "dimensions; build both with the same dimension."
             )
         return Nodes.of_grid(nodes, functional.device)
     if nodes.ndim != 2 or nodes.shape[1] != functional.dim:
-        raise ValueError(
+        raise UserError(
             f"points must be (M, {functional.dim}) like the functional, got {tuple(nodes.shape)}."
         )
     if not bool(torch.isfinite(nodes).all()):
-        raise ValueError("points must be finite; drop rows with NaN or infinite coordinates.")
+        raise UserError("points must be finite; drop rows with NaN or infinite coordinates.")
     _check_devices(functional.device, nodes.device)
     return Nodes.of_points(nodes.to(torch.float64))
 
@@ -222,12 +223,12 @@ def _check(
 ) -> None:
     """Raise where kernel, functional and wrapping do not fit."""
     if kernel.dim != functional.dim:
-        raise ValueError(
+        raise UserError(
             f"kernel has {kernel.dim} input dimensions but the functional "
             f"{type(functional).__name__} has {functional.dim}; build both with the same dimension."
         )
     if wrapping is not None and len(wrapping.periods) != kernel.dim:
-        raise ValueError(
+        raise UserError(
             f"wrapping has {len(wrapping.periods)} periods but the kernel has {kernel.dim} input "
             "dimensions; give one period per axis."
         )
@@ -239,7 +240,7 @@ def _check(
 def _check_devices(first: torch.device, second: torch.device) -> None:
     """Raise unless both devices are one."""
     if first != second:
-        raise ValueError(f"the functional is on {first} but its partner on {second}; move one.")
+        raise UserError(f"the functional is on {first} but its partner on {second}; move one.")
 
 
 def _count_derivatives(functional: AbstractFunctional) -> int:

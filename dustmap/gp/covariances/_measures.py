@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.gp.covariances._wrapping import Nodes, WrappedKernel, Wrapping, pieces
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
@@ -311,7 +312,7 @@ def _lag_table(
 ) -> Tensor:
     """Tabulate the kernel at multiples of the spacing."""
     if not len(spacing) == len(shape) == kernel.dim:
-        raise ValueError(
+        raise UserError(
             f"spacing and shape must have {kernel.dim} entries, one per input dimension of the "
             f"kernel; got {len(spacing)} and {len(shape)}."
         )

@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.functionals import PointMeasure
 from dustmap.gp.kernels import AbstractKernel, KernelTerm
@@ -230,9 +231,9 @@ class Wrapping:
     def __post_init__(self) -> None:
         object.__setattr__(self, "periods", tuple(float(v) for v in self.periods))
         if not all(math.isfinite(v) and v > 0 for v in self.periods):
-            raise ValueError(f"periods must be positive and finite, got {self.periods}.")
+            raise UserError(f"periods must be positive and finite, got {self.periods}.")
         if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance must lie between 0 and 1, got {self.tolerance}.")
+            raise UserError(f"tolerance must lie between 0 and 1, got {self.tolerance}.")
 
 
 @final

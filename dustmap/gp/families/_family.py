@@ -18,6 +18,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg import standard_normal
 
 Pair = tuple[Tensor, Tensor]
@@ -82,7 +83,7 @@ def precision_root(precision: Tensor) -> Tensor:
     L, info = torch.linalg.cholesky_ex(precision)
     failed = (info != 0) | ~torch.isfinite(L.diagonal(dim1=-2, dim2=-1)).all(-1)
     if bool(failed.any()):
-        raise ValueError(
+        raise UserError(
             f"the precision of q is not positive definite in {int(failed.sum())} of "
             f"{failed.numel()} blocks: {EXPECTED}"
         )
@@ -100,7 +101,7 @@ def plus_identity(matrices: Tensor) -> Tensor:
 def refuse_precision(healthy: Tensor) -> None:
     """Raise unless the precision of q is positive in all directions (M_w,)."""
     if not bool(healthy.all()):
-        raise ValueError(
+        raise UserError(
             f"the precision of q is not positive in {int((~healthy).sum())} of {healthy.numel()} "
             f"directions: {EXPECTED}"
         )
@@ -257,7 +258,7 @@ class AbstractFamily(ABC):
         identity, float32 sums of large weights would hide the directions that data leave open.
         """
         if phi.ndim != 2 or phi.shape[1] != self.n_features or weights.shape != phi.shape[:1]:
-            raise ValueError(
+            raise UserError(
                 f"phi must be (n, {self.n_features}) with weights (n,), got "
                 f"{tuple(phi.shape)} and {tuple(weights.shape)}"
             )
@@ -285,7 +286,7 @@ class AbstractFamily(ABC):
         Jacobi iteration preconditioned by S', stable iff l₁ < 2 / λ_max(S' Λ).
         """
         if not 0.0 <= step_covariance <= 1.0:
-            raise ValueError(f"step_covariance must be in [0, 1], got {step_covariance}")
+            raise UserError(f"step_covariance must be in [0, 1], got {step_covariance}")
         ahead = state
         if step_covariance > 0.0:
             blended = torch.lerp(state.statistics, statistics, step_covariance)
@@ -298,7 +299,7 @@ class AbstractFamily(ABC):
 def refuse_beyond(max_bytes: int, needed: int, what: str) -> None:
     """An error when the matrices of a family would need more than `max_bytes`."""
     if needed > max_bytes:
-        raise ValueError(
+        raise UserError(
             f"{what} needs {needed:,} bytes ({needed / 2**30:.1f} GiB) for the statistics, the "
             f"precision, its factor and its root in float64, more than max_bytes = "
             f"{max_bytes:,}: use smaller blocks or MeanFieldFamily, a coarser grid, or raise "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.gp.families._family import (
     EXPECTED,
     AbstractDivergence,
@@ -270,7 +271,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
 
     def __post_init__(self) -> None:
         if self.rank < 0 or self.max_steps < 1 or not 0 < self.rtol < 1:
-            raise ValueError(
+            raise UserError(
                 f"expected rank >= 0, max_steps >= 1 and rtol in (0, 1), got rank={self.rank}, "
                 f"max_steps={self.max_steps}, rtol={self.rtol}"
             )
@@ -281,7 +282,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
         diagonal = 1.0 + statistics.diagonal()
         # One sum over all entries: a NaN or an infinity anywhere is in it.
         if not bool((diagonal > 0).all()) or not bool(statistics.sum().isfinite()):
-            raise ValueError(
+            raise UserError(
                 f"the precision of q is not positive and finite in "
                 f"{int((~(diagonal > 0)).sum())} of {self.n_features} directions: "
                 f"{EXPECTED}"
@@ -298,7 +299,7 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
 def _judge(solve: SolveResult) -> None:
     """An error where Λ is no precision, a warning where a solution missed rtol."""
     if solve.worst in (SolveStatus.NOT_POSITIVE_DEFINITE, SolveStatus.NON_FINITE):
-        raise ValueError(
+        raise UserError(
             f"the precision of q is not positive definite or not finite: {solve.message()}. "
             f"{EXPECTED}"
         )

@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.families._family import (
     AbstractFamily,
     AbstractRootedGaussian,
@@ -122,7 +123,7 @@ class LowRankDiagonalFamily(AbstractFamily):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= self.n_features:
-            raise ValueError(
+            raise UserError(
                 f"rank must be from 0 (mean-field) to n_features = {self.n_features} (full rank), "
                 f"got {self.rank}"
             )

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp._prior import GridPrior
@@ -107,7 +108,7 @@ class Features:
         allowed = _ROUND_OFF[phi.dtype] * k_ff.detach()
         if bool((residual.detach() < -allowed).any()):
             worst = int((residual.detach() / k_ff.detach().clamp_min(1e-300)).argmin())
-            raise ValueError(
+            raise UserError(
                 f"the features of datum {worst} explain {float(explained[worst].detach()):.6g}, "
                 f"more than its prior variance {float(k_ff[worst].detach()):.6g}: rounding errors "
                 "of a nearly singular prior; use float64, a nugget or a coarser grid"
@@ -241,7 +242,7 @@ def refuse_outside(
     if wrapping is None or len(functional) == 0:
         return
     if functional.dim != grid.dim:
-        raise ValueError(
+        raise UserError(
             f"the data have {functional.dim} input dimensions and the grid has {grid.dim}; build "
             "both with the same dimension"
         )
@@ -252,7 +253,7 @@ def refuse_outside(
         beyond = torch.maximum(low - points[:, axis], points[:, axis] - high)
         outside = beyond > slack
         if bool(outside.any()):
-            raise ValueError(
+            raise UserError(
                 f"{int(outside.sum())} of {len(points)} points of the data lie outside the grid "
                 f"[{low:g}, {high:g}] on axis {axis}, by up to {float(beyond.max()):g}: enlarge "
                 "the grid, clip or drop these data, or evaluate them with the plain kernel"
@@ -294,7 +295,7 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
     """
     first = next(groups, None)
     if first is None:
-        raise ValueError("the functional is empty: rows need at least one datum")
+        raise UserError("the functional is empty: rows need at least one datum")
     if len(first.phi) == count:
         return first
     if first.phi.requires_grad:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.gp.features._base import Features, gathered, rows_within
 from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
 from dustmap.gp.features._operators import ProductOperator, cross_operator
@@ -148,7 +149,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
         """Return L (M, M), float64."""
         lower, info = torch.linalg.cholesky_ex(gram)
         if int(info) != 0:
-            raise ValueError(
+            raise UserError(
                 f"K_uu of {len(gram)} inducing points is not numerically positive definite "
                 f"(pivot {int(info)}, nugget {self.nugget}): pass a larger nugget, e.g. "
                 f"{max(1e-8, 100 * self.nugget):.0e}, or fewer points per length scale"

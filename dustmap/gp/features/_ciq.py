@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
@@ -252,7 +253,7 @@ class CIQFeatures(AbstractInducingFeatures):
         """
         K = self.gram.detached()
         if not isinstance(K, ToeplitzOperator):
-            raise ValueError(
+            raise UserError(
                 "a circulant preconditioner needs inducing points on a grid; give free points a "
                 "RootPreconditioner.low_rank, or none"
             )
@@ -303,7 +304,7 @@ def _features(phi: Tensor, k_ff: Tensor, report: RootResult) -> Features:
     worst = float((-residual.detach() / k_ff.detach().clamp_min(1e-300)).max())
     rounding = 1e4 * torch.finfo(phi.dtype).eps
     if not worst <= rounding + _TOLERATED * max(report.rtol, report.quadrature_error):
-        raise ValueError(
+        raise UserError(
             f"the features of a datum explain {1.0 + worst:.6g} of its prior variance; for K_uu of "
             f"condition {report.bounds.condition:.1e} the quadrature's relative error is "
             f"{report.quadrature_error:.1e}: take more nodes, a nugget, or float64"

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.features._base import (
     AbstractGridFeatures,
     AbstractRowFeatures,
@@ -163,7 +164,7 @@ class TorusFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
     def __post_init__(self) -> None:
         if self.prior.wrapping is None:
-            raise ValueError(
+            raise UserError(
                 "TorusFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
                 "is no covariance of data outside the grid"
             )

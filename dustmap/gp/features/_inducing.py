@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import Parameter
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
@@ -44,7 +45,7 @@ def clustered_points(
     so that a seed means the same on every device.
     """
     if not 1 <= count <= len(x):
-        raise ValueError(
+        raise UserError(
             f"{count:,} inducing points asked of {len(x):,} rows: take at least 1 and no more than "
             "there are rows"
         )
@@ -232,7 +233,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
 
     def __post_init__(self) -> None:
         if not self.nugget >= 0:
-            raise ValueError(
+            raise UserError(
                 f"nugget is a fraction of the variance, got {self.nugget}: give 0 or more"
             )
         if isinstance(self.inducing, Tensor):
@@ -277,7 +278,7 @@ class AbstractInducingFeatures(AbstractRowFeatures):
         if isinstance(z, Tensor) and self.wrapping is None and isinstance(functional, PointValues):
             return functional.x, z
         if isinstance(z, Tensor) and z.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
+            raise UserError(
                 f"inducing points are learned, but rows of {type(functional).__name__} "
                 f"are not differentiable in them: use PointValues without wrapping, or "
                 f"learn_points=False"
@@ -294,8 +295,8 @@ class AbstractInducingFeatures(AbstractRowFeatures):
 def _check_points(points: Tensor, kernel: AbstractKernel) -> None:
     """Raise unless points are finite and (M, D)."""
     if points.ndim != 2 or points.shape[1] != kernel.dim:
-        raise ValueError(
+        raise UserError(
             f"inducing must be (M, {kernel.dim}) like the kernel, got {tuple(points.shape)}"
         )
     if not bool(torch.isfinite(points).all()):
-        raise ValueError("inducing must be finite; drop rows with NaN or infinite coordinates")
+        raise UserError("inducing must be finite; drop rows with NaN or infinite coordinates")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.features._base import support
 from dustmap.gp.features._local_weights import (
@@ -126,7 +127,7 @@ def _refuse_derivatives(functional: AbstractFunctional) -> None:
     for part in functional.parts if isinstance(functional, Stacked) else (functional,):
         measured = isinstance(part, PointMeasure) and part.direction is not None
         if measured or isinstance(part, Derivatives):
-            raise ValueError(
+            raise UserError(
                 "Derivatives cannot be interpolated: the slope of a multilinear field jumps at "
                 "the nodes; drop these data or use a Gaussian link"
             )
@@ -138,7 +139,7 @@ def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> Non
     inside = grid.contains(points)
     if not bool(inside.all()):
         first = int((~inside).nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"{int((~inside).sum())} of {len(points)} points of the data lie outside the box "
             f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
             "grid, or clip or drop these data"

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
 from dustmap.gp.features._local_weights import (
     Piece,
@@ -68,12 +69,12 @@ class LocalFeatures(AbstractGridFeatures):
 
     def __post_init__(self) -> None:
         if self.prior.wrapping is None:
-            raise ValueError(
+            raise UserError(
                 "LocalFeatures needs the wrapped kernel of GridPrior.padded: the minimal embedding "
                 "may have no root on its torus"
             )
         if not self.per_cell > 0:
-            raise ValueError(f"per_cell must be positive, got {self.per_cell}")
+            raise UserError(f"per_cell must be positive, got {self.per_cell}")
         Stencil.of(self.prior, self.order)
 
     @property

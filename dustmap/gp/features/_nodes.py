@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import Wrapping
 from dustmap.gp.features._base import refuse_outside
@@ -102,7 +103,7 @@ def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rows, points and weights of values at points."""
     measure = functional.measure(GaussLegendre(1))
     if isinstance(functional, Derivatives) or measure.direction is not None:
-        raise ValueError(
+        raise UserError(
             f"{type(functional).__name__} with a direction differentiates the field: it is no sum "
             "of values over nodes; use the stencil's derivative weights, or drop these data"
         )

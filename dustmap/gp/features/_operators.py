@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.features._base import rows_within
 from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
 from dustmap.linalg import (
@@ -27,7 +28,7 @@ class ProductOperator(AbstractComposite):
 
     def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
         if left.shape[1] != right.shape[0]:
-            raise ValueError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
+            raise UserError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
         self._left, self._right = left, right
 
     @property
@@ -60,7 +61,7 @@ class ArrangedOperator(AbstractComposite):
     def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
         rows = sum(part.shape[0] for part in parts)
         if len({part.shape[1] for part in parts}) != 1 or len(order) != rows:
-            raise ValueError(
+            raise UserError(
                 f"cannot arrange operators of shapes {[part.shape for part in parts]} "
                 f"in {len(order)} rows"
             )

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import ClosedForm, Wrapping
@@ -59,11 +60,11 @@ class Stencil:
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
-            raise ValueError(
+            raise UserError(
                 f"order is the number of stencil nodes per axis: expected 2 or 4, got {self.order}"
             )
         if len(self.spacing) != self.kernel.dim:
-            raise ValueError(
+            raise UserError(
                 f"spacing must have {self.kernel.dim} entries like the kernel, "
                 f"got {len(self.spacing)}"
             )
@@ -75,7 +76,7 @@ class Stencil:
         relative = prior.nugget / (1.0 + prior.nugget)  # the spectrum includes it already
         nugget = relative * prior.spectrum.max() if prior.nugget > 0 else None
         if any(length < order for length in prior.torus_shape):
-            raise ValueError(
+            raise UserError(
                 f"a stencil of {order} nodes per axis does not fit the torus {prior.torus_shape}: "
                 "use order=2 or a grid with more points"
             )
@@ -178,7 +179,7 @@ class Stencil:
     def _factorised(self) -> Tensor:
         factor, info = torch.linalg.cholesky_ex(self.K_SS())
         if int(info) != 0:
-            raise ValueError(
+            raise UserError(
                 f"the covariance of a {self.order}^{self.dim} stencil is not numerically positive "
                 f"definite (pivot {int(info)}): the field is too smooth for the grid; pass a "
                 "nugget to the prior, e.g. nugget=1e-8, use order=2 or a coarser grid"

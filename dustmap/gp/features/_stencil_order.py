@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._local import LocalFeatures
@@ -66,7 +67,7 @@ def stencil_order(
     noise_variance (N,) = σ_n²; memory: bytes for W; sample, seed: data drawn for the comparison.
     """
     if noise_variance.shape != (len(functional),):
-        raise ValueError(
+        raise UserError(
             f"noise_variance must be ({len(functional)},), one per datum, "
             f"got {tuple(noise_variance.shape)}"
         )

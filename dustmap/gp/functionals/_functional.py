@@ -14,6 +14,7 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.linalg import counter_uniform
 
 UNIT_TOLERANCE = 1e-5  # loose enough for directions that were normalised in float32
@@ -28,7 +29,7 @@ def table(name: str, x: Tensor, rows: int) -> Tensor:
     """Return x as float64 (rows, J), refused unless finite."""
     checked = _checked(name, x, f"({rows}, J)", 2, None)
     if len(checked) != rows:
-        raise ValueError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
+        raise UserError(f"{name} must have {rows} rows, one per datum; got {len(checked)}.")
     return checked
 
 
@@ -38,7 +39,7 @@ def unit_vectors(name: str, x: Tensor, like: Tensor) -> Tensor:
     off = (direction.norm(dim=-1) - 1).abs() > UNIT_TOLERANCE
     if bool(off.any()):
         row = int(off.nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"{name} must hold unit vectors: row {row} has length "
             f"{direction[row].norm().item():.6g}; divide every row by its length."
         )
@@ -50,15 +51,15 @@ def _checked(name: str, x: Tensor, shape: str, rank: int, like: Tensor | None) -
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor {shape}, got {type(x).__name__}.")
     if x.ndim != rank or x.shape[-1] == 0:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}.")
+        raise UserError(f"{name} must have shape {shape}, got {tuple(x.shape)}.")
     if like is not None and x.shape != like.shape:
-        raise ValueError(f"{name} must have shape {tuple(like.shape)}, got {tuple(x.shape)}.")
+        raise UserError(f"{name} must have shape {tuple(like.shape)}, got {tuple(x.shape)}.")
     if like is not None and x.device != like.device:
-        raise ValueError(f"{name} is on {x.device}, the rest on {like.device}; use one device.")
+        raise UserError(f"{name} is on {x.device}, the rest on {like.device}; use one device.")
     finite = torch.isfinite(x)
     if not bool(finite.all()):
         row = int((~finite).any(-1).nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"{name} must be finite: row {row} is {x[row].tolist()}; drop or repair such rows."
         )
     return x.to(torch.float64)
@@ -119,7 +120,7 @@ class SpacedGaussLegendre(AbstractRule):
     def __post_init__(self) -> None:
         _check_count("order", self.order)
         if not self.longest > 0:
-            raise ValueError(f"longest must be positive, got {self.longest}.")
+            raise UserError(f"longest must be positive, got {self.longest}.")
 
     def nodes(self, edges: Tensor, weights: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         unit, unit_weights = _rule_like(edges, self.order)
@@ -181,7 +182,7 @@ def _rule_like(edges: Tensor, order: int) -> tuple[Tensor, Tensor]:
 def _check_count(name: str, value: int) -> None:
     """Raise unless the value is at least 1."""
     if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
+        raise UserError(f"{name} must be at least 1, got {value}.")
 
 
 class AbstractFunctional(ABC):
@@ -263,13 +264,13 @@ class PointMeasure(AbstractRows):
 
     def __post_init__(self) -> None:
         if self.points.ndim != 3:
-            raise ValueError(f"points must be (N, Q, D), got shape {tuple(self.points.shape)}.")
+            raise UserError(f"points must be (N, Q, D), got shape {tuple(self.points.shape)}.")
         n, q, dim = self.points.shape
         flat = coordinates("points", self.points.reshape(n * q, dim))
         object.__setattr__(self, "points", flat.reshape(n, q, dim))
         object.__setattr__(self, "weights", table("weights", self.weights, n))
         if self.weights.shape != (n, q):
-            raise ValueError(f"weights must be ({n}, {q}), got {tuple(self.weights.shape)}.")
+            raise UserError(f"weights must be ({n}, {q}), got {tuple(self.weights.shape)}.")
         if self.direction is not None:
             direction = coordinates("direction", self.direction, self.points[:, 0])
             object.__setattr__(self, "direction", direction)

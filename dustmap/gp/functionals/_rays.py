@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.functionals._functional import (
     AbstractRows,
     AbstractRule,
@@ -53,12 +54,12 @@ def chord(
     """First and last track coordinate of every ray inside the box: (N,); leave < enter if none."""
     dim = origin.shape[-1]
     if not len(lower) == len(upper) == dim:
-        raise ValueError(
+        raise UserError(
             f"lower and upper must have {dim} entries, got {len(lower)} and {len(upper)}."
         )
     low, high = (torch.tensor(v, dtype=torch.float64, device=origin.device) for v in (lower, upper))
     if not bool((high > low).all()):
-        raise ValueError(f"upper must exceed lower on every axis, got {lower} and {upper}.")
+        raise UserError(f"upper must exceed lower on every axis, got {lower} and {upper}.")
     slack = FACE_SLACK * (high - low)
     moving = direction != 0
     speed = torch.where(moving, direction, torch.ones_like(direction))
@@ -114,21 +115,21 @@ class LineIntegrals(AbstractRows):
 
     def _check_segments(self) -> None:
         if self.edges.shape[1] != self.weights.shape[1] + 1:
-            raise ValueError(
+            raise UserError(
                 f"edges must have one column more than weights, got {tuple(self.edges.shape)} "
                 f"and {tuple(self.weights.shape)}."
             )
         if bool((self.edges.diff(dim=-1) < 0).any()) or bool((self.edges[:, :1] < 0).any()):
             row = int(((self.edges.diff(dim=-1) < 0).any(-1) | (self.edges[:, 0] < 0)).nonzero()[0])
-            raise ValueError(
+            raise UserError(
                 f"edges must be >= 0 and must not decrease along the ray: row {row} is "
                 f"{self.edges[row].tolist()}."
             )
         if bool((self.weights < 0).any()):
             row = int((self.weights < 0).any(-1).nonzero()[0])
-            raise ValueError(f"weights must be >= 0: row {row} is {self.weights[row].tolist()}.")
+            raise UserError(f"weights must be >= 0: row {row} is {self.weights[row].tolist()}.")
         if self.keys.shape != self.origin.shape[:1] or self.keys.dtype != torch.int64:
-            raise ValueError(
+            raise UserError(
                 f"keys must be int64 ({len(self.origin)},), got {self.keys.dtype} "
                 f"{tuple(self.keys.shape)}."
             )
@@ -159,7 +160,7 @@ class LineIntegrals(AbstractRows):
         length = plain.edges[:, 1:]
         if bool((length == 0).any()):
             row = int((length == 0).squeeze(-1).nonzero()[0])
-            raise ValueError(
+            raise UserError(
                 f"end must differ from start for a mean: row {row} has no length; use "
                 "PointValues for it."
             )
@@ -210,7 +211,7 @@ class LineIntegrals(AbstractRows):
         outside = (lost > FACE_SLACK * math.dist(lower, upper)) | ((left == 0) & (total > 0))
         faulty = outside & (total - left > negligible * total)
         if policy is OutsidePolicy.ERROR and bool(faulty.any()):
-            raise ValueError(
+            raise UserError(
                 f"{int(faulty.sum())} of {len(self)} rays leave the box {tuple(lower)} to "
                 f"{tuple(upper)}, the first is row {int(faulty.nonzero()[0])}; enlarge the grid, "
                 "or choose the policy 'truncate' or 'drop'."

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.functionals._functional import (
     AbstractFunctional,
     AbstractRows,
@@ -40,7 +41,7 @@ class Stacked(AbstractFunctional):
         object.__setattr__(self, "parts", tuple(_flattened(self.parts)))
         dims = sorted({part.dim for part in self.parts})
         if len(dims) != 1 or len({part.device for part in self.parts}) != 1:
-            raise ValueError(
+            raise UserError(
                 "parts must be one or more functionals of one dimension on one device, got "
                 f"dimensions {dims} on {[str(part.device) for part in self.parts]}."
             )
@@ -48,7 +49,7 @@ class Stacked(AbstractFunctional):
         if len(self.order) == 0:
             object.__setattr__(self, "order", torch.arange(total, device=self.device))
         if len(self.order) != total:
-            raise ValueError(f"order must hold {total} positions, got {len(self.order)}.")
+            raise UserError(f"order must hold {total} positions, got {len(self.order)}.")
 
     def __len__(self) -> int:
         return len(self.order)
@@ -95,7 +96,7 @@ class Stacked(AbstractFunctional):
         """One measure for all parts, padded with zero weights; values and integrals only."""
         measures = [part.measure(rule) for part in self.parts]
         if any(measure.direction is not None for measure in measures):
-            raise ValueError(
+            raise UserError(
                 "a Stacked functional that mixes Derivatives with values has no single "
                 "PointMeasure; take the measure of each of its parts."
             )
@@ -153,12 +154,12 @@ class Sharded(AbstractFunctional):
 
     def __post_init__(self) -> None:
         if len(self.counts) != self.world.size or self.counts[self.world.rank] != len(self.local):
-            raise ValueError(
+            raise UserError(
                 f"counts must be those of {self.world.size} ranks, {len(self.local)} on rank "
                 f"{self.world.rank}, got {self.counts}"
             )
         if not isinstance(self.local, AbstractRows):
-            raise ValueError(
+            raise UserError(
                 f"the ranks share functionals of one kind, got {type(self.local).__name__}: "
                 "share the parts of what is stacked"
             )

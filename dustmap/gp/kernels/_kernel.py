@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
 from dustmap.gp.kernels._profiles import (
     AbstractProfile,
@@ -101,7 +102,7 @@ class AbstractKernel(AbstractParametric, ABC):
     def __call__(self, dx: Tensor) -> Tensor:
         """k(dx) for displacements dx (..., D): (...)."""
         if dx.shape[-1:] != (self.dim,):
-            raise ValueError(
+            raise UserError(
                 f"dx must have shape (..., {self.dim}), one number for each dimension of the "
                 f"kernel; got {tuple(dx.shape)}."
             )
@@ -137,7 +138,7 @@ class AbstractKernel(AbstractParametric, ABC):
         """Raise unless draws from the prior are differentiable."""
         for term in self.terms():
             if term.profile.derivatives < 1:
-                raise ValueError(
+                raise UserError(
                     f"Derivatives observations need a differentiable prior, but the kernel "
                     f"{term.profile.name} ({type(term.profile).__name__}) has no derivative; "
                     "use matern32, matern52 or squared-exponential, or drop the Derivatives."
@@ -230,7 +231,7 @@ class SumKernel(AbstractKernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", tuple(self.kernels))
         if len({kernel.dim for kernel in self.kernels}) != 1:
-            raise ValueError(
+            raise UserError(
                 f"kernels must be one or more kernels of one dimension, got dimensions "
                 f"{[kernel.dim for kernel in self.kernels]}."
             )
@@ -333,7 +334,7 @@ def kernel_named(
 ) -> StationaryKernel:
     """The kernel of a name in `KERNELS`; other arguments as for `Matern32`."""
     if name not in KERNELS:
-        raise ValueError(f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}')
+        raise UserError(f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}')
     return KERNELS[name](lengthscale, variance, dim)
 
 
@@ -341,7 +342,7 @@ def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tupl
     """Validated length scales: one entry, or one per axis."""
     if isinstance(lengthscale, (int, float)):
         if dim is None:
-            raise ValueError(
+            raise UserError(
                 f"dim is missing: lengthscale={lengthscale} is one number for all axes, so the "
                 "input dimension must be given, as in dim=3."
             )
@@ -349,11 +350,11 @@ def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tupl
     else:
         scales = tuple(float(v) for v in lengthscale)
         if dim is not None and len(scales) not in (1, dim):
-            raise ValueError(
+            raise UserError(
                 f"lengthscale must be one number or one per axis: got {len(scales)} for dim={dim}."
             )
     if dim is not None and dim < 1:
-        raise ValueError(f"dim must be at least 1, got {dim}.")
+        raise UserError(f"dim must be at least 1, got {dim}.")
     _check_positive("lengthscale", scales)
     return scales
 
@@ -361,7 +362,7 @@ def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tupl
 def _check_positive(name: str, values: tuple[float, ...]) -> None:
     if len(values) == 0 or not all(math.isfinite(v) and v > 0 for v in values):
         shown = values[0] if len(values) == 1 else values
-        raise ValueError(f"{name} must be positive and finite, got {shown}.")
+        raise UserError(f"{name} must be positive and finite, got {shown}.")
 
 
 def _term_density(term: KernelTerm, omega: Tensor) -> Tensor:

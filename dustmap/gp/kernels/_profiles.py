@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp.kernels._radial import (
     CURVATURE_FLOOR,
     END,
@@ -72,7 +73,7 @@ class AbstractProfile(ABC):
     def slope_track_integral(self, b_squared: Tensor, t: Tensor) -> Tensor:
         """∫_0^t k'(r)/r dτ with r = √(b² + τ²), as in `track_integral`."""
         if self.derivatives < 1:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} ({type(self).__name__}) has no derivative, so no slope to integrate."
             )
         return -track_table(_Descent(self), t.device)(b_squared, t)

@@ -11,6 +11,8 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
+from dustmap.errors import UserError
+
 Function = Callable[[Tensor], Tensor]
 
 #: Nodes of a panel and its width in asinh r: analytic functions to round-off.
@@ -58,7 +60,7 @@ def cutoff(k: Function, tolerance: float, name: str) -> float:
     while exceeds(high):
         low, high = high, 2.0 * high
         if high > _FARTHEST:
-            raise ValueError(
+            raise UserError(
                 f"the profile {name} must fall below {tolerance:g} at a scaled distance below "
                 f"{_FARTHEST:g}, but k({low:.3g}) is larger: use a profile with lighter tails"
             )
@@ -101,7 +103,7 @@ def fourier_transform(k: Function, s: Tensor, dim: int, end: float) -> Tensor:
     that it has there; of many s the values are those of a table, within 2e-9 S(0).
     """
     if dim not in (1, 2, 3):
-        raise ValueError(f"dim must be 1, 2 or 3 for a numerical spectral density, got {dim}")
+        raise UserError(f"dim must be 1, 2 or 3 for a numerical spectral density, got {dim}")
     wide = s.double().abs().flatten()
     if wide.numel() == 0:
         return s

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
 
@@ -146,7 +147,7 @@ def _refuse(other: Tensor, y: Tensor, name: str, expected: str, remedy: str) -> 
     """Raise where some y (N,) are none that a likelihood knows."""
     if bool(other.any()):
         first = int(other.nonzero()[0, 0])
-        raise ValueError(
+        raise UserError(
             f"{name} needs y of {expected}, got {int(other.sum())} other values of {len(y)}, the "
             f"first is y[{first}] = {float(y[first])}: {remedy}"
         )

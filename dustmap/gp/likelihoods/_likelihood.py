@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
 from dustmap.gp._parameters import AbstractParametric
 
@@ -117,7 +118,7 @@ class GaussHermite(AbstractQuadrature):
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= 300:
-            raise ValueError(f"order of GaussHermite must be in [1, 300], got {self.order}")
+            raise UserError(f"order of GaussHermite must be in [1, 300], got {self.order}")
 
     def standard(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         nodes, log_weights = _hermite(self.order)

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
 from dustmap.gp._parameters import Parameter
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood, SinhTrapezoid
@@ -100,7 +101,7 @@ class GaussianLikelihood(AbstractLikelihood):
     def noise_variance(self, batch: Batch) -> Tensor:
         stated = batch.noise_variance
         if stated is None and (self.log_jitter is None or self.log_scale is not None):
-            raise ValueError(
+            raise UserError(
                 "the batch has noise_variance=None, but this GaussianLikelihood "
                 + ("scales given noise" if self.log_scale is not None else "has no jitter to learn")
                 + ": give the batch noise_variance (N,), or use GaussianLikelihood(jitter=...)"
@@ -113,7 +114,7 @@ class GaussianLikelihood(AbstractLikelihood):
             total = total + (2.0 * self.log_jitter).exp().to(total)
         if self.log_relative is not None:
             if batch.response is None:
-                raise ValueError(
+                raise UserError(
                     "the batch has response=None, but the noise of this GaussianLikelihood grows "
                     "with the response: give the batch response (N,), or fit it with fit_mgvi"
                 )
@@ -158,7 +159,7 @@ def _log_normal_density(residual: Tensor, variance: Tensor) -> Tensor:
 
 def _check_positive(name: str, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive number or None, got {value}")
+        raise UserError(f"{name} must be a positive number or None, got {value}")
 
 
 @final
@@ -258,11 +259,11 @@ class StudentTLikelihood(AbstractLikelihood):
 
     def __init__(self, dof: float = 4.0, scale: float = 1.0, *, learn: bool = True) -> None:
         if not (math.isfinite(dof) and dof > _LEAST):
-            raise ValueError(
+            raise UserError(
                 f"dof must be a number above {_LEAST:g}, where the noise has a variance, got {dof}"
             )
         if not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"scale must be a positive number, got {scale}")
+            raise UserError(f"scale must be a positive number, got {scale}")
         self._parameters = (
             Parameter.log("excess", dof - _LEAST, learn=learn),
             Parameter.log("noise", scale, learn=learn),

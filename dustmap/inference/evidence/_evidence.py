@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, Parameters
 from dustmap.gp.features import LocalFeatures, chunks
 from dustmap.inference.evidence._information import (
@@ -150,6 +151,6 @@ def _expected_log_density(model: GridModel, data: Batch, eps: Tensor, sigma: Ten
 def _check(model: GridModel, data: Batch, moments: Moments, weights: Tensor | None) -> None:
     moments.check(model.features.n_features)
     if weights is not None and weights.shape != (len(data),):
-        raise ValueError(
+        raise UserError(
             f"weights must have shape ({len(data)},), one per datum, got {tuple(weights.shape)}"
         )

@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.inference._precision import PrecisionOperator
@@ -94,18 +95,18 @@ class Moments:
     def check(self, width: int) -> None:
         """An error unless all belong to a model of M_w = width."""
         if self.eps_mean.shape != (width,):
-            raise ValueError(
+            raise UserError(
                 f"eps_mean must have shape ({width},), the features' M_w, got "
                 f"{tuple(self.eps_mean.shape)}: solve again after a change of grid or torus"
             )
         shape = tuple(self.deviations.shape)
         if len(shape) != 2 or shape[1] != width or shape[0] < 2:
-            raise ValueError(
+            raise UserError(
                 f"deviations must be two or more rows of {width} numbers (S, M_w), got shape "
                 f"{shape}: draw at least two samples with this model"
             )
         if self.prior_draws is not None and self.prior_draws.shape != shape:
-            raise ValueError(
+            raise UserError(
                 f"prior_draws must have the shape {shape} of deviations, one for each, got "
                 f"{tuple(self.prior_draws.shape)}"
             )

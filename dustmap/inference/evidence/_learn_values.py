@@ -8,6 +8,7 @@ from typing import Annotated, Generic, Protocol, TypeVar, final
 
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import FitStatus, GPModel
 from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference._state import REBUILT, State
@@ -110,14 +111,14 @@ class LearnSettings:
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.max_steps < 1:
-            raise ValueError(
+            raise UserError(
                 f"samples must be at least 2 and max_steps at least 1, got samples={self.samples}, "
                 f"max_steps={self.max_steps}"
             )
         for name in ("accuracy", "tolerance", "largest_step", "prior_std"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+                raise UserError(f"{name} must be positive and finite, got {value}")
 
 
 @final

@@ -19,6 +19,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import (
     AbstractParametric,
     Batch,
@@ -60,7 +61,7 @@ class StudentTNoise:
 
     def __post_init__(self) -> None:
         if not (self.nu > 0 and math.isfinite(self.nu) and self.scale > 0):
-            raise ValueError(
+            raise UserError(
                 f"nu must be positive and finite and scale positive, got nu={self.nu}, "
                 f"scale={self.scale}"
             )
@@ -87,13 +88,13 @@ class RobustSettings:
 
     def __post_init__(self) -> None:
         if min(self.max_rounds, self.max_turns) < 1 or self.samples < 2 or self.tolerance <= 0:
-            raise ValueError(
+            raise UserError(
                 "max_rounds and max_turns must be at least 1, samples at least 2 and tolerance "
                 f"positive, got max_rounds={self.max_rounds}, max_turns={self.max_turns}, "
                 f"samples={self.samples}, tolerance={self.tolerance}"
             )
         if not LEAST_NU <= self.nu <= MOST_NU:
-            raise ValueError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
+            raise UserError(f"nu must be between {LEAST_NU:g} and {MOST_NU:g}, got {self.nu}")
 
 
 def measured_share(data: Batch) -> Tensor | None:

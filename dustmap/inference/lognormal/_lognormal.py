@@ -11,6 +11,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import (
     AbstractMean,
     AbstractParametric,
@@ -58,7 +59,7 @@ class LogNormalModel(AbstractParametric):
 
     def __post_init__(self) -> None:
         if not self.mean_std > 0:
-            raise ValueError(
+            raise UserError(
                 f"mean_std must be positive, got {self.mean_std}; to fix the mean, build it with "
                 "learn=False"
             )
@@ -211,7 +212,7 @@ def typical_log_density(
     mass = float((weight * profile.values(data.functional)).sum())
     total = float((weight * data.y.double()).sum())
     if not (total > 0 and mass > 0):
-        raise ValueError(
+        raise UserError(
             f"a positive field needs data with a positive sum, got Σ y = {total:.3g} over "
             f"Σ ∫w = {mass:.3g}: check signs and units, or use the Gaussian model"
         )
@@ -270,7 +271,7 @@ class LogNormalPosterior(AbstractPosterior):
     ) -> Tensor:
         """The first `count` stored draws (count, N); `generator` is not needed."""
         if not 0 <= count <= self.n_samples:
-            raise ValueError(
+            raise UserError(
                 f"count must be at most the {self.n_samples} samples that were drawn, got {count}: "
                 "fit with more samples"
             )
@@ -291,7 +292,7 @@ class LogNormalPosterior(AbstractPosterior):
         smoother than order statistics of S samples.
         """
         if q.ndim != 1 or not bool(((q > 0) & (q < 1)).all()):
-            raise ValueError(
+            raise UserError(
                 f"q must be a vector of probabilities in (0, 1), e.g. 0.16, 0.5, 0.84, got {q}"
             )
         mean, std = self.log_moments(functional)

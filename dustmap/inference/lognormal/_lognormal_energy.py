@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, GridPrior
 from dustmap.inference.lognormal._lognormal import GramOperator, LatentRoot, LogNormalModel
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, pcg, unwatched
@@ -54,7 +55,7 @@ class LogNormalProblem:
         rows = model.interpolation(data.functional)
         expected = (len(data), model.prior.grid.size)
         if rows.shape != expected:
-            raise ValueError(
+            raise UserError(
                 f"interpolation: expected rows of shape {expected}, one per datum over the nodes "
                 f"of prior.grid, got {rows.shape}"
             )

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference.evidence._student_t_weights import StudentTWeights
@@ -142,12 +143,12 @@ def fit_mgvi(
     & Enßlin (2021), "Geometric variational inference".
     """
     if len(data) == 0:
-        raise ValueError("data is empty: fit_mgvi needs at least one datum")
+        raise UserError("data is empty: fit_mgvi needs at least one datum")
     settings = settings or MGVISettings()
     twice = settings.robust is not None and settings.robust.learn_scale
     noise = model.likelihood.parameters()
     if twice and any(p.is_learned and p.name == "noise" for p in noise):
-        raise ValueError(
+        raise UserError(
             "the scale of Student-t noise is learned with ν: give a GaussianLikelihood whose scale "
             'is fixed (likelihood.holding("noise")), or RobustSettings(learn_scale=False)'
         )

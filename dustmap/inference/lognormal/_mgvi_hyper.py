@@ -11,6 +11,7 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractParametric, Parameters
 from dustmap.inference._newton import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
@@ -57,7 +58,7 @@ def learned_from(
     if origin is None:
         return learned
     if origin.shape != learned.theta.shape:
-        raise ValueError(
+        raise UserError(
             f"origin must have shape {tuple(learned.theta.shape)}, one centre per log-parameter "
             f"that is learned, got {tuple(origin.shape)}"
         )

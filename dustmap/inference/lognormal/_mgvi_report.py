@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
+from dustmap.errors import UserError
 from dustmap.inference.evidence._student_t_noise import RobustSettings
 
 
@@ -37,11 +38,11 @@ class MGVISettings:
 
     def __post_init__(self) -> None:
         if self.samples < 4 or self.samples % 2:
-            raise ValueError(f"samples must be even and at least 4, got {self.samples}")
+            raise UserError(f"samples must be even and at least 4, got {self.samples}")
         if self.draws < 2:
-            raise ValueError(f"draws must be at least 2, got {self.draws}")
+            raise UserError(f"draws must be at least 2, got {self.draws}")
         if not self.tolerance > 0:
-            raise ValueError(f"tolerance must be positive, got {self.tolerance}")
+            raise UserError(f"tolerance must be positive, got {self.tolerance}")
 
 
 @final

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
 from dustmap.inference._checkpoint import NystromState
 from dustmap.inference._newton import TrustRegion
@@ -76,7 +77,7 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
     if shape == prior.torus_shape:
         return problem
     if prior.wrapping is None or len(shape) != prior.grid.dim:
-        raise ValueError(
+        raise UserError(
             f"the torus {prior.torus_shape} of this prior cannot become {shape}: it belongs to "
             "another computation"
         )

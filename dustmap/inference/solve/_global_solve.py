@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
@@ -53,14 +54,14 @@ class SolveSettings:
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+            raise UserError(f"samples must be at least 1, got {self.samples}")
         if not (self.rtol > 0 and self.max_steps >= 0 and self.memory > 0):
-            raise ValueError(
+            raise UserError(
                 "rtol and memory must be positive and max_steps not negative, got "
                 f"rtol={self.rtol}, memory={self.memory}, max_steps={self.max_steps}"
             )
         if self.rank is not None and self.rank < 0:
-            raise ValueError(f"rank must be None or at least 0, got {self.rank}")
+            raise UserError(f"rank must be None or at least 0, got {self.rank}")
 
 
 @torch.no_grad()
@@ -263,16 +264,16 @@ def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
     """Σ (N,), given or the model's own; an error for no data, or variances that are none."""
     if len(data) == 0:
-        raise ValueError("data is empty: a solve needs at least one datum")
+        raise UserError("data is empty: a solve needs at least one datum")
     sigma = model.sigma(data) if sigma is None else sigma
     if sigma.shape != (len(data),):
-        raise ValueError(
+        raise UserError(
             f"sigma must have shape ({len(data)},), one variance per datum, got "
             f"{tuple(sigma.shape)}"
         )
     good = (sigma > 0) & sigma.isfinite()
     if not bool(good.all()):
-        raise ValueError(
+        raise UserError(
             f"sigma must be positive and finite: {int((~good).sum())} of {len(sigma)} values are "
             "not; give every datum a noise variance, or drop it"
         )
@@ -286,7 +287,7 @@ def _of_start(
     if start is None:
         return None, None
     if start.eps_mean.shape[0] != phi.shape[1] or start.eps_mean.dtype != phi.dtype:
-        raise ValueError(
+        raise UserError(
             f"start has {start.eps_mean.shape[0]} variables in {start.eps_mean.dtype}, the model "
             f"{phi.shape[1]} in {phi.dtype}: warm starts need the same grid, torus and dtype"
         )

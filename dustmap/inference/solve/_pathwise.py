@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, GridPrior, Prediction, RegularGrid
 from dustmap.gp.features import chunks, interpolation
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues, keyed_normal
@@ -116,7 +117,7 @@ class PathwisePosterior(AbstractPosterior):
         statistics of S draws.
         """
         if q.ndim != 1 or not bool(((q > 0) & (q < 1)).all()):
-            raise ValueError(
+            raise UserError(
                 f"q must be a vector of probabilities in (0, 1), e.g. 0.16, 0.5, 0.84, got {q}"
             )
         prediction = self.predict(functional)
@@ -170,7 +171,7 @@ class PathwisePosterior(AbstractPosterior):
 
     def _refuse_more(self, count: int) -> None:
         if not 1 <= count <= len(self.deviations):
-            raise ValueError(
+            raise UserError(
                 f"count must be between 1 and the {len(self.deviations)} draws of this posterior, "
                 f"got {count}: raise `samples` of the solve settings and solve again"
             )
@@ -250,7 +251,7 @@ class GriddedDraws(AbstractPosterior):
     ) -> Tensor:
         """The first `count` stored draws (count, N); `generator` is not needed."""
         if not 1 <= count <= self.n_samples:
-            raise ValueError(f"count must be 1 to the {self.n_samples} draws, got {count}")
+            raise UserError(f"count must be 1 to the {self.n_samples} draws, got {count}")
         return self._seen(functional)[:count]
 
     def _seen(self, functional: AbstractFunctional) -> Tensor:

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import warn_unconverged
@@ -83,7 +84,7 @@ def one_pass_covariance(
 ) -> AbstractGaussian:
     """S_i = (I + Σ_n w_n φ_{n,i} φ_{n,i}ᵀ)⁻¹ with m = 0: one pass over the rows (S4)."""
     if len(source) == 0:
-        raise ValueError("the data set is empty: at least one datum is needed")
+        raise UserError("the data set is empty: at least one datum is needed")
     own, statistics = source.own(weights), None
     for part, rows in source.chunks():
         statistics = model.family.precision_statistics(rows.phi, own[part], statistics)

@@ -41,6 +41,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, Parameters, own_batch
 from dustmap.gp.families import AbstractGaussian, FullRankFamily, FullRankGaussian
 from dustmap.gp.features import Features, chunks
@@ -197,14 +198,14 @@ class _Problem:
         model: VariationalModel, batch: Batch, objective: AbstractCollapsedObjective | None
     ) -> "_Problem":
         if len(batch) == 0:
-            raise ValueError("the data set is empty: at least one datum is needed")
+            raise UserError("the data set is empty: at least one datum is needed")
         if not isinstance(model.likelihood, GaussianLikelihood):
-            raise ValueError(
+            raise UserError(
                 f"a collapsed bound needs a GaussianLikelihood, got "
                 f"{type(model.likelihood).__name__}: use fit_svi for other likelihoods"
             )
         if not isinstance(model.family, FullRankFamily):
-            raise ValueError(
+            raise UserError(
                 f"the q of a collapsed bound is in the FullRankFamily, got "
                 f"{type(model.family).__name__}: use solve_direct for structured families"
             )

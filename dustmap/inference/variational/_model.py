@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, AbstractParametric, Batch
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, chunks
@@ -44,7 +45,7 @@ class VariationalModel(AbstractParametric):
 
     def __post_init__(self) -> None:
         if self.family.n_features != self.features.n_features:
-            raise ValueError(
+            raise UserError(
                 f"family has {self.family.n_features} variables but the feature map has "
                 f"{self.features.n_features}: build the family for features.n_features"
             )

@@ -8,6 +8,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.functionals import whole
@@ -43,9 +44,9 @@ class StepDecay:
 
     def __post_init__(self) -> None:
         if not 0 < self.factor <= 1:
-            raise ValueError(f"factor must be in (0, 1], got {self.factor}")
+            raise UserError(f"factor must be in (0, 1], got {self.factor}")
         if not all(0 <= fraction < 1 for fraction in self.at):
-            raise ValueError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+            raise UserError(f"at must be fractions of the fit in [0, 1), got {self.at}")
 
     def __call__(self, fraction: float) -> float:
         """The factor after this fraction of the fit."""
@@ -69,9 +70,9 @@ class StepSchedule:
 
     def __post_init__(self) -> None:
         if not 0 < self.initial <= 1:
-            raise ValueError(f"initial step must be in (0, 1], got {self.initial}")
+            raise UserError(f"initial step must be in (0, 1], got {self.initial}")
         if not self.delay > 0 or not 0 <= self.power <= 1:
-            raise ValueError(
+            raise UserError(
                 f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
             )
 
@@ -104,16 +105,16 @@ class SVISettings:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
-            raise ValueError(
+            raise UserError(
                 "batch_size, epochs and patience must be at least 1, got "
                 f"{self.batch_size}, {self.epochs}, {self.patience}"
             )
         if not 0 < self.safety <= 1:
-            raise ValueError(
+            raise UserError(
                 f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
             )
         if self.learning_rate < 0:
-            raise ValueError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
+            raise UserError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
 
     def lengths(self, step: int, epoch: int = 1) -> StepLengths:
         """Lengths of step number `step`, in an epoch counted from 1."""
@@ -271,7 +272,7 @@ def fit_svi(
             checkpointer.save_if_due(lambda: passes.snapshot(run, finished=False))
     chosen = passes.best or passes.last
     if chosen is None:
-        raise ValueError("the data set is empty: at least one datum is needed")
+        raise UserError("the data set is empty: at least one datum is needed")
     if reader is None or not reader.finished:
         checkpointer.finish(passes.snapshot(run, finished=True))
     if chosen.theta is None:

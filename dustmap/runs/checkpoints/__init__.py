@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from dustmap.runs.checkpoints._checkpointer import Undisturbed as Undisturbed
     from dustmap.runs.checkpoints._damage import translating_damage as translating_damage
     from dustmap.runs.checkpoints._directory import RunDirectory as RunDirectory
-    from dustmap.runs.checkpoints._file import UnusableState as UnusableState
     from dustmap.runs.checkpoints._life import check_free as check_free
     from dustmap.runs.checkpoints._life import check_resumable as check_resumable
     from dustmap.runs.checkpoints._life import finish as finish

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol, final
 
+from dustmap.errors import UserError
 from dustmap.inference import AbstractCheckpointer, State
-from dustmap.runs.checkpoints._file import UnusableState, read_state, token_of, write_state
+from dustmap.runs.checkpoints._file import read_state, token_of, write_state
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class DiskCheckpoints:
             return None
         found = read_state(path, self.folder)
         if found.scope != scope:
-            raise UnusableState(
+            raise UserError(
                 f"{path} is the state of {found.scope}, not of {scope}: delete "
                 f"{self.folder} or start anew with --overwrite"
             )
@@ -152,7 +153,7 @@ class DiskCheckpointer(AbstractCheckpointer):
 
     def child(self, name: str) -> "DiskCheckpointer":
         if _NAME.fullmatch(name) is None:
-            raise ValueError(f"a part is called {name!r}; expected letters, digits, - and _")
+            raise UserError(f"a part is called {name!r}; expected letters, digits, - and _")
         return DiskCheckpointer(self.checkpoints, f"{self.scope}.{name}")
 
     def load(self) -> State | None:

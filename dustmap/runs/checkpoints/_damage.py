@@ -9,12 +9,13 @@ from zipfile import BadZipFile
 
 import torch
 
+from dustmap.errors import UserError
 from dustmap.tables import raised_here
 
 # What values of the wrong type, shape or size, and damaged archives, make of their readers.
 _DAMAGE = (
     *(LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
-    *(EOFError, SyntaxError, TokenError, MemoryError, BadZipFile, zlib.error),
+    *(ValueError, EOFError, SyntaxError, TokenError, MemoryError, BadZipFile, zlib.error),
 )
 
 #: Of these, faults of ours where a frame of this package raises them.
@@ -23,20 +24,20 @@ _FAULTS = (TypeError, AttributeError, AssertionError)
 
 @contextmanager
 def translating_damage(path: Path) -> Iterator[None]:
-    """Turn errors of damaged files of the run at `path` into one ValueError that says what to do.
+    """Turn errors of damaged files of the run at `path` into one UserError that says what to do.
 
     A TypeError, AttributeError or AssertionError that this package raises itself passes as it is:
     values in files are checked where they are read.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (UserError, torch.OutOfMemoryError):
         raise
     except _DAMAGE as error:
         if isinstance(error, _FAULTS) and raised_here(error):
             raise
         words = " ".join(str(error).split())[:200]
-        raise ValueError(
+        raise UserError(
             f"{path}: the files of this run are damaged or not of one run ({type(error).__name__}: "
             f"{words}); run it again"
         ) from error

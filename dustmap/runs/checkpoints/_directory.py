@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.inference import AbstractCheckpointer, NoCheckpoints
 from dustmap.runs.checkpoints._checkpointer import Checkpoints
 from dustmap.runs.checkpoints._file import durable
@@ -82,7 +83,7 @@ class RunDirectory:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {key: stored[key] for key in stored.files}
         except (ValueError, EOFError, BadZipFile) as error:
-            raise ValueError(f"{path} is damaged ({error}); run it again") from error
+            raise UserError(f"{path} is damaged ({error}); run it again") from error
 
     def write_text(self, name: str, content: str) -> None:
         if self.rank > 0:

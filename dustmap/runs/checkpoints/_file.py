@@ -24,14 +24,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.inference import State
 from dustmap.tables._outputs import naming
-
-
-@final
-class UnusableState(ValueError):
-    """A state that nothing can go on from; the message says what is wrong and what to do."""
-
 
 SCHEMA = 1
 #: What a file that cannot be used is answered with.
@@ -105,7 +100,7 @@ def token_of(scope: str, place: tuple[tuple[str, int], ...], state: State) -> st
 
 
 def read_state(path: Path, folder: Path | None = None) -> StateFile:
-    """What `write_state` has written; anything else is an UnusableState that says what to do.
+    """What `write_state` has written; anything else is a UserError that says what to do.
 
     folder: what is to be deleted then.
     """
@@ -115,14 +110,14 @@ def read_state(path: Path, folder: Path | None = None) -> StateFile:
             with zipfile.ZipFile(file) as archive:
                 return _read(archive)
         except _Newer as error:
-            raise UnusableState(
+            raise UserError(
                 f"{path} has schema {error.schema} of a newer dustmap, and this reads {SCHEMA}: "
                 f"go on with that version, or {remedy}"
             ) from None
         except _Foreign:
-            raise UnusableState(f"{path} is no state that dustmap has kept: {remedy}") from None
+            raise UserError(f"{path} is no state that dustmap has kept: {remedy}") from None
         except _DAMAGE as error:
-            raise UnusableState(f"{path} is damaged ({_line(error)}): {remedy}") from None
+            raise UserError(f"{path} is damaged ({_line(error)}): {remedy}") from None
 
 
 @contextmanager
@@ -189,7 +184,7 @@ def _read(archive: zipfile.ZipFile) -> StateFile:
     written = _bytes(archive, "header.npy")
     token = hashlib.sha256(written).hexdigest()
     if _bytes(archive, "header_sha256.npy").hex() != token:
-        raise ValueError("its header does not match its checksum")
+        raise UserError("its header does not match its checksum")
     header = json.loads(written)
     if header["schema"] != SCHEMA:
         raise _Newer(header["schema"])
@@ -205,7 +200,7 @@ def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
     # Some hundred bytes more than a header can have would be none.
     with archive.open(name) as member:
         if npy.read_magic(member) != (1, 0):
-            raise ValueError(f"{name} is of no version that is written")
+            raise UserError(f"{name} is of no version that is written")
         npy.read_array_header_1_0(member)
         return member.read()
 
@@ -218,17 +213,17 @@ def _array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> Tens
     with archive.open(name) as member:
         found_shape, fortran, found_dtype = _npy_header(member)
         if (found_shape, fortran, found_dtype) != (shape, False, bits.dtype):
-            raise ValueError(f"the array {told['name']} is not what its header says")
+            raise UserError(f"the array {told['name']} is not what its header says")
         _fill(member, bits)
     if _sha256(bits) != told["sha256"]:
-        raise ValueError(f"the array {told['name']} does not match its checksum")
+        raise UserError(f"the array {told['name']} does not match its checksum")
     tensor = torch.from_numpy(bits)
     return tensor.view(dtype) if dtype in _AS_BITS else tensor
 
 
 def _npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if npy.read_magic(member) != (1, 0):
-        raise ValueError("an array is of no version that is written")
+        raise UserError("an array is of no version that is written")
     shape, fortran, dtype = npy.read_array_header_1_0(member)
     # numpy says that of arrays with one axis, too.
     return shape, fortran and len(shape) > 1, dtype

@@ -12,6 +12,7 @@ import torch
 
 from dustmap import __version__
 from dustmap.config import Config
+from dustmap.errors import UserError
 
 SCHEMA = 1
 IDENTITY = "identity.json"
@@ -63,15 +64,15 @@ class Identity:
         """That of a run, from its checkpoint."""
         path, remedy = folder / IDENTITY, "choose another --output"
         if not path.is_file():
-            raise ValueError(f"{path} is missing, so that nothing can go on: {remedy}")
+            raise UserError(f"{path} is missing, so that nothing can go on: {remedy}")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             schema = content["schema"]
             if schema != SCHEMA:
-                raise ValueError(f"has schema {schema}, and this dustmap reads {SCHEMA}")
+                raise UserError(f"has schema {schema}, and this dustmap reads {SCHEMA}")
             return cls(content["settings"], content["files"], content["setup"], content["version"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be used ({error}): {remedy}") from None
+            raise UserError(f"{path} cannot be used ({error}): {remedy}") from None
 
     def text(self) -> str:
         """The content of identity.json."""
@@ -91,7 +92,7 @@ class Identity:
         if self.version != here.version:
             differences.append(f"dustmap: {self.version} in RUN, {here.version} here")
         if differences:
-            raise ValueError(
+            raise UserError(
                 f"{path} cannot go on with --resume as another run: {'; '.join(differences)}; "
                 f"give what it was started with, or start anew with --overwrite"
             )

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, last_saved
 from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
-from dustmap.runs.checkpoints._file import UnusableState, durable, sync_directory
+from dustmap.runs.checkpoints._file import durable, sync_directory
 from dustmap.runs.checkpoints._identity import IDENTITY, Identity, proves_run
 from dustmap.runs.checkpoints._lock import holding, refuse_held
 from dustmap.runs.checkpoints._written import (
@@ -161,7 +162,7 @@ def resumed_run(
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
                 yield directory
-        except UnusableState:
+        except UserError:
             raise
         except BaseException as error:
             error.add_note(GO_ON)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.runs.checkpoints._directory import RunDirectory
 from dustmap.runs.checkpoints._written import CONFIG
 
@@ -17,7 +18,7 @@ def reopened_config(directory: RunDirectory, overrides: Sequence[str]) -> Config
     own = directory.config()
     config = configuration.load(directory.path / CONFIG, overrides)
     if config.compute.dtype != own.compute.dtype:
-        raise ValueError(
+        raise UserError(
             f"--dtype {config.compute.dtype}: {directory.path} was fitted in {own.compute.dtype}, "
             f"and so is all that it is asked for; leave --dtype out, or fit it again"
         )

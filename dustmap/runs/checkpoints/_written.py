@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dustmap.config import STAR_FIGURES
+from dustmap.errors import UserError
 from dustmap.runs.checkpoints._lock import LOCK
 from dustmap.sky import check_enclosed
 from dustmap.tables._outputs import STORE
@@ -50,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); run it again") from error
+        raise UserError(f"{path} is damaged ({error}); run it again") from error
     return content
 
 

@@ -11,6 +11,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.config import Config, DataConfig, GridConfig
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.tables import check_rows, number_column
 
@@ -39,7 +40,7 @@ class Rows:
 def rows_of(table: Table, data: DataConfig) -> Rows:
     """Read inputs, targets and errors from the columns that the configuration names."""
     if len(table) == 0:
-        raise ValueError("the table has no rows: expected at least two")
+        raise UserError("the table has no rows: expected at least two")
     error = number_column(table, data.error) if data.error else None
     if error is not None:
         check_rows(error > 0, data.error, "> 0")
@@ -70,7 +71,7 @@ def grid_of(config: GridConfig, dim: int) -> RegularGrid | None:
         return None
     for name in ("center", "size"):
         if len(getattr(config, name)) != dim:
-            raise ValueError(
+            raise UserError(
                 f"grid.{name} = {list(getattr(config, name))}: expected {dim} numbers, one for "
                 f"each of data.inputs"
             )
@@ -86,7 +87,7 @@ def within(rows: Rows, grid: RegularGrid | None, config: Config) -> Rows:
     inside = grid.contains(torch.from_numpy(rows.X)).numpy()
     if inside.all() or config.grid.outside == "drop":
         return rows[inside]
-    raise ValueError(
+    raise UserError(
         f"{int((~inside).sum())} of {len(rows)} rows lie outside the box {grid.lower} to "
         f"{grid.upper} of {', '.join(config.data.inputs)}: widen [grid], leave it out for a grid "
         f'around the data, or set grid.outside = "drop"'

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.runs.regression._data import Array, Rows
 from dustmap.sky import Provenance
@@ -190,7 +191,7 @@ def _draw(
 def _nearest(levels: Array, height: float, name: str) -> int:
     half = (levels[1] - levels[0]) / 2
     if not levels[0] - half <= height <= levels[-1] + half:
-        raise ValueError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
+        raise UserError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
     return int(np.abs(levels - height).argmin())
 
 

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.estimators import HIPGPRegressor
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._run import AbstractFinishedRun
@@ -49,12 +50,12 @@ class RegressionResult(AbstractFinishedRun):
         """
         del card, progress
         if truth_column:
-            raise ValueError(
+            raise UserError(
                 f'--truth-column {truth_column} is for data.kind = "stars"; a regression is scored '
                 "by its target"
             )
         if system:
-            raise ValueError(
+            raise UserError(
                 f'--system {system} is for data.kind = "stars"; a regression has no extinctions'
             )
         every = rows_of(read_tables(catalog), self.config.data)
@@ -103,7 +104,7 @@ class RegressionResult(AbstractFinishedRun):
 def open_regression(directory: RunDirectory, config: Config) -> RegressionResult:
     """Read the fitted model back; config: the run's, computing where and how it is now asked."""
     if config.compute.device == "cuda":
-        raise ValueError("--device cuda: a regression runs on the CPU; leave it out")
+        raise UserError("--device cuda: a regression runs on the CPU; leave it out")
     path, own = directory.path, directory.config()
     made = Provenance(configuration.sha256(own), (f"engine {own.fit.engine}",))
     model = HIPGPRegressor.load(path / CHECKPOINT)

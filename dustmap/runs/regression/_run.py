@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.engines import MOST_DENSE
+from dustmap.errors import UserError
 from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
@@ -74,7 +75,7 @@ class RegressionRun(AbstractRun):
 
     def check_until(self, until: Stage) -> None:
         if until is not Stage.EXPORT:
-            raise ValueError(
+            raise UserError(
                 f'--until {until.value}: a run with data.kind = "regression" has no such stage; '
                 "leave it out"
             )
@@ -164,11 +165,11 @@ def prepare_regression(
     """
     del earlier
     if world.size > 1:
-        raise ValueError(
+        raise UserError(
             f'data.kind = "regression" runs in one process, not on {world.size} ranks: start one'
         )
     if config.compute.device == "cuda":
-        raise ValueError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
+        raise UserError('compute.device = "cuda": regression runs on the CPU; use "auto" or "cpu"')
     found = rows_of(read_tables(*config.data.catalog), config.data)
     grid = grid_of(config.grid, len(config.data.inputs))
     rows = within(found, grid, config)
@@ -185,7 +186,7 @@ def _split(config: Config, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     shuffled = np.random.default_rng(config.fit.seed).permutation(n)
     held_out = round(config.data.holdout * n)
     if n - held_out < 2:
-        raise ValueError(
+        raise UserError(
             f"data.holdout = {config.data.holdout:g} leaves {n - held_out} of {n} rows to fit; "
             f"expected at least two"
         )
@@ -194,14 +195,14 @@ def _split(config: Config, n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
     if config.fit.epochs > 0:
-        raise ValueError(
+        raise UserError(
             f"fit.epochs = {config.fit.epochs} is for stars: regression is solved in closed form; "
             f"leave it out or at 0"
         )
     if config.fit.engine != "exact":
         return
     if n > MOST_DENSE:
-        raise ValueError(
+        raise UserError(
             f'fit.engine = "exact" takes at most {MOST_DENSE:,} rows, and {n:,} are left to fit: '
             f'use fit.engine = "global", which solves on a grid'
         )
@@ -212,7 +213,7 @@ def _check_engine(config: Config, n: int, grid: RegularGrid | None) -> None:
 def _check_block(config: Config) -> None:
     dim = len(config.data.inputs)
     if config.fit.block and len(config.fit.block) != dim:
-        raise ValueError(
+        raise UserError(
             f"fit.block = {list(config.fit.block)}: expected {dim} whole numbers, one for each of "
             f"data.inputs, or none"
         )
@@ -222,7 +223,7 @@ def estimator_of(config: Config, rows: Rows, grid: RegularGrid | None) -> HIPGPR
     """The estimator that a configuration describes."""
     model, fit = config.model, config.fit
     if "mean" not in model.learn:
-        raise ValueError(
+        raise UserError(
             f'model.learn = {list(model.learn)}: a regression always learns its mean; add "mean"'
         )
     names = {"length": "length", "std": "variance", "noise": "noise", "mean": "mean"}
@@ -263,7 +264,7 @@ def _noise(config: Config) -> str:
     if config.data.error:
         return "scale" if learned else "given"
     if not learned:
-        raise ValueError(
+        raise UserError(
             f"model.learn = {list(config.model.learn)} without data.error: expected a column of "
             f'standard errors, or "noise" among what is learned'
         )

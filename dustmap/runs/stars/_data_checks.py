@@ -14,6 +14,7 @@ from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.runs._run import dtype_of
 from dustmap.runs.reports import Check
@@ -156,7 +157,7 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
         number = int(share.world.total(counted))
     box = f"{grid.lower} to {grid.upper} pc"
     if number == 0 and config.grid.outside != "truncate":
-        raise ValueError(
+        raise UserError(
             f"none of {share.total:,} stars lies within the box {box}, the nearest is at "
             f"{share.sample.distance.min():.3g} pc: expected distances in pc (parallaxes in mas) "
             "and a box around the stars (grid.center, grid.size)"
@@ -177,7 +178,7 @@ def _beyond_the_sun(stars: StarTable, spacing: float) -> Check:
     distance = stars.distance
     beyond = float(np.mean(distance > spacing))
     if beyond == 0.0:
-        raise ValueError(
+        raise UserError(
             f"all {len(stars):,} stars looked at are within {distance.max():.3g} pc of the Sun, "
             f"less than one cell (grid.spacing = {spacing:g} pc): expected distances in pc; if "
             "they are in kpc, name that unit in the file or call the column distance_kpc, else "
@@ -194,7 +195,7 @@ def _lengths(config: Config) -> tuple[Check, ...]:
     """Of a length far below what the grid can hold; one that is learned is judged as learned."""
     length, spacing = config.model.length, config.grid.spacing
     if length < _ABSURD_LENGTH * spacing:
-        raise ValueError(
+        raise UserError(
             f"model.length = {length:g} pc is {length / spacing:.2g} of grid.spacing = "
             f"{spacing:g} pc: expected {spacing:g} pc or more on this grid; a length of "
             f"{length:g} pc needs grid.spacing = {length:g}"
@@ -219,7 +220,7 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
     if error >= least:
         return
     finer = 'compute.dtype = "float64", ' if config.compute.dtype == "float32" else ""
-    raise ValueError(
+    raise UserError(
         f"column extinction_error: the median error is {error:.3g} mag beside extinctions of "
         f"{spread:.3g} mag, and {config.compute.dtype} resolves errors of {least:.2g} mag or more; "
         f"are both in mag? give the true errors, or set {finer}model.scatter = {least:.2g} (mag, "

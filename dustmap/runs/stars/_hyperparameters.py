@@ -8,6 +8,7 @@ from scipy.stats import norm, t
 from torch import Tensor
 
 from dustmap.engines import Arrays, Learning
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
 from dustmap.inference import (
     DatumScores,
@@ -107,7 +108,7 @@ class Hyperparameters:
             for name, v in values.items()
         )
         if not (numbers and needed <= set(values) <= names):
-            raise ValueError(
+            raise UserError(
                 f"the learned hyperparameters must be numbers {', '.join(sorted(needed))} and "
                 f"perhaps others of {', '.join(sorted(names - needed))}, got {values!r:.200}; run "
                 "it again"

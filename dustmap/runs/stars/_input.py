@@ -11,6 +11,7 @@ from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.config import DataConfig, load
+from dustmap.errors import UserError
 from dustmap.sky.catalogs import (
     Alias,
     CardColumn,
@@ -71,7 +72,7 @@ def refuse_late_wishes(data: DataConfig) -> None:
     usual = DataConfig()
     for key in ("columns", "cuts", "invalid", "parallax_zero_point", *_OF_PRIOR):
         if getattr(data, key) != getattr(usual, key):
-            raise ValueError(
+            raise UserError(
                 f"data.{key} = {getattr(data, key)!r} comes too late for the star store "
                 f"{data.catalog[0]}: say it to `dustmap ingest`"
             )
@@ -84,7 +85,7 @@ def from_store(store: StarStore, needed: Needed | None = None) -> StarInput:
         return StarInput(store.read(), provenance)
     parts = [part[mask] for part in store.chunks() if (mask := needed(part)).any()]
     if not parts:
-        raise ValueError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
+        raise UserError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
     stars = concatenate(parts)
     return StarInput(stars, provenance, len(store) - len(stars))
 
@@ -132,7 +133,7 @@ def read_truth(
     rows = order[np.minimum(at, len(order) - 1)]
     missing = found.source_id[rows] != stars.source_id
     if missing.any():
-        raise ValueError(
+        raise UserError(
             f"{path}: {int(missing.sum())} stars have no finite value in the column {column}, "
             f"such as source_id {stars.source_id[missing][0]}"
         )

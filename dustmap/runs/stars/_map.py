@@ -11,6 +11,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import scores
@@ -97,7 +98,7 @@ class StarMap(AbstractFinishedRun):
     def held_out(self) -> Comparison:
         """The stars that the run held out beside their predictions, noise included."""
         if len(self.run.holdout) == 0:
-            raise ValueError("the run held out no stars (data.holdout = 0): nothing to compare")
+            raise UserError("the run held out no stars (data.holdout = 0): nothing to compare")
         found = predictions(self.fit, self.run.observed, self.run.holdout)
         return comparison_of(self.run.stars, found)
 
@@ -182,7 +183,7 @@ class StarMap(AbstractFinishedRun):
         lon, lat, far = place
         values = self.at_stars(lon, lat, ExactDistances(far))
         if np.isnan(values["density_mean"][0]):
-            raise ValueError(
+            raise UserError(
                 f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box "
                 f"{self.run.grid.lower} to {self.run.grid.upper} pc"
             )
@@ -247,7 +248,7 @@ class StarMap(AbstractFinishedRun):
         """Of extinctions and of densities at N stars of known distance, at the probabilities
         `levels`: (Q, N) each, NaN outside the box and of rays that start outside."""
         if not distances.exact:
-            raise ValueError(
+            raise UserError(
                 "percentiles: expected exact distances, got uncertain ones; ask for mean and std "
                 "alone, or leave the errors of the distances out"
             )
@@ -267,7 +268,7 @@ class StarMap(AbstractFinishedRun):
         mine = self.run.grid
         step = mine.spacing[0] if step is None else step
         if not step > 0.0:
-            raise ValueError(f"--step {step:g}: expected more than 0 pc")
+            raise UserError(f"--step {step:g}: expected more than 0 pc")
         faces = list(zip(mine.lower, mine.upper, strict=True))
         if box is not None:
             faces = [(box[0], box[1]), (box[2], box[3]), (box[4], box[5])]
@@ -276,13 +277,13 @@ class StarMap(AbstractFinishedRun):
             "XYZ", faces, mine.lower, mine.upper, strict=True
         ):
             if not mine_low - 1e-6 <= low < high <= mine_high + 1e-6:
-                raise ValueError(
+                raise UserError(
                     f"--box along {axis}: expected {mine_low:g} <= {axis}0 < {axis}1 <= "
                     f"{mine_high:g} pc, the box of the run, got {low:g} and {high:g}"
                 )
             cells = (high - low) / step
             if abs(cells - round(cells)) > 1e-6 or round(cells) < 1:
-                raise ValueError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
+                raise UserError(f"--step {step:g}: expected a part of {high - low:g} pc on {axis}")
             shape.append(round(cells) + 1)
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 

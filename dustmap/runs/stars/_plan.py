@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.engines import SPECTRA, GriddedSizes, MemoryPlan, drawing_bytes, shown
+from dustmap.errors import UserError
 from dustmap.gp import own_batch
 from dustmap.runs._run import Plan, dtype_of
 from dustmap.runs.stars._engines import engine_of, problem_of
@@ -99,7 +100,7 @@ def refuse_nodes(config: Config) -> None:
         return
     finest = _finest(config, lambda changed: _may_fit(changed, allowed))
     remedy = "a smaller grid.size" if finest is None else f"grid.spacing = {finest:g} or more"
-    raise ValueError(
+    raise UserError(
         f"grid.spacing = {config.grid.spacing:g} pc: one number at each node of the box takes "
         f"{shown(_field_bytes(config))} and compute.memory allows {shown(allowed)}; take "
         f"{remedy}"

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.gp import torus_for
 from dustmap.runs.stars._model import LogNormalDensity, density_of, kernel_of
 from dustmap.sky.simulation import AbstractDust, GaussianDust, LogNormalDust, SkyModel
@@ -29,7 +30,7 @@ def prior_sky(config: Config, spacing: float | None = None) -> SkyModel:
     it where a torus at that spacing has more than 2²³ points, and itself where those have as well.
     """
     if config.data.kind != "stars":
-        raise ValueError(
+        raise UserError(
             f'data.kind = "{config.data.kind}": expected "stars", as the prior of a sky is one of '
             "dust"
         )

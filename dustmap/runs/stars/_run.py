@@ -14,6 +14,7 @@ import torch
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.engines import Learning
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld, unwatched
@@ -303,13 +304,13 @@ def prepare_stars(
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
     if truth is not None and truth.system != given.stars.system:
-        raise ValueError(
+        raise UserError(
             f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
             f"{given.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
     run = assemble(config, share or given, truth, seconds, world)
     if len(run.train) > engine.most_rows:
-        raise ValueError(
+        raise UserError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
             f"{len(run.train):,} are left to fit; raise data.holdout or take a part of the catalog"
         )
@@ -343,7 +344,7 @@ def assemble(
     shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
     held_out = round(config.data.holdout * len(observed))
     if held_out == len(observed):
-        raise ValueError(
+        raise UserError(
             f"data.holdout = {config.data.holdout:g} leaves none of {len(observed)} stars to fit"
         )
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))

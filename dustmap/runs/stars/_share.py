@@ -9,6 +9,7 @@ import torch
 
 from dustmap.config import Config
 from dustmap.distributed import check_agreement
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
@@ -105,5 +106,5 @@ def copy_store(path: Path, config: Config) -> None:
 
 def _share(total: int, world: AbstractWorld) -> slice:
     if total < world.size:
-        raise ValueError(f"{total} stars for {world.size} ranks: start fewer ranks")
+        raise UserError(f"{total} stars for {world.size} ranks: start fewer ranks")
     return world.share(total)

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from dustmap import config as configuration
 from dustmap.config import Config
+from dustmap.errors import UserError
 from dustmap.runs.reports import Progress
 from dustmap.runs.stars._model import grid_of
 from dustmap.runs.stars._tiles import tile_of
@@ -129,10 +130,10 @@ def _tile_run(path: Path) -> TileRun:
     try:
         config = configuration.from_mapping(_attribute(path, attributes, "configuration", dict))
     except ValueError as error:
-        raise ValueError(f"{path}: the configuration in its attribute tile: {error}") from error
+        raise UserError(f"{path}: the configuration in its attribute tile: {error}") from error
     tile = tile_of(config)
     if tile is None:
-        raise ValueError(f"{path}: its configuration names no tile; run it with data.tile")
+        raise UserError(f"{path}: its configuration names no tile; run it with data.tile")
     stars = int(_attribute(path, attributes, "stars", int))
     return TileRun(str(path), TileMap(str(path), tile, cubes), config, values, stars)
 
@@ -141,7 +142,7 @@ def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | Union
     """Return what the run of a tile has written into its map under a name."""
     value = held.get(key)
     if not isinstance(value, kind):
-        raise ValueError(
+        raise UserError(
             f"{path}: its attribute tile should have {key} of the run, got {value!r:.80}; run it "
             "again with this version of dustmap"
         )
@@ -151,14 +152,14 @@ def _attribute(path: Path, held: Mapping[str, Any], key: str, kind: type | Union
 def _check_alike(run: TileRun, first: TileRun) -> None:
     """One configuration and one prior of the dust, but for what is free."""
     for key, mine, other in _differences(run.config, first.config):
-        raise ValueError(
+        raise UserError(
             f"{run.name}: {key} = {_shown(mine)}, and {_shown(other)} in {first.name}: tiles of "
             "one sky have one configuration, but for data.tile and where they compute"
         )
     for name in sorted(run.dust.keys() | first.dust.keys()):
         a, b = run.dust.get(name), first.dust.get(name)
         if a is None or b is None or not math.isclose(a, b, rel_tol=RELATIVE):
-            raise ValueError(
+            raise UserError(
                 f"{run.name}: hyperparameter {name} = {_shown(a)}, and {_shown(b)} in "
                 f"{first.name}: tiles must share them; learn them once, then hold them "
                 "(model.learn = [], the values in [model])"

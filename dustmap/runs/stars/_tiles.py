@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.config import Config, GridConfig
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._input import StarInput, read_input
@@ -78,7 +79,7 @@ def part_of_sky(config: Config, given: StarInput) -> tuple[Config, StarInput, Ti
     stars = given.stars
     needed = _needed(tile, stars, config)
     if not needed.any():
-        raise ValueError(
+        raise UserError(
             f"tile {tile.pixel}: none of {len(stars)} stars is within {tile.margin:g} pc of its "
             "cone; there is nothing to map"
         )

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import scores
 from dustmap.runs.reports import by_distance, correlation
@@ -24,7 +25,7 @@ def truth_scores(
     """
     mine = _at_nodes(field, grid, truth, seed)
     if len(mine["true"]) == 0:
-        raise ValueError("data.truth: its box has no node of the run's grid inside")
+        raise UserError("data.truth: its box has no node of the run's grid inside")
     true, mean, std = mine["true"], mine["mean"], mine["std"]
     inside = (mine["p16"] <= true) & (true <= mine["p84"])
     found = scores(*(torch.from_numpy(v) for v in (true, mean, std**2))).as_dict()

@@ -25,4 +25,3 @@ from dustmap.sky.catalogs._rows import ExtinctionKind as ExtinctionKind
 from dustmap.sky.catalogs._rows import galactic_from_icrs as galactic_from_icrs
 from dustmap.sky.catalogs._selection import ROWS as ROWS
 from dustmap.sky.catalogs._selection import Counts as Counts
-from dustmap.tables import CatalogError as CatalogError

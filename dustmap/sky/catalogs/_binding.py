@@ -12,10 +12,11 @@ import numpy as np
 from astropy import units as u
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
 from dustmap.sky.catalogs._cuts import Cut
-from dustmap.tables import CatalogError, Chunk, ColumnRef, ColumnType, FileColumn
+from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 Way = TypeVar("Way", bound=_rows.Alternative)
 _SHOWN = 6  # columns of a file that an error lists
@@ -117,13 +118,13 @@ class _Matcher:
             return None
         if not same and len(close) > 1:
             names = ", ".join(column.name for column in close)
-            raise CatalogError(
+            raise UserError(
                 f"{self.path}: the column {ref.name} could be any of {names}; rename all but one"
             )
         column = (same or close)[0]
         entries = 1 if ref.entry is None else ref.entry + 1
         if (ref.entry is None and column.width != 1) or column.width < entries:
-            raise CatalogError(
+            raise UserError(
                 f"{self.path}: column {column.name} has {column.width} entries a row, the card "
                 f"{self.card.name} asks for {ref}"
             )
@@ -139,7 +140,7 @@ class _Matcher:
         try:
             return float(unit.to(column.unit)), unit.to_string()
         except u.UnitConversionError:
-            raise CatalogError(
+            raise UserError(
                 f"{self.path}: column {match.name} is in {match.unit}: expected a unit like "
                 f"{column.unit} for {column.name}; correct the file's units or the column's name"
             ) from None
@@ -150,7 +151,7 @@ class _Matcher:
                 return u.Unit(match.unit, format=style)
             except (ValueError, TypeError):
                 continue
-        raise CatalogError(
+        raise UserError(
             f"{self.path}: column {match.name}: {match.unit!r} is no unit that is known"
         )
 
@@ -162,7 +163,7 @@ def bind(
     cuts: Sequence[Cut],
     with_extinctions: bool,
 ) -> Binding:
-    """Choose the columns to read; CatalogError says what was looked for and what is there."""
+    """Choose the columns to read; UserError says what was looked for and what is there."""
     matcher = _Matcher(path, card, columns)
     position = _first(matcher, card.positions, "directions")
     distance = _first(matcher, card.distances, "distances")
@@ -227,13 +228,13 @@ def _check_named(binding: Binding, card: SchemaCard) -> None:
     if idle:
         extinction = () if binding.extinction is None else binding.extinction.columns
         used = (*binding.position.columns, *binding.distance.columns, *extinction)
-        raise CatalogError(
+        raise UserError(
             f"column {', '.join(idle)}: named, but stars are made of {', '.join(used)}; name all "
             "columns that belong together, or leave it out"
         )
 
 
-def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogError:
+def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> UserError:
     """Name what is missing, what might be meant, and how to say so."""
     close = matcher.closest(names)
     shown = ", ".join(close[:_SHOWN]) + (", ..." if len(close) > _SHOWN else "")
@@ -241,7 +242,7 @@ def _missing(matcher: _Matcher, purpose: str, names: Sequence[str]) -> CatalogEr
     card = matcher.card
     said = [f"{n} = {card.columns[n].aliases[0].ref}" for n in names if n in card.named]
     looked = f"; looked for as {', '.join(said)}" if said else ""
-    return CatalogError(
+    return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; the "
         f"other columns, closest first, are {shown or 'none'}; name it, such as --column "
         f"{names[0]}={guess} or [data.columns] {names[0]} = {json.dumps(guess)}; "
@@ -254,7 +255,7 @@ def _check_distinct(path: Path, sources: Mapping[str, Source]) -> None:
     for name, source in sources.items():
         other = readers.setdefault(source.ref, name)
         if other != name:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: the column {source.ref} would be both {other} and {name}; the file "
                 f"lacks one of them"
             )

@@ -16,10 +16,11 @@ from typing import Any, Self, TypeVar, final
 
 from astropy import units as u
 
+from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
 from dustmap.sky.systems import ExtinctionSystem, system_named
-from dustmap.tables import CatalogError, ColumnRef, ColumnType
+from dustmap.tables import ColumnRef, ColumnType
 
 Kind = TypeVar("Kind", bound=enum.Enum)
 _KEYS = (
@@ -90,7 +91,7 @@ class SchemaCard:
             if name not in columns:
                 close = difflib.get_close_matches(name, columns, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(columns)}"
-                raise CatalogError(
+                raise UserError(
                     f"column {name}={written}: the card {self.name} has no {name}; {hint}"
                 )
             columns[name] = replace(columns[name], aliases=_written(columns[name], written))
@@ -98,7 +99,7 @@ class SchemaCard:
 
     def cuts(self, preset: str) -> tuple[Cut, ...]:
         if preset not in self.presets:
-            raise CatalogError(
+            raise UserError(
                 f"cuts = {preset!r}: the card {self.name} has {', '.join(self.presets)}"
             )
         return self.presets[preset]
@@ -275,7 +276,7 @@ def card_directory() -> Path:
     for place in places:
         if (place / f"generic{_ENDING}").is_file():
             return place
-    raise CatalogError(f"no schema cards in {' or '.join(map(str, places))}; install dustmap again")
+    raise UserError(f"no schema cards in {' or '.join(map(str, places))}; install dustmap again")
 
 
 def known_cards() -> tuple[str, ...]:
@@ -298,7 +299,7 @@ def card_path(name: str | Path) -> Path:
     if str(name) not in known_cards():
         close = difflib.get_close_matches(str(name), known_cards(), n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise CatalogError(
+        raise UserError(
             f"schema {str(name)!r} is unknown{hint}; choose {', '.join(known_cards())}, "
             f"or give the path of a card of your own, card{_ENDING}"
         )
@@ -310,13 +311,13 @@ def _content(path: Path, name: str) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CatalogError(f"{path}: no schema card ({error.strerror})") from None
+        raise UserError(f"{path}: no schema card ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CatalogError(f"card {name}: not a TOML file ({error})") from None
+        raise UserError(f"card {name}: not a TOML file ({error})") from None
     parent = content.pop("inherits", None)
     if parent is None:
         return content
     if parent not in known_cards() or parent == name:
         others = ", ".join(f'"{card}"' for card in known_cards() if card != name)
-        raise CatalogError(f"card {name}: inherits = {parent!r}: expected one of {others}")
+        raise UserError(f"card {name}: inherits = {parent!r}: expected one of {others}")
     return inherited(content, _content(card_directory() / f"{parent}{_ENDING}", parent))

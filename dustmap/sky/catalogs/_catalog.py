@@ -14,6 +14,7 @@ from astropy import units as u
 from astropy.table import Table
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
@@ -28,7 +29,7 @@ from dustmap.sky.stars import (
     concatenate,
 )
 from dustmap.sky.systems import ExtinctionSystem
-from dustmap.tables import CatalogError, check_output, open_table, scratch_for
+from dustmap.tables import check_output, open_table, scratch_for
 
 #: Identifiers that are compared at once; they and their order take 32 bytes each.
 PART = 2**22
@@ -102,7 +103,7 @@ class IdentifierLog:
             rows.append(first + inside)
             count += len(inside)
             if count > 4 * PART:
-                raise CatalogError(
+                raise UserError(
                     "most rows have one of a few source_id: is that column the right one? "
                     'identifiers = "row" in a card counts rows instead'
                 )
@@ -144,7 +145,7 @@ def read_catalog(
 ) -> Catalog:
     """Read the stars of one or more files with one card.
 
-    CatalogError where a file or a row cannot be used.
+    UserError where a file or a row cannot be used.
 
     Parameters
     ----------
@@ -264,7 +265,7 @@ def _check_repeated(
     selection.duplicates = len(rows)
     if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
-        raise CatalogError(
+        raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
             f'{example[0]}; remove them, or keep the first of each with invalid = "drop"'
         )
@@ -281,7 +282,7 @@ def _rules(
     known = card if isinstance(card, SchemaCard) else card_named(card)
     policy = next((p for p in InvalidRows if p.value == invalid), known.invalid)
     if invalid not in (None, "", policy.value):
-        raise CatalogError(f'invalid = {invalid!r}: expected "error" or "drop"')
+        raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
     return Rules(known, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
 
 
@@ -320,7 +321,7 @@ def read_places(
 ) -> Places:
     """Read every row as a place: none is cut.
 
-    CatalogError where a row has no direction or distance, or the file cannot be read.
+    UserError where a row has no direction or distance, or the file cannot be read.
 
     Parameters
     ----------
@@ -332,14 +333,14 @@ def read_places(
     schema = card if isinstance(card, SchemaCard) else card_named(card)
     reader = open_table(path)
     if len(reader.columns) > MOST_COLUMNS:
-        raise CatalogError(
+        raise UserError(
             f"{path}: expected at most {MOST_COLUMNS:,} columns, all of which are kept beside the "
             f"answers, got {len(reader.columns):,}; select those you need"
         )
     binding = bind(path, schema, reader.columns, (), with_extinctions=False)
     chunks = [binding.values(chunk) for chunk in reader.chunks(_selection.ROWS, binding.wanted)]
     if not chunks:
-        raise CatalogError(f"{path}: the table has no rows")
+        raise UserError(f"{path}: the table has no rows")
     values = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     for reason, bad in _selection.problems_of_places(binding, values).items():
         if bad.any():
@@ -349,5 +350,5 @@ def read_places(
     distances = _rows.distances(binding.distance, values, known, zero_point)
     table = reader.whole()
     if len(table) != len(l):
-        raise CatalogError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
+        raise UserError(f"{path}: {len(l)} places in {len(table)} rows; remove lines of remarks")
     return Places(table, l, b, distances, has_extinctions(path, schema, reader.columns))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from dustmap.tables import CatalogError
+from dustmap.errors import UserError
 
 T = TypeVar("T")
 Columns = Mapping[str, NDArray[Any]]
@@ -49,8 +49,8 @@ class CardTable:
     def names(self) -> tuple[str, ...]:
         return tuple(self._values)
 
-    def error(self, words: str) -> CatalogError:
-        return CatalogError(f"{self._place}: {words}")
+    def error(self, words: str) -> UserError:
+        return UserError(f"{self._place}: {words}")
 
     def only(self, allowed: Iterable[str]) -> None:
         """Refuse other keys than these."""
@@ -137,14 +137,14 @@ class FlagBits:
 
     def bit(self, name: str) -> int:
         if name not in self.bits:
-            raise CatalogError(f"{name!r} is no flag; there are {', '.join(self.bits)}")
+            raise UserError(f"{name!r} is no flag; there are {', '.join(self.bits)}")
         return self.bits[name]
 
     def decode(self, values: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
         """Return whether each named bit is set, by name, in the shape of `values`."""
         whole = np.asarray(values)
         if whole.dtype.kind not in "iu":
-            raise ValueError(f"flags are whole numbers, got {whole.dtype}")
+            raise UserError(f"flags are whole numbers, got {whole.dtype}")
         return {name: (whole >> bit & 1).astype(bool) for name, bit in self.bits.items()}
 
 
@@ -300,7 +300,7 @@ class Cut:
 
 
 def parse_cut(table: CardTable, flags: Mapping[str, FlagBits]) -> Cut:
-    """Parse a cut of a card; CatalogError names the key that is wrong."""
+    """Parse a cut of a card; UserError names the key that is wrong."""
     table.only((*_QUANTITIES, *_TESTS))
     named = [key for key in _QUANTITIES if key in table]
     tests = [key for key in _TESTS if key in table]
@@ -339,7 +339,7 @@ def _test(table: CardTable, key: str, flags: FlagBits | None) -> AbstractTest:
         return OneOf(entries)
     try:
         bits = [_bit(entry, flags) for entry in entries]
-    except CatalogError as error:
+    except UserError as error:
         raise table.error(f"{key}: {error}") from None
     mask = sum(1 << bit for bit in set(bits))
     return Bits(mask, key == "bits_set", ", ".join(map(_shown, entries)))
@@ -353,10 +353,10 @@ def _single(raw: object) -> tuple[str | float, ...] | None:
 def _bit(entry: str | float, flags: FlagBits | None) -> int:
     if isinstance(entry, str):
         if flags is None:
-            raise CatalogError(f"{entry!r}: the card names no flags of this column")
+            raise UserError(f"{entry!r}: the card names no flags of this column")
         return flags.bit(entry)
     if entry != int(entry) or not 0 <= entry < 63:
-        raise CatalogError(f"{entry}: expected a bit from 0 to 62")
+        raise UserError(f"{entry}: expected a bit from 0 to 62")
     return int(entry)
 
 

@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
@@ -23,7 +24,7 @@ from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
 from dustmap.sky.stars import LearnedPrior, ParallaxDistances, ParallaxSample, StarTable, ToLearn
 from dustmap.sky.stars._distances import AbstractDistancePrior
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
-from dustmap.tables import AbstractReader, CatalogError, open_table
+from dustmap.tables import AbstractReader, open_table
 
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
@@ -118,7 +119,7 @@ class Selection:
 
     def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
         if not paths:
-            raise CatalogError("expected at least one catalog, got none")
+            raise UserError("expected at least one catalog, got none")
         self.rules = rules
         self.rows = self.duplicates = 0
         self._cut: Counter[str] = Counter()
@@ -202,7 +203,7 @@ class Selection:
         counts = self.counts
         if counts.kept == 0:
             names = ", ".join(str(file.path) for file in self.files)
-            raise CatalogError(f"{names}: no star is left ({counts})")
+            raise UserError(f"{names}: no star is left ({counts})")
 
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
@@ -215,15 +216,15 @@ class Selection:
         try:
             named = system_named(label) if label else None
         except ValueError as error:
-            raise CatalogError(f"{path}: EXTSYS in its header: {error}") from None
+            raise UserError(f"{path}: EXTSYS in its header: {error}") from None
         if named and card.system and named != card.system:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: the extinctions are {named} by the file's header and {card.system} by "
                 f"the card {card.name}; use the card of this file, such as generic"
             )
         system = named or card.system or self.rules.system
         if system is None:
-            raise CatalogError(
+            raise UserError(
                 f"{path}: nothing says which extinction this is; name its system "
                 f"(data.system, --system, or EXTSYS in the file's header): "
                 f"{', '.join(known_systems())}, or custom:NAME"
@@ -234,17 +235,17 @@ class Selection:
         first = self.files[0]
         for file in self.files:
             if self.rules.system is None and file.system != first.system:
-                raise CatalogError(
+                raise UserError(
                     f"{first.path} is in {first.system} and {file.path} in {file.system}; name the "
                     f"system to convert both to (data.system, --system)"
                 )
             try:
                 conversion(file.system, self.system)
             except ValueError as error:
-                raise CatalogError(f"{file.path}: {error}") from None
+                raise UserError(f"{file.path}: {error}") from None
             mine, its = _kinds(first.binding), _kinds(file.binding)
             if mine != its:
-                raise CatalogError(
+                raise UserError(
                     f"{first.path} has {mine} and {file.path} has {its}; ingest them apart"
                 )
 
@@ -305,9 +306,9 @@ def problems_of_places(binding: Binding, values: dict[str, NDArray[Any]]) -> _ro
     return problems | _rows.distance_problems(binding.distance, values)
 
 
-def invalid_row(path: Path, reason: str, rows: NDArray[np.int64]) -> CatalogError:
+def invalid_row(path: Path, reason: str, rows: NDArray[np.int64]) -> UserError:
     more = f", and in {len(rows) - 1} more of the same chunk" if len(rows) > 1 else ""
-    return CatalogError(
+    return UserError(
         f"{path}: {reason} in row {rows[0]} (counted from 0){more}; correct such rows, or leave "
         f'them out with invalid = "drop"'
     )

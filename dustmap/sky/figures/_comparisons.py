@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Panel
 from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
@@ -66,9 +67,9 @@ class Comparison:
     def __post_init__(self) -> None:
         shapes = {name: np.shape(getattr(self, name)) for name in _COLUMNS}
         if len(set(shapes.values())) != 1 or np.ndim(self.l) != 1 or len(self.l) == 0:
-            raise ValueError(f"expected columns of one length, of one star at least, got {shapes}")
+            raise UserError(f"expected columns of one length, of one star at least, got {shapes}")
         if not np.all(self.std > 0.0):
-            raise ValueError("std: expected standard deviations > 0; add the measurements' errors")
+            raise UserError("std: expected standard deviations > 0; add the measurements' errors")
 
     def __len__(self) -> int:
         return len(self.l)
@@ -109,7 +110,7 @@ def calibration_figure(pit: Array, of: str = "held-out stars") -> Figure:
     """
     pit = np.asarray(pit, np.float64)
     if pit.ndim != 1 or len(pit) == 0 or not np.all((pit >= 0.0) & (pit <= 1.0)):
-        raise ValueError(f"pit: expected one or more numbers (N,) in 0 to 1, got {pit.shape}")
+        raise UserError(f"pit: expected one or more numbers (N,) in 0 to 1, got {pit.shape}")
     figure = style.new_figure(style.TWO_COLUMNS, 3.1)
     axes = figure.subplot_mosaic(
         [["histogram", "coverage"], ["histogram", "difference"]], height_ratios=(2.2, 1.0)

@@ -12,6 +12,7 @@ from astropy.coordinates import SkyCoord
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import PER_MILLE
@@ -130,7 +131,7 @@ def _truth(truth: DustMap | None, places: SkyCoord) -> tuple[Array | None, Array
 def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | None:
     """Select the stars within `angle` degrees of the line, as far as it goes; None for none."""
     if not angle > 0.0:
-        raise ValueError(f"beam: expected a radius of more than 0 degrees, got {angle:g}")
+        raise UserError(f"beam: expected a radius of more than 0 degrees, got {angle:g}")
     ahead = cartesian([profile.l], [profile.b], [1.0])[0]
     near = cartesian(stars.l, stars.b, np.ones(len(stars))) @ ahead >= np.cos(np.radians(angle))
     near &= stars.distance <= profile.distance[-1]
@@ -152,10 +153,10 @@ def distances_within(
 ) -> Array:
     """Return places from the Sun to where the line leaves the box, at most `step` apart."""
     if not abs(b) <= 90.0:
-        raise ValueError(f"b = {b:g}: expected -90 to 90 degrees")
+        raise UserError(f"b = {b:g}: expected -90 to 90 degrees")
     ahead = cartesian([l], [b], [1.0])
     if not all(low <= 0.0 <= high for low, high in zip(lower, upper, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"a line of sight starts at the Sun, which is outside the map ({tuple(lower)} to "
             f"{tuple(upper)} pc)"
         )

@@ -14,6 +14,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Image, Panel, panels_figure
 from dustmap.sky.figures._style import Array
@@ -73,7 +74,7 @@ class Pixels:
     def whole_sky(cls, size: float = 1.0) -> "Pixels":
         """Cut all of it, −180° to 180°, into cells of about `size` degrees."""
         if not 0.0 < size <= 90.0:
-            raise ValueError(f"size of pixels: expected 0 to 90 degrees, got {size:g}")
+            raise UserError(f"size of pixels: expected 0 to 90 degrees, got {size:g}")
         rows = round(180.0 / size)
         return cls(np.linspace(-180.0, 180.0, 2 * rows + 1), np.linspace(-90.0, 90.0, rows + 1))
 
@@ -81,7 +82,7 @@ class Pixels:
     def around(cls, l: float, b: float, radius: float, rows: int = 200) -> "Pixels":
         """Make a window that reaches `radius` degrees to every side of (l, b)."""
         if not abs(b) <= 90.0 or not 0.0 < radius <= 45.0 or abs(b) + radius > 85.0:
-            raise ValueError(
+            raise UserError(
                 f"window at l = {l:g}, b = {b:g} of radius {radius:g} degrees: expected a radius "
                 "of 45 at most, with |b| + radius <= 85; near the poles take the whole sky"
             )
@@ -135,7 +136,7 @@ def sky_image(
     mean = density.query(coords, integrated=integrated)
     if not np.isfinite(mean).any():
         nothing = "no line from the Sun to" if integrated else "no place at"
-        raise ValueError(
+        raise UserError(
             f"{nothing} {distance:g} pc in this direction is inside the map: choose another"
         )
     known = density.available
@@ -156,7 +157,7 @@ def sky_image(
 def _check(density: DustMap, distance: float) -> None:
     near, far = density.distance_bounds.to_value(u.pc)
     if not max(near, 0.0) < distance <= far:
-        raise ValueError(
+        raise UserError(
             f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
             "where the map is"
         )

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Image, Panel, panels_figure
 from dustmap.sky.figures._style import Array
@@ -113,7 +114,7 @@ def _nearest(density: DustMap, axis: Axis, level: float) -> int:
     half = density.grid.spacing[axis.value] / 2
     low, high = centres[0] - half, centres[-1] + half
     if not low <= level <= high:
-        raise ValueError(f"{axis.name.lower()} = {level:g} pc: expected {low:g} to {high:g} pc")
+        raise UserError(f"{axis.name.lower()} = {level:g} pc: expected {low:g} to {high:g} pc")
     return int(np.abs(centres - level).argmin())
 
 

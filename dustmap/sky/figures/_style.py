@@ -23,6 +23,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from numpy.typing import NDArray
 
 from dustmap import __version__
+from dustmap.errors import UserError
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import replacing
 
@@ -123,7 +124,7 @@ def save_figure(
 def check_picture(path: str | Path) -> None:
     """Refuse a name that `save_figure` would refuse, before anything is computed."""
     if Path(path).suffix.lower() not in _ENDINGS:
-        raise ValueError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
+        raise UserError(f"{path}: expected a picture that ends in {' or '.join(_ENDINGS)}")
 
 
 def symbol_of(system: ExtinctionSystem) -> str:

@@ -19,6 +19,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky._provenance import Provenance, conversion_note, write_attributes
 from dustmap.sky.layouts import _places
 from dustmap.sky.layouts._places import LayoutCounts
@@ -58,11 +59,11 @@ class BayestarOptions:
     def __post_init__(self) -> None:
         _places.refuse_bad_nside(self.nside)
         if self.samples < 1:
-            raise ValueError(f"samples: expected at least 1, got {self.samples}")
+            raise UserError(f"samples: expected at least 1, got {self.samples}")
         if not 0 <= self.trusted <= 1:
-            raise ValueError(f"trusted: expected a coverage, 0 to 1, got {self.trusted:g}")
+            raise UserError(f"trusted: expected a coverage, 0 to 1, got {self.trusted:g}")
         if self.n_stars is not None and self.n_stars.shape != (self.pixels,):
-            raise ValueError(
+            raise UserError(
                 f"n_stars: expected one number for each of {self.pixels} pixels, got shape "
                 f"{self.n_stars.shape}"
             )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.sky.maps import AbstractDensityField, MapRequest
 from dustmap.sky.maps._trilinear import chord
@@ -50,7 +51,7 @@ def counts(values: NDArray[np.float32], raised: int = 0) -> LayoutCounts:
 def refuse_sun_outside(field: AbstractDensityField) -> None:
     """Refuse a box without the Sun, where rays start."""
     if not all(low < 0 < high for low, high in zip(field.lower, field.upper, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"box: expected the Sun (0, 0, 0) inside, got {field.lower} to {field.upper} pc; "
             "export a cube (zarr, fits or gtomo) in its place"
         )
@@ -143,7 +144,7 @@ def _spread(
 def refuse_bad_nside(nside: int) -> None:
     """Refuse what is no power of two, which NESTED pixels need."""
     if nside < 1 or nside & (nside - 1) or nside > 8192:
-        raise ValueError(f"nside: expected a power of two, 1 to 8192, got {nside}")
+        raise UserError(f"nside: expected a power of two, 1 to 8192, got {nside}")
 
 
 def pixel_blocks(nside: int, per_pixel: int) -> Iterator[tuple[int, int]]:
@@ -175,12 +176,12 @@ class RadialBins:
 
     def __post_init__(self) -> None:
         if not (0 < self.nearest < self.farthest and math.isfinite(self.farthest)):
-            raise ValueError(
+            raise UserError(
                 f"distances: expected 0 < nearest < farthest in pc, got {self.nearest:g} and "
                 f"{self.farthest:g}"
             )
         if self.count < 2:
-            raise ValueError(f"distances: expected at least 2 bins, got {self.count}")
+            raise UserError(f"distances: expected at least 2 bins, got {self.count}")
 
     @classmethod
     def of_box(cls, field: AbstractDensityField, count: int = COUNT) -> Self:
@@ -213,7 +214,7 @@ class Shells:
         steps = zip((0.0, *self.distances), self.distances, strict=False)
         if not self.distances or not all(near < far < math.inf for near, far in steps):
             listed = ", ".join(f"{distance:g}" for distance in self.distances) or "none"
-            raise ValueError(f"shells: expected ascending distances > 0 in pc, got {listed}")
+            raise UserError(f"shells: expected ascending distances > 0 in pc, got {listed}")
 
     @property
     def count(self) -> int:

@@ -26,6 +26,7 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky import _provenance
 from dustmap.sky._provenance import Provenance
 from dustmap.sky._streamed_fits import ImagePlan, StreamedImage, TablePlan, streamed_fits
@@ -57,13 +58,13 @@ class HealpixOptions:
     def __post_init__(self) -> None:
         _places.refuse_bad_nside(self.nside)
         if self.bins is not None and self.bins.count > _MOST_COLUMNS:
-            raise ValueError(
+            raise UserError(
                 f"distances: expected at most {_MOST_COLUMNS}, the columns of a FITS table, got "
                 f"{self.bins.count}"
             )
         if not set(self.integrated) <= set(_INTEGRATED):
             names = [quantity.value for quantity in self.integrated]
-            raise ValueError(f"integrated: expected mean, std, both or none, got {names}")
+            raise UserError(f"integrated: expected mean, std, both or none, got {names}")
 
 
 def write_healpix(
@@ -77,7 +78,7 @@ def write_healpix(
     _places.refuse_sun_outside(field)
     field.check(options.density)
     if Quantity.STD in options.integrated and field.n_samples < 2:
-        raise ValueError(
+        raise UserError(
             f"integrated std: expected a density with samples, got {field.n_samples}; fit with "
             "more (fit.samples), or ask for the mean"
         )
@@ -195,7 +196,7 @@ class EdenhoferOptions:
         _places.refuse_bad_nside(self.nside)
         refuse_bad_floor(self.floor)
         if self.samples < 0:
-            raise ValueError(f"samples: expected 0 or more, got {self.samples}")
+            raise UserError(f"samples: expected 0 or more, got {self.samples}")
 
     @property
     def request(self) -> MapRequest:
@@ -307,7 +308,7 @@ def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int)
 def refuse_bad_floor(floor: float | None) -> None:
     """Refuse a floor that is no density."""
     if floor is not None and not _TINY <= floor < np.inf:
-        raise ValueError(f"floor: expected a density of at least {_TINY:g} mag/pc, got {floor:g}")
+        raise UserError(f"floor: expected a density of at least {_TINY:g} mag/pc, got {floor:g}")
 
 
 def raised(
@@ -323,7 +324,7 @@ def raised(
     if not count:
         return values, 0
     if floor is None and not positive:
-        raise ValueError(
+        raise UserError(
             f"{count} of {values.size} densities so far are not positive, and readers of this "
             "layout interpolate logarithms: fit with model.density = 'lognormal', choose another "
             "format, or set a floor in mag/pc"

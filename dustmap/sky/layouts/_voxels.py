@@ -26,6 +26,7 @@ import numpy as np
 from astropy.io import fits
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
@@ -55,7 +56,7 @@ class LeikeOptions:
 
     def __post_init__(self) -> None:
         if not all(2 <= n <= most for n, most in zip(self.shape, _SHAPE, strict=True)):
-            raise ValueError(f"shape: expected (2, 2, 2) to {_SHAPE}, got {self.shape}")
+            raise UserError(f"shape: expected (2, 2, 2) to {_SHAPE}, got {self.shape}")
 
 
 def write_leike2020(
@@ -105,7 +106,7 @@ def _inside(
         centres = edge + 0.5 + np.arange(n)
         ranges.append(np.flatnonzero((centres >= low) & (centres <= high)))
     if min(len(indices) for indices in ranges) < 2:
-        raise ValueError(
+        raise UserError(
             f"box: {field.lower} to {field.upper} pc has no voxel of the Leike2020 layout, "
             f"{shape} of 1 pc from {_EDGE}; export a cube (zarr, fits or gtomo) in its place"
         )
@@ -142,13 +143,13 @@ class GTomoOptions:
 
     def __post_init__(self) -> None:
         if self.grid.dim != 3 or not np.allclose(self.grid.spacing, self.grid.spacing[0]):
-            raise ValueError(
+            raise UserError(
                 f"grid: expected three axes of one step, got steps {self.grid.spacing} pc"
             )
         if self.quantity in (Quantity.SAMPLES, Quantity.COVERAGE):
-            raise ValueError(f"quantity: expected a density, got {self.quantity.value}")
+            raise UserError(f"quantity: expected a density, got {self.quantity.value}")
         if self.resolution is not None and not self.resolution > 0:
-            raise ValueError(f"resolution: expected more than 0 pc, got {self.resolution:g}")
+            raise UserError(f"resolution: expected more than 0 pc, got {self.resolution:g}")
 
     @property
     def step(self) -> float:
@@ -257,7 +258,7 @@ def _read_fits(path: Path) -> _Cube:
     with fits.open(path) as hdus:
         header, data = hdus[0].header, hdus[0].data
         if data is None or data.ndim != 3 or "STEP" not in header:
-            raise ValueError(
+            raise UserError(
                 f"{path}: expected a cube in the primary unit with the card STEP, as G-Tomo's "
                 "cubes have; open other maps with DustMap.open"
             )
@@ -271,13 +272,13 @@ def _read_hdf5(path: Path) -> _Cube:
     with open_hdf5(path) as file:
         names = [name for name in (DATASET, _OLD_DATASET) if name in file]
         if not names:
-            raise ValueError(
+            raise UserError(
                 f"{path}: expected the dataset {DATASET} or {_OLD_DATASET}, got {sorted(file)}"
             )
         cube = file[names[0]]
         for key in ("sun_position", "gridstep_values"):
             if key not in cube.attrs:
-                raise ValueError(
+                raise UserError(
                     f"{path}: {names[0]} has no attribute {key}, so its place is unknown"
                 )
         values = np.ascontiguousarray(cube[:].transpose(2, 1, 0), np.float32)
@@ -299,10 +300,10 @@ def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> Extinct
     if unit.lower().replace(" ", "").startswith(_UNIT_START):
         labelled = system_named(SYSTEM)
         if declared not in (None, labelled):
-            raise ValueError(f"{path}: the file is in {labelled}, not in {declared}")
+            raise UserError(f"{path}: the file is in {labelled}, not in {declared}")
         return labelled
     if declared is None:
-        raise ValueError(
+        raise UserError(
             f"{path}: the file does not say which extinction it maps (UNIT {unit!r}); pass "
             "system: E(B-V) for STILISM of 2018, A0_550 for later cubes"
         )

@@ -14,6 +14,7 @@ from astropy import units as u
 from astropy.table import Column, Table
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
@@ -97,7 +98,7 @@ class Answers:
     def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
         if self.layout.samples < (2 if mode in _SPREADS else 1):
             held = ", ".join(quantity.value for quantity in self.layout.quantities)
-            raise ValueError(
+            raise UserError(
                 f"mode {mode.value!r} needs stored samples and this map holds {held}: export it "
                 "with the quantity samples"
             )
@@ -147,13 +148,13 @@ class Answers:
         report = f"{count} of {len(beyond)} {what} outside the map ({box})"
         if outside is Outside.ERROR:
             first = int(beyond.argmax())
-            raise ValueError(f"{report}, the first is number {first}; or choose outside='nan'")
+            raise UserError(f"{report}, the first is number {first}; or choose outside='nan'")
         log.info("%s: %s", report, outside.value)
 
     def require(self, quantity: Quantity) -> None:
         if quantity not in self.layout.quantities:
             held = ", ".join(q.value for q in self.layout.quantities)
-            raise ValueError(f"this map has no {quantity.value}, only {held}: export it with that")
+            raise UserError(f"this map has no {quantity.value}, only {held}: export it with that")
 
 
 def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:

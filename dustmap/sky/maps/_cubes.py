@@ -15,6 +15,7 @@ from astropy.utils.exceptions import AstropyUserWarning
 from astropy.wcs import WCS
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky.maps._quantities import Quantity
 from dustmap.sky.systems import ExtinctionSystem, system_named
@@ -64,9 +65,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.grid.dim != 3:
-            raise ValueError(f"grid must have 3 axes (X, Y, Z), got {self.grid.dim}")
+            raise UserError(f"grid must have 3 axes (X, Y, Z), got {self.grid.dim}")
         if not self.quantities:
-            raise ValueError("a map needs at least one quantity, such as the mean")
+            raise UserError("a map needs at least one quantity, such as the mean")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -106,7 +107,7 @@ class MemoryCubes(AbstractCubes):
         shape = self.described.shape
         for quantity, values in self.arrays.items():
             if values.shape[-3:] != shape or values.ndim != 3 + (quantity is Quantity.SAMPLES):
-                raise ValueError(
+                raise UserError(
                     f"{quantity.value} must have shape (z, y, x) = {shape}, got {values.shape}"
                 )
 
@@ -136,7 +137,7 @@ def layout_of(
     layout = Layout(grid, known, tuple(shapes), samples, positive)
     for quantity, shape in shapes.items():
         if shape != layout.shape:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
                 f"{layout.shape}, got {shape}"
             )
@@ -148,9 +149,9 @@ def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> Regul
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
         if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
-            raise ValueError(f"{path}: axis {name} must have two or more voxels, equally spaced")
+            raise UserError(f"{path}: axis {name} must have two or more voxels, equally spaced")
         if not steps[0] > 0:
-            raise ValueError(f"{path}: axis {name} must ascend, got steps of {steps[0]:g} pc")
+            raise UserError(f"{path}: axis {name} must ascend, got steps of {steps[0]:g} pc")
     ordered = [axes[name] for name in "xyz"]
     return RegularGrid(
         lower=tuple(float(axis[0]) for axis in ordered),
@@ -244,7 +245,7 @@ class FitsCubes(_FileCubes):
             quantities = tuple(q for q, there in present.items() if there)
             if not {Quantity.MEAN, Quantity.SAMPLES} & set(quantities):
                 names = ", ".join(sorted(held - {"", "PRIMARY"})) or "no named images"
-                raise ValueError(
+                raise UserError(
                     f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
                     f"`dustmap export --format fits` write it, got {names}"
                 )
@@ -254,13 +255,13 @@ class FitsCubes(_FileCubes):
         images = [self._image(hdus, Cube(q)) for q in quantities]
         header = images[0].header
         if header.get("NAXIS") != 3 or "EXTSYS" not in header:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
                 f"{header.get('NAXIS')} axes in {images[0].name}"
             )
         # An axis without end beside one of no voxels takes no room in the file.
         if 0 in images[0].shape:
-            raise ValueError(f"{self.path}: {images[0].name} has no voxels")
+            raise UserError(f"{self.path}: {images[0].name} has no voxels")
         shapes = {q: image.shape for q, image in zip(quantities, images, strict=True)}
         return layout_of(
             self.path, shapes, samples, _axes(header), header["EXTSYS"], header.get("PERCENT", "")
@@ -271,10 +272,10 @@ class FitsCubes(_FileCubes):
             return np.asarray(self._image(hdus, cube).section[box], np.float32)
 
     def _image(self, hdus: fits.HDUList, cube: Cube) -> fits.ImageHDU:
-        """Return the unit of a cube; ValueError where damage has made another kind of unit of it."""
+        """Return the unit of a cube; UserError where it is no image, as damage makes of it."""
         unit = hdus[extension_of(cube)]
         if not isinstance(unit, fits.ImageHDU | fits.CompImageHDU):
-            raise ValueError(f"{self.path}: {extension_of(cube)} is no image; is the file whole?")
+            raise UserError(f"{self.path}: {extension_of(cube)} is no image; is the file whole?")
         return unit
 
     @contextmanager
@@ -286,22 +287,22 @@ class FitsCubes(_FileCubes):
             if str(error).startswith(str(self.path)):
                 raise
             words = words_of_damage(error)
-            raise ValueError(f"{self.path} is damaged, make it again: {words}") from error
+            raise UserError(f"{self.path} is damaged, make it again: {words}") from error
 
     def _opened(self) -> fits.HDUList:
         with self.path.open("rb") as file:
             start = file.read(6)
         if start != b"SIMPLE":  # astropy would unpack what is packed, into memory
-            raise ValueError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
+            raise UserError(f"{self.path}: expected a FITS file, which starts with SIMPLE")
         if self.path.stat().st_size % BLOCK:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is damaged, make it again: expected a FITS file of whole blocks of "
                 f"{BLOCK} bytes"
             )
         try:
             return fits.open(self.path, memmap=True)
         except OSError as error:
-            raise ValueError(f"{self.path}: expected a FITS file: {error}") from error
+            raise UserError(f"{self.path}: expected a FITS file: {error}") from error
 
 
 def _axes(header: fits.Header) -> dict[str, NDArray[np.float64]]:
@@ -324,14 +325,14 @@ class ZarrCubes(_FileCubes):
         held = self._group.names()
         quantities = tuple(q for q, named in DESCRIPTIONS.items() if named.variable in held)
         if Quantity.MEAN not in quantities and Quantity.SAMPLES not in quantities:
-            raise ValueError(
+            raise UserError(
                 f"{self.path}: expected the variable density_mean, got {sorted(held)}; is it a map?"
             )
         missing = [name for name in "xyz" if name not in held]
         system = self._group.attributes.get("extinction_system")
         if missing or not isinstance(system, str):
             lacks = missing or ["the attribute extinction_system"]
-            raise ValueError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
+            raise UserError(f"{self.path}: a map of dust must have {', '.join(lacks)}")
         samples, shapes = 0, {q: self._group.shape(DESCRIPTIONS[q].variable) for q in quantities}
         if Quantity.SAMPLES in shapes:
             samples, *rest = shapes[Quantity.SAMPLES] or (0,)

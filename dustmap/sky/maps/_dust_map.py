@@ -10,6 +10,7 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import ArrayLike, NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import coordinates_of, directions_of, positions_of
 from dustmap.sky.maps._answers import Answers, reliable_range
@@ -190,7 +191,7 @@ class DustMap:
         lower, upper = self.grid.lower[2], self.grid.upper[2]
         half = self.grid.spacing[2] / 2
         if not lower - half <= z <= upper + half:
-            raise ValueError(f"z = {z:g} pc: expected {lower - half:g} to {upper + half:g} pc")
+            raise UserError(f"z = {z:g} pc: expected {lower - half:g} to {upper + half:g} pc")
         return int(np.abs(self.axes()[2] - z).argmin())
 
     def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
@@ -219,7 +220,7 @@ class DustMap:
         Bare numbers are degrees and kpc, as in the dustmaps package: give `d` a unit.
         """
         if frame not in _EQUATORIAL:
-            raise ValueError(f"frame: expected one of {', '.join(_EQUATORIAL)}, got {frame!r}")
+            raise UserError(f"frame: expected one of {', '.join(_EQUATORIAL)}, got {frame!r}")
         return self(coordinates_of({"ra": ra, "dec": dec}, d, frame), **options)
 
     def query(
@@ -302,7 +303,7 @@ def _cubes_at(path: Path) -> AbstractCubes:
     if path.is_file():
         if path.suffix.lower() in {".fits", ".fit"}:
             return FitsCubes(path)
-        raise ValueError(f"{path}: {_EXPECTED}")
+        raise UserError(f"{path}: {_EXPECTED}")
     for name in ("map.zarr", "map.fits"):
         if (path / name).exists():
             return _cubes_at(path / name)
@@ -314,7 +315,7 @@ def _cubes_at(path: Path) -> AbstractCubes:
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
     """Probabilities of the percentiles that are asked for."""
     if (mode is Mode.PERCENTILE) != (pct is not None):
-        raise ValueError(
+        raise UserError(
             f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "
             f"{mode.value!r}"
         )
@@ -324,5 +325,5 @@ def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
         return ()
     levels = tuple(float(p) / 100.0 for p in np.atleast_1d(np.asarray(pct, np.float64)))
     if not all(0.0 < level < 1.0 for level in levels):
-        raise ValueError(f"pct: expected percents between 0 and 100, got {pct!r}")
+        raise UserError(f"pct: expected percents between 0 and 100, got {pct!r}")
     return levels

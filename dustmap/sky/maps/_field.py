@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -109,7 +110,7 @@ class AbstractDensityField(ABC):
         """Refuse more samples than there are."""
         if request.samples > self.n_samples:
             has = f"{self.n_samples} samples" if self.n_samples else "no samples"
-            raise ValueError(
+            raise UserError(
                 f"{request.samples} samples were asked for and this density has {has}: ask for "
                 "fewer, or fit with more (fit.samples)"
             )
@@ -117,13 +118,13 @@ class AbstractDensityField(ABC):
     def check_grid(self, grid: RegularGrid) -> None:
         """Refuse a grid that is not of three axes or leaves the box."""
         if grid.dim != 3:
-            raise ValueError(f"grid: expected 3 axes (X, Y, Z), got {grid.dim}")
+            raise UserError(f"grid: expected 3 axes (X, Y, Z), got {grid.dim}")
         slack = [1e-6 * h for h in grid.spacing]
         for axis, low, high, mine, other, s in zip(
             "XYZ", grid.lower, grid.upper, self.lower, self.upper, slack, strict=True
         ):
             if low < mine - s or high > other + s:
-                raise ValueError(
+                raise UserError(
                     f"grid along {axis}: expected {mine:g} to {other:g} pc, the box of the "
                     f"density, got {low:g} to {high:g} pc"
                 )
@@ -132,7 +133,7 @@ class AbstractDensityField(ABC):
 def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
     """Refuse the coverage of rays: it is a property of places."""
     if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
-        raise ValueError(
+        raise UserError(
             "coverage: expected places (PointValues), got "
             f"{type(functional).__name__}; leave it out for integrals"
         )
@@ -148,7 +149,7 @@ def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
     outside = ~((places >= lower - slack) & (places <= upper + slack)).all(-1)
     if bool(outside.any()):
         first = int(outside.nonzero()[0])
-        raise ValueError(
+        raise UserError(
             f"{int(outside.sum())} of {len(places)} places lie outside the box {field.lower} to "
             f"{field.upper} pc, the first at {places[first].tolist()}: leave them out"
         )
@@ -176,7 +177,7 @@ def as_numpy(values: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
 def slabs(count: int, depth: int, part: slice = EVERY) -> Iterator[tuple[int, int]]:
     """Return (start, stop) of the slabs of a part of `count` planes."""
     if depth < 1:
-        raise ValueError(f"depth: expected at least 1 plane, got {depth}")
+        raise UserError(f"depth: expected at least 1 plane, got {depth}")
     first, last, _ = part.indices(count)
     for start in range(first, last, depth):
         yield start, min(start + depth, last)

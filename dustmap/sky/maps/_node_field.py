@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
@@ -134,12 +135,12 @@ class NodeField(AbstractDensityField):
 
     def __post_init__(self) -> None:
         if self.posterior.log_samples.shape[1:] != (self.nodes.size,):
-            raise ValueError(
+            raise UserError(
                 f"nodes: expected the {self.posterior.log_samples.shape[1]} nodes of the "
                 f"posterior, got {self.nodes.size}"
             )
         if not self.prior_std > 0:
-            raise ValueError(f"prior_std: expected more than 0, got {self.prior_std}")
+            raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
 
     @property
     def system(self) -> ExtinctionSystem:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.sky.maps import _field, _quantities
@@ -65,7 +66,7 @@ class PosteriorField(AbstractDensityField):
 
     def __post_init__(self) -> None:
         if not self.prior_std > 0:
-            raise ValueError(f"prior_std: expected more than 0, got {self.prior_std}")
+            raise UserError(f"prior_std: expected more than 0, got {self.prior_std}")
 
     @property
     def system(self) -> ExtinctionSystem:

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
+from dustmap.errors import UserError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -68,9 +70,9 @@ class MapRequest:
     def __post_init__(self) -> None:
         if not self.quantities or len(set(self.quantities)) < len(self.quantities):
             names = [quantity.value for quantity in self.quantities]
-            raise ValueError(f"quantities: expected one or more, each once, got {names}")
+            raise UserError(f"quantities: expected one or more, each once, got {names}")
         if (Quantity.SAMPLES in self.quantities) != (self.samples > 0):
-            raise ValueError(
+            raise UserError(
                 f"samples: expected more than 0 exactly if the quantities have samples, got "
                 f"{self.samples} with {[quantity.value for quantity in self.quantities]}"
             )
@@ -84,7 +86,7 @@ class MapRequest:
         known = {quantity.value: quantity for quantity in Quantity}
         for name in names:
             if name not in known:
-                raise ValueError(f"quantity {name!r}: expected one of {', '.join(known)}")
+                raise UserError(f"quantity {name!r}: expected one of {', '.join(known)}")
         return cls(tuple(known[name] for name in names), samples if "samples" in names else 0)
 
     def __contains__(self, quantity: Quantity) -> bool:
@@ -119,7 +121,7 @@ class _Named(enum.Enum):
             if choice.value == name:
                 return choice
         known = ", ".join(choice.value for choice in cls)
-        raise ValueError(f"{cls.__name__.lower()}: expected one of {known}, got {name!r}")
+        raise UserError(f"{cls.__name__.lower()}: expected one of {known}, got {name!r}")
 
 
 @final

@@ -16,6 +16,7 @@ import zarr
 from astropy.io import fits
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld
 from dustmap.sky import _streamed_fits
@@ -79,7 +80,7 @@ def form_of(path: Path) -> str:
     """Return the form of a map, zarr or fits, by the ending of its name."""
     form = path.suffix.lower().removeprefix(".")
     if form not in _WRITERS:
-        raise ValueError(f"{path}: expected a name that ends in .zarr or .fits")
+        raise UserError(f"{path}: expected a name that ends in .zarr or .fits")
     return form
 
 

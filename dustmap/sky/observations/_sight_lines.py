@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction, RegularGrid
 from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import FACE_SLACK, Counts, LineIntegrals, OutsidePolicy, chord
@@ -35,7 +36,7 @@ class HealpixBeams(AbstractBeams):
 
     def __init__(self, nside: int) -> None:
         if nside < 1 or nside & (nside - 1):
-            raise ValueError(f"nside of beams: expected a power of two, got {nside}")
+            raise UserError(f"nside of beams: expected a power of two, got {nside}")
         self.nside = nside
 
     @cached_property

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import ndtr
 
+from dustmap.errors import UserError
 from dustmap.gp import AbstractMean, GridPrior, RegularGrid
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
@@ -34,7 +35,7 @@ def check_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if not (value > 0.0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+            raise UserError(f"{name} must be positive and finite, got {value}")
 
 
 def check_between(owner: object, low: float, high: float, *names: str) -> None:
@@ -42,7 +43,7 @@ def check_between(owner: object, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if not low <= value <= high:
-            raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value}")
+            raise UserError(f"{name} must be between {low:g} and {high:g}, got {value}")
 
 
 @final
@@ -172,7 +173,7 @@ class Bubbles:
         check_between(self, 1e-6, 1.0, "remaining")
         check_between(self, 0.0, 0.2, "distortion")
         if self.smallest > self.largest:
-            raise ValueError(
+            raise UserError(
                 f"smallest must be at most largest = {self.largest:g}, got {self.smallest:g}"
             )
 

@@ -17,6 +17,7 @@ from astropy.table import QTable
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import galactic
 from dustmap.sky._provenance import Provenance
@@ -204,10 +205,10 @@ def _check_inside(grid: RegularGrid, positions: NDArray[np.float64]) -> None:
     lower, upper = np.array(grid.lower), np.array(grid.upper)
     slack = 1e-6 * np.array(grid.spacing)
     if not ((lower <= 0) & (upper >= 0)).all():
-        raise ValueError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
+        raise UserError(f"the Sun is outside the box {grid.lower} to {grid.upper} pc: move it")
     outside = ((positions < lower - slack) | (positions > upper + slack)).any(axis=-1)
     if outside.any():
-        raise ValueError(
+        raise UserError(
             f"{outside.sum()} of {len(positions)} positions are outside the box {grid.lower} to "
             f"{grid.upper} pc"
         )
@@ -232,9 +233,9 @@ class SkyModel:
     def __post_init__(self) -> None:
         check_positive(self, "spacing")
         if not all(self.spacing <= size < np.inf for size in self.size):
-            raise ValueError(f"size must be at least spacing = {self.spacing:g}, got {self.size}")
+            raise UserError(f"size must be at least spacing = {self.spacing:g}, got {self.size}")
         if not all(abs(c) <= size / 2 for c, size in zip(self.center, self.size, strict=True)):
-            raise ValueError(
+            raise UserError(
                 f"the Sun must be in the box: center {self.center} is more than half of size "
                 f"{self.size} away"
             )
@@ -293,9 +294,9 @@ class _Block:
 def simulate(model: SkyModel, stars: int, seed: int) -> SimulatedSky:
     """Draw a sky; the same seed gives the same sky, and more stars are those of fewer and more."""
     if stars < 1:
-        raise ValueError(f"stars must be at least 1, got {stars}")
+        raise UserError(f"stars must be at least 1, got {stars}")
     if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+        raise UserError(f"seed must not be negative, got {seed}")
     grid = model.grid()
     density = model.dust.density(grid, seed)
     blocks: list[_Block] = []
@@ -326,7 +327,7 @@ def _blocks(
         seen = magnitude <= model.population.limit
         barren = 0 if seen.any() else barren + 1
         if barren == PATIENCE:
-            raise ValueError(
+            raise UserError(
                 f"none of {BLOCK * PATIENCE:,} places in the box holds a star brighter than the "
                 f"limit {model.population.limit:g}: raise it, or take less dust"
             )

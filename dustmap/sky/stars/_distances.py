@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
+from dustmap.errors import UserError
 from dustmap.tables import check_rows
 
 #: Largest |extinction|, and smallest and largest error, that can be a measurement, in mag.
@@ -28,7 +29,7 @@ def check_lengths(columns: Mapping[str, NDArray[np.generic]]) -> None:
     """Refuse columns that are not vectors (N,) of one length N."""
     shapes = {name: values.shape for name, values in columns.items()}
     if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 1:
-        raise ValueError(f"every column of a catalog must have one length (N,), got {shapes}")
+        raise UserError(f"every column of a catalog must have one length (N,), got {shapes}")
 
 
 def check_finite(columns: Mapping[str, NDArray[np.float64]]) -> None:
@@ -257,4 +258,4 @@ class ParallaxDistances(AbstractDistances):
 
 def check_scale(name: str, value: float) -> None:
     if not 0.0 < value < np.inf:
-        raise ValueError(f"{name} must be positive and finite, in pc, got {value}")
+        raise UserError(f"{name} must be positive and finite, in pc, got {value}")

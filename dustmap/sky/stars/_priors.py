@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from scipy.special import erfcx, log_ndtr, ndtri_exp
 
+from dustmap.errors import UserError
 from dustmap.sky.stars._distances import MAS_PC, AbstractDistancePrior, Array, check_scale
 
 #: Nodes of a star's table, and stars whose tables are in memory at once.
@@ -39,9 +40,9 @@ class SurveyRatio:
     def __post_init__(self) -> None:
         lengths = {len(row) for row in self.values}
         if len(self.values) != len(self.bounds) + 1 or len(lengths) != 1 or min(lengths) < 2:
-            raise ValueError("the table of a distance prior must have a row for every class")
+            raise UserError("the table of a distance prior must have a row for every class")
         if not self.step > 0.0 or not all(np.isfinite(row).all() for row in self.values):
-            raise ValueError("the table of a distance prior must be of finite numbers")
+            raise UserError("the table of a distance prior must be of finite numbers")
 
     def at(self, t: Array, error: Array) -> tuple[Array, Array]:
         """Return ln r and its slope at t (n, P) or (P,) of stars with errors (n, 1)."""

@@ -16,6 +16,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky._zarr import CheckedGroup, create_array
 from dustmap.sky.stars._distances import AbstractDistances
 from dustmap.sky.stars._table import MEASURED, StarTable, concatenate, kind_named, thinned
@@ -86,12 +87,12 @@ class StarStoreWriter:
         json.dumps(attributes, allow_nan=False)
         taken = [name for name in attributes if name in _OWN]
         if taken:
-            raise ValueError(f"the store itself sets the attributes {', '.join(taken)}")
+            raise UserError(f"the store itself sets the attributes {', '.join(taken)}")
         self._described |= attributes
 
     def close(self) -> None:
         if self._rows == 0:
-            raise ValueError("the store would have no stars: expected at least one")
+            raise UserError("the store would have no stars: expected at least one")
         own = {"format": FORMAT, **self._attributes, "stars": self._rows}
         self._group.attrs.update(self._described | own)
 
@@ -113,7 +114,7 @@ class StarStoreWriter:
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
     """Raise a ValueError where a table does not belong into a store."""
     if attributes != expected:
-        raise ValueError(
+        raise UserError(
             f"a star store holds one extinction system and one kind of distances, {expected}; "
             f"got a table with {attributes}"
         )
@@ -167,7 +168,7 @@ def open_star_store(path: str | Path) -> StarStore:
     group = CheckedGroup(path, "a star store, a zarr v3 group")
     attributes = group.attributes
     if attributes.get("format") != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{path}: expected a star store, as `dustmap ingest` writes it; this zarr group is "
             "something else"
         )
@@ -181,13 +182,13 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
     try:
         names = _names(kind_named(attributes.get("distances")))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
-        raise ValueError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
+        raise UserError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
     for name in names:
         shape = group.shape(name)
         if shape != (stars,):
-            raise ValueError(f"{path}: {name} must have the shape ({stars},), got {shape}")
+            raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
 def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:

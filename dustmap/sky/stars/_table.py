@@ -8,6 +8,7 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.stars import _distances
 from dustmap.sky.stars._distances import (
@@ -42,7 +43,7 @@ MEASURED = MappingProxyType(
 def kind_named(name: object) -> type[AbstractDistances]:
     """Return the class of a kind of distances."""
     if str(name) not in KINDS:
-        raise ValueError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
+        raise UserError(f"distances must be one of {', '.join(KINDS)}, got {name!r}")
     return KINDS[str(name)]
 
 
@@ -65,7 +66,7 @@ def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
         ratio = attributes.get("distance_ratio")
         table = None if ratio is None else SurveyRatio.of(ratio)
         return ExponentialDensity(float(scale), float(furthest), table)
-    raise ValueError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
+    raise UserError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
 
 
 @final
@@ -89,7 +90,7 @@ class StarTable:
     def __post_init__(self) -> None:
         _distances.check_lengths(self.columns())
         if len(self) == 0:
-            raise ValueError("the catalog has no rows: expected at least one star")
+            raise UserError("the catalog has no rows: expected at least one star")
         measured = {name: getattr(self, name) for name in MEASURED}
         _distances.check_finite(measured)
         check_rows(np.abs(self.b) <= 90.0, "b", "between -90 and 90 degrees")
@@ -154,10 +155,10 @@ def concatenate(parts: Sequence[StarTable]) -> StarTable:
     ValueError where their systems, kinds of distances or priors differ.
     """
     if not parts:
-        raise ValueError("there are no tables to join: expected at least one")
+        raise UserError("there are no tables to join: expected at least one")
     systems = {part.system.name for part in parts}
     if len(systems) > 1:
-        raise ValueError(
+        raise UserError(
             f"tables in {' and '.join(sorted(systems))} cannot be joined: convert them to one "
             "extinction system first"
         )
@@ -166,7 +167,7 @@ def concatenate(parts: Sequence[StarTable]) -> StarTable:
     first, *others = [part.attributes() for part in parts]
     for other in others:
         if other != first:
-            raise ValueError(
+            raise UserError(
                 f"distances of two kinds cannot be joined: {_text(first)} and {_text(other)}; "
                 "use one schema and one prior for all files"
             )

@@ -8,6 +8,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, final
 
+from dustmap.errors import UserError
+
 #: What the name of a system that is in no table starts with.
 CUSTOM = "custom:"
 
@@ -61,7 +63,7 @@ def system_named(name: str) -> ExtinctionSystem:
         return ExtinctionSystem(name, f"declared by the user: {label}", None, "")
     close = difflib.get_close_matches(name, systems, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
-    raise ValueError(
+    raise UserError(
         f"expected an extinction system, got {name!r}{hint}; choose {', '.join(systems)}, or "
         f"{CUSTOM}NAME for one that converts to nothing"
     )
@@ -73,7 +75,7 @@ def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
         return 1.0
     for system in (source, target):
         if system.per_a_v is None:
-            raise ValueError(
+            raise UserError(
                 f"extinctions in {source} cannot become {target}: {system} is a custom system, "
                 "which converts to nothing; convert the catalog, or declare a known system"
             )

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._zarr import CheckedGroup
 from dustmap.sky.maps import DustMap, MapRequest, Planes, Quantity, Slabs
@@ -84,7 +85,7 @@ def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged
 
 def _check_alike(tiles: Sequence[TileMap]) -> None:
     if not tiles:
-        raise ValueError("there are no tiles to merge: expected at least one")
+        raise UserError("there are no tiles to merge: expected at least one")
     first, seen = tiles[0], dict[str, str]()
     for tile in tiles:
         mine, other = tile.cubes.layout, first.cubes.layout
@@ -99,12 +100,12 @@ def _check_alike(tiles: Sequence[TileMap]) -> None:
         ):
             same = np.allclose(a, b, rtol=1e-9) if isinstance(a, tuple) else a == b
             if not same:
-                raise ValueError(
+                raise UserError(
                     f"{tile.name}: {what} {a} and {b} in {first.name}: expected tiles of one sky"
                 )
         pixel = str(tile.tile.pixel)
         if pixel in seen:
-            raise ValueError(f"{tile.name} and {seen[pixel]} are both tile {pixel}: leave one out")
+            raise UserError(f"{tile.name} and {seen[pixel]} are both tile {pixel}: leave one out")
         seen[pixel] = tile.name
 
 
@@ -119,13 +120,13 @@ def _offset(tile: TileMap, grid: RegularGrid) -> tuple[int, int, int]:
         step = grid.spacing[axis]
         place = (mine.lower[axis] - grid.lower[axis]) / step
         if abs(mine.spacing[axis] - step) > 1e-9 * step or abs(place - round(place)) > 1e-6:
-            raise ValueError(
+            raise UserError(
                 f"{tile.name}: along {'XYZ'[axis]} its nodes start at {mine.lower[axis]:g} pc, "
                 f"{mine.spacing[axis]:g} pc apart: expected nodes of the whole grid, "
                 f"{grid.lower[axis]:g} pc and on, {step:g} pc apart"
             )
         if mine.shape != part.shape or abs(mine.lower[axis] - part.lower[axis]) > 1e-6 * step:
-            raise ValueError(
+            raise UserError(
                 f"{tile.name}: it has {mine.shape} nodes from {mine.lower} pc: expected those of "
                 f"tile {tile.tile.pixel}, {part.shape} from {part.lower} pc"
             )
@@ -151,7 +152,7 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
     if total and not partial:
         names = ", ".join(f"{nside}/{pixel}" for pixel in lacking[:8])
         more = "" if len(lacking) <= 8 else f" and {len(lacking) - 8} more"
-        raise ValueError(
+        raise UserError(
             f"{total} of {grid.size} voxels lie in no tile given; missing: {names}{more}. Give "
             "them too, or pass --partial for NaN there"
         )
@@ -288,14 +289,14 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
     """Open a tile's map.zarr, or the run that has one: its cubes and its attribute `tile`."""
     place = path / "map.zarr" if (path / "config.toml").is_file() else path
     if not place.is_dir():
-        raise ValueError(
+        raise UserError(
             f"{path}: expected a run of a tile with its map.zarr, or that map.zarr; export.formats "
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
     attribute = CheckedGroup(place, "the map of a tile").attributes.get("tile")
     if not isinstance(attribute, Mapping):
-        raise ValueError(
+        raise UserError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"
         )
     return cubes, dict(attribute)

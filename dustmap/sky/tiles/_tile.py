@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.maps._trilinear import chord
@@ -35,7 +36,7 @@ class SkyPixel:
 
     def __post_init__(self) -> None:
         if self.nside < 1 or self.nside & (self.nside - 1) or not 0 <= self.pixel < self.count:
-            raise ValueError(
+            raise UserError(
                 f"{self}: expected NSIDE/PIXEL, a power of two and 0 to 12 NSIDE² - 1 (NESTED)"
             )
 
@@ -47,7 +48,7 @@ class SkyPixel:
         """Build from NSIDE/PIXEL, such as 2/17."""
         nside, _, pixel = name.partition("/")
         if not (nside.isdecimal() and pixel.isdecimal()):
-            raise ValueError(f"{name!r}: expected NSIDE/PIXEL, such as 2/17")
+            raise UserError(f"{name!r}: expected NSIDE/PIXEL, such as 2/17")
         return cls(int(nside), int(pixel))
 
     @property
@@ -137,7 +138,7 @@ class Tile:
 
     def __post_init__(self) -> None:
         if not (self.margin > 0.0 and math.isfinite(self.margin)):
-            raise ValueError(f"margin of a tile: expected more than 0 pc, got {self.margin:g}")
+            raise UserError(f"margin of a tile: expected more than 0 pc, got {self.margin:g}")
 
     def distances(self, points: Array) -> Array:
         """Measure from points (N, 3) in pc to the cone (N,): r sin θ, θ the angle to the pixel; r

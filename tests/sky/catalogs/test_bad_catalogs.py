@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from astropy.table import Table
 
-from dustmap.sky.catalogs import CatalogError, ingest, read_catalog, read_places
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import ingest, read_catalog, read_places
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, star_columns, write
 
@@ -29,7 +30,7 @@ def refused(path: Path, words: str) -> None:
         lambda: read_catalog(path, system=A_V),
         lambda: ingest(path, "generic", path.parent / "stars.zarr", system=A_V),
     ):
-        with pytest.raises(CatalogError) as caught:
+        with pytest.raises(UserError) as caught:
             read()
         message = str(caught.value)
         assert words in message
@@ -57,7 +58,7 @@ def test_of_many_columns_the_closest_are_named(tmp_path: Path) -> None:
     for i in range(100):
         table[f"column{i}"] = 1.0
     table.rename_columns(["l", "b"], ["lon_deg", "lat_deg"])
-    with pytest.raises(CatalogError, match=r"closest first, are l\w+_deg, l\w+_deg, col") as caught:
+    with pytest.raises(UserError, match=r"closest first, are l\w+_deg, l\w+_deg, col") as caught:
         read_catalog(write(tmp_path, "csv", table), system=A_V)
     assert ", ...; name it, such as --column l=l" in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
@@ -163,7 +164,7 @@ def test_no_row_left_after_cuts(tmp_path: Path, format_name: str) -> None:
     for part, shift in (("_lower", -0.1), ("", 0.0), ("_upper", 0.1)):
         table[f"azero_gspphot{part}"] = 0.3 + shift
     path = write(tmp_path, format_name, table)
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(UserError) as caught:
         ingest(path, "gaia-gspphot", tmp_path / "stars.zarr")
     assert str(caught.value) == (
         f"{path}: no star is left (rows read: 7; cut, not ruwe < 1.4: 6; "
@@ -206,7 +207,7 @@ def test_the_second_file_is_bad_after_the_first_was_read(tmp_path: Path) -> None
     other["source_id"] += 1
     other["extinction_error"][3] = -1.0
     second = write(tmp_path, "fits", other, "second")
-    with pytest.raises(CatalogError, match=r"second.fits: extinction_error is not > 0 in row 10"):
+    with pytest.raises(UserError, match=r"second.fits: extinction_error is not > 0 in row 10"):
         ingest([first, second], "generic", tmp_path / "new" / "stars.zarr", system=A_V)
     assert not list((tmp_path / "new").iterdir())
 
@@ -233,21 +234,21 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_such_preset_policy_and_path(tmp_path: Path) -> None:
     path = write(tmp_path, "fits", plain())
-    with pytest.raises(CatalogError, match="the card generic has default, none"):
+    with pytest.raises(UserError, match="the card generic has default, none"):
         read_catalog(path, system=A_V, cuts="strict")
-    with pytest.raises(CatalogError, match='expected "error" or "drop"'):
+    with pytest.raises(UserError, match='expected "error" or "drop"'):
         read_catalog(path, system=A_V, invalid="ignore")
-    with pytest.raises(CatalogError, match="at least one catalog"):
+    with pytest.raises(UserError, match="at least one catalog"):
         read_catalog([], system=A_V)
 
 
 def test_places_without_a_direction(tmp_path: Path) -> None:
     table = plain()
     table["l"][2] = np.nan
-    with pytest.raises(CatalogError, match=r"l is not finite in row 2"):
+    with pytest.raises(UserError, match=r"l is not finite in row 2"):
         read_places(write(tmp_path, "fits", table))
     table.remove_column("distance_pc")
-    with pytest.raises(CatalogError, match=r"missing distance \(card generic\) for distances"):
+    with pytest.raises(UserError, match=r"missing distance \(card generic\) for distances"):
         read_places(write(tmp_path, "csv", table))
 
 
@@ -255,7 +256,7 @@ def test_most_identifiers_are_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("dustmap.sky.catalogs._catalog.PART", 16)
     table = plain(200)
     table["source_id"] = 5
-    with pytest.raises(CatalogError, match="is that column the right one"):
+    with pytest.raises(UserError, match="is that column the right one"):
         ingest(write(tmp_path, "fits", table), "generic", tmp_path / "s.zarr", system=A_V)
 
 
@@ -264,5 +265,5 @@ def test_places_of_a_table_with_too_many_columns(tmp_path: Path) -> None:
     path = tmp_path / "wide.csv"
     others = ",".join(f"c{number}" for number in range(5000))
     path.write_text(f"l,b,distance_pc,{others}\n10,5,100,{',' * 4999}\n")
-    with pytest.raises(CatalogError, match=r"at most 5,000 columns.* got 5,003; select"):
+    with pytest.raises(UserError, match=r"at most 5,000 columns.* got 5,003; select"):
         read_places(path)

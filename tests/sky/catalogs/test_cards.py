@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dustmap.sky.catalogs import CatalogError, card_named, known_cards
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import card_named, known_cards
 from dustmap.sky.catalogs._card import card_directory
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -108,7 +109,7 @@ def test_cuts_and_reference_may_be_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_no_card_has(names: dict[str, str], words: str) -> None:
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(UserError) as caught:
         card_named("generic", names)
     assert words in str(caught.value)
 
@@ -142,7 +143,7 @@ def test_names_that_no_card_has(names: dict[str, str], words: str) -> None:
 def test_a_wrong_card(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in SMALL
     path = own(tmp_path, SMALL.replace(old, new, 1))
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(UserError) as caught:
         card_named(path)
     message = str(caught.value)
     assert message.startswith(f"card {path}")
@@ -151,12 +152,12 @@ def test_a_wrong_card(tmp_path: Path, old: str, new: str, words: str) -> None:
 
 
 def test_a_card_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"did you mean zgr23\?"):
+    with pytest.raises(UserError, match=r"did you mean zgr23\?"):
         card_named("zgr32")
-    with pytest.raises(CatalogError, match="no schema card"):
+    with pytest.raises(UserError, match="no schema card"):
         card_named(tmp_path / "none.toml")
 
 
 def test_a_preset_that_is_not_there() -> None:
-    with pytest.raises(CatalogError, match="card zgr23 has default, strict, edenhofer24, none"):
+    with pytest.raises(UserError, match="card zgr23 has default, strict, edenhofer24, none"):
         card_named("zgr23").cuts("edenhofer")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs import CatalogError, card_named
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import card_named
 from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
 
 FLAGS = {"flag": FlagBits({"low": 0, "high": 3})}
@@ -67,7 +68,7 @@ def test_what_is_kept(raw: dict[str, object], kept: list[int], words: str) -> No
     ],
 )
 def test_what_is_refused(raw: dict[str, object], words: str) -> None:
-    with pytest.raises(CatalogError, match=r"^card test: cuts.*: ") as caught:
+    with pytest.raises(UserError, match=r"^card test: cuts.*: ") as caught:
         cut(**raw)
     assert words in str(caught.value)
 

@@ -9,7 +9,8 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.table import QTable, Table
 
-from dustmap.sky.catalogs import CatalogError, read_catalog
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import read_catalog
 from dustmap.sky.stars import (
     ExactDistances,
     FlatParallax,
@@ -128,7 +129,7 @@ def test_wrong_units(
 ) -> None:
     table = Table(star_columns(), meta={})
     table[column].unit = unit
-    with pytest.raises(CatalogError, match=words):
+    with pytest.raises(UserError, match=words):
         read_catalog(write(tmp_path, format_name, table), system=A_V)
 
 
@@ -145,7 +146,7 @@ def test_systems_are_converted_from_the_label(tmp_path: Path, format_name: str) 
 
 def test_an_unlabelled_extinction_is_no_guess(tmp_path: Path) -> None:
     path = write(tmp_path, "csv", Table(star_columns()))
-    with pytest.raises(CatalogError, match="nothing says which extinction this is") as caught:
+    with pytest.raises(UserError, match="nothing says which extinction this is") as caught:
         read_catalog(path)
     for choice in ("A_V", "E(ZGR23)", "custom:NAME"):
         assert choice in str(caught.value)
@@ -157,7 +158,7 @@ def test_files_of_two_systems(tmp_path: Path) -> None:
     other["source_id"] += 10**6
     other.meta["EXTSYS"] = "A_G"
     paths = [write(tmp_path, "fits", star_columns()), write(tmp_path, "fits", other, "other")]
-    with pytest.raises(CatalogError, match=r"is in A_V and .* in A_G; name the system to convert"):
+    with pytest.raises(UserError, match=r"is in A_V and .* in A_G; name the system to convert"):
         read_catalog(paths)
     stars = read_catalog(paths, system=A_V).stars
     np.testing.assert_allclose(stars.extinction[7:], other["extinction"].value * 2.8 / 2.2732)
@@ -171,7 +172,7 @@ def test_a_label_that_contradicts_the_card(tmp_path: Path) -> None:
         ["l_deg", "b_deg", "dist_pc", "AV", "e_AV"],
     )
     table["e_dist_pc"] = 1.0 * u.pc
-    with pytest.raises(CatalogError, match="A_G by the file's header and A_V by the card"):
+    with pytest.raises(UserError, match="A_G by the file's header and A_V by the card"):
         read_catalog(write(tmp_path, "fits", table), "dias2021")
 
 
@@ -179,5 +180,5 @@ def test_files_of_two_kinds(tmp_path: Path) -> None:
     shared = POSITIONS["galactic"] | EXTINCTIONS["error"]
     exact = write(tmp_path, "csv", Table(shared | DISTANCES["exact"]), "exact")
     uncertain = write(tmp_path, "csv", Table(shared | DISTANCES["error"]), "uncertain")
-    with pytest.raises(CatalogError, match="ingest them apart"):
+    with pytest.raises(UserError, match="ingest them apart"):
         read_catalog([exact, uncertain], system=A_V)

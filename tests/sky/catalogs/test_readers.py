@@ -17,9 +17,9 @@ from astropy.io import fits
 from astropy.table import MaskedColumn, Table
 from numpy.typing import NDArray
 
+from dustmap.errors import UserError
 from dustmap.tables import (
     AbstractReader,
-    CatalogError,
     ColumnRef,
     ColumnType,
     open_table,
@@ -175,7 +175,7 @@ def test_a_file_of_bits_beyond_int64_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ids.h5"
     with h5py.File(path, "w") as file:
         file["source_id"] = np.array([2**63], np.uint64)
-    with pytest.raises(CatalogError, match="above 2"):
+    with pytest.raises(UserError, match="above 2"):
         read_all(open_table(path), {"source_id": ColumnType.INTEGER})
 
 
@@ -184,7 +184,7 @@ def test_identifiers_in_floating_point_are_refused(tmp_path: Path, format_name: 
     table = star_columns()
     table["source_id"] = np.asarray(table["source_id"], np.float64) + 0.5
     reader = open_table(write(tmp_path, format_name, table))
-    with pytest.raises(CatalogError, match="column source_id: expected whole numbers"):
+    with pytest.raises(UserError, match="column source_id: expected whole numbers"):
         read_all(reader, {"source_id": ColumnType.INTEGER})
 
 
@@ -193,7 +193,7 @@ def test_text_in_a_number_column(tmp_path: Path, format_name: str) -> None:
     table = Table(star_columns())
     table["b"] = ["1.0", "2.0", "oops", "3", "4", "5", "6"]
     reader = open_table(write(tmp_path, format_name, table))
-    with pytest.raises(CatalogError, match="column b: expected numbers, got "):
+    with pytest.raises(UserError, match="column b: expected numbers, got "):
         read_all(reader, {"b": ColumnType.NUMBER}, rows=10)
 
 
@@ -214,7 +214,7 @@ def test_truncated(tmp_path: Path, format_name: str, fraction: float) -> None:
         # A text file that ends at the end of a row cannot be told from a whole one.
         cut = data.rfind(b"\n", 0, cut) + 12
     path.write_bytes(data[:cut])
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(UserError) as caught:
         read_all(open_table(path), {"b": ColumnType.NUMBER}, rows=10**6)
     assert str(path) in str(caught.value)
     assert "whole?" in str(caught.value) or "truncated" in str(caught.value)
@@ -223,10 +223,10 @@ def test_truncated(tmp_path: Path, format_name: str, fraction: float) -> None:
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_an_empty_file_and_none(tmp_path: Path, format_name: str) -> None:
     path = tmp_path / f"empty{FORMATS[format_name][0]}"
-    with pytest.raises(CatalogError, match="there is no such file"):
+    with pytest.raises(UserError, match="there is no such file"):
         open_table(path)
     path.write_bytes(b"")
-    with pytest.raises(CatalogError, match="the file is empty"):
+    with pytest.raises(UserError, match="the file is empty"):
         open_table(path)
 
 
@@ -234,14 +234,14 @@ def test_an_empty_file_and_none(tmp_path: Path, format_name: str) -> None:
 def test_another_kind_of_file_under_this_name(tmp_path: Path, format_name: str) -> None:
     path = tmp_path / f"picture{FORMATS[format_name][0]}"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20)
-    with pytest.raises(CatalogError, match=r"picture"):
+    with pytest.raises(UserError, match=r"picture"):
         read_all(open_table(path), {"b": ColumnType.NUMBER})
 
 
 def test_an_unknown_ending() -> None:
-    with pytest.raises(CatalogError, match=r"expected a table that ends in \.fits"):
+    with pytest.raises(UserError, match=r"expected a table that ends in \.fits"):
         open_table("stars.doc")
-    with pytest.raises(CatalogError, match=r"data\.catalog takes it as it is"):
+    with pytest.raises(UserError, match=r"data\.catalog takes it as it is"):
         open_table("stars.zarr")
 
 
@@ -269,7 +269,7 @@ def test_a_column_name_that_occurs_twice(tmp_path: Path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("l,b,b\n1,2,3\n")
     assert read_all(open_table(path), {"l": ColumnType.NUMBER})["l"].tolist() == [1.0]
-    with pytest.raises(CatalogError, match="two columns have the name b"):
+    with pytest.raises(UserError, match="two columns have the name b"):
         read_all(open_table(path), {"b": ColumnType.NUMBER})
 
 
@@ -288,7 +288,7 @@ def test_votables_that_are_not_read(tmp_path: Path) -> None:
     ):
         path = tmp_path / "stars.vot"
         path.write_text(f"{head}{body}</DATA></TABLE></RESOURCE></VOTABLE>")
-        with pytest.raises(CatalogError, match=words):
+        with pytest.raises(UserError, match=words):
             read_all(open_table(path), {"l": ColumnType.NUMBER})
 
 
@@ -308,14 +308,14 @@ def test_hdf5_columns_of_different_lengths(tmp_path: Path) -> None:
     path = tmp_path / "stars.h5"
     with h5py.File(path, "w") as file:
         file["l"], file["b"] = np.zeros(3), np.zeros(4)
-    with pytest.raises(CatalogError, match="different lengths"):
+    with pytest.raises(UserError, match="different lengths"):
         open_table(path)
 
 
 def test_a_fits_file_without_a_table(tmp_path: Path) -> None:
     path = tmp_path / "image.fits"
     fits.HDUList([fits.PrimaryHDU(np.zeros(3)), fits.ImageHDU(np.zeros(2))]).writeto(path)
-    with pytest.raises(CatalogError, match="no binary table in this FITS file"):
+    with pytest.raises(UserError, match="no binary table in this FITS file"):
         open_table(path)
 
 
@@ -347,7 +347,7 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
     reader, stream = open_table(path), _Recorded(path.open("rb"))
     monkeypatch.setattr("dustmap.tables._arrow.opened", lambda path: stream)
-    with pytest.raises(CatalogError, match="column b: expected numbers, got 'x'"):
+    with pytest.raises(UserError, match="column b: expected numbers, got 'x'"):
         read_all(reader, {"b": ColumnType.NUMBER})
     assert stream.threads == {threading.get_ident()}
 
@@ -374,7 +374,7 @@ def test_rows_that_are_wrong_are_counted_over_all_blocks(
     path = tmp_path / "stars.csv"
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,2,3\n")
     monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
-    with pytest.raises(CatalogError, match="Row #51: Expected 2 columns, got 3"):
+    with pytest.raises(UserError, match="Row #51: Expected 2 columns, got 3"):
         read_all(open_table(path), {"b": ColumnType.NUMBER})
 
 

@@ -10,7 +10,8 @@ from astropy.coordinates import SkyCoord
 from astropy.table import Table
 from numpy.typing import NDArray
 
-from dustmap.sky.catalogs import CatalogError, galactic_from_icrs, read_catalog, read_places
+from dustmap.errors import UserError
+from dustmap.sky.catalogs import galactic_from_icrs, read_catalog, read_places
 from dustmap.sky.stars import ExponentialDensity, ParallaxDistances, PercentileDistances
 from dustmap.sky.systems import system_named
 from tests.sky.catalogs.files import FORMATS, write
@@ -205,11 +206,11 @@ def test_columns_of_i355_differ_in_case_alone(tmp_path: Path) -> None:
     assert isinstance(stars.distances, PercentileDistances)
     np.testing.assert_array_equal(stars.distances.p16, d[0])
     np.testing.assert_array_equal(stars.distances.p84, d[2])
-    with pytest.raises(CatalogError, match=r'missing ruwe .* for the cut "ruwe < 1.4"'):
+    with pytest.raises(UserError, match=r'missing ruwe .* for the cut "ruwe < 1.4"'):
         read_catalog(path, "gaia-i355")
     del columns["b_Dist"]
     lacking = write(tmp_path, "csv", Table(columns), "lacking")
-    with pytest.raises(CatalogError, match="B_Dist would be both distance_p16 and distance_p84"):
+    with pytest.raises(UserError, match="B_Dist would be both distance_p16 and distance_p84"):
         read_catalog(lacking, "gaia-i355", cuts="none")
 
 
@@ -244,7 +245,7 @@ def test_the_original_ananke_file(tmp_path: Path) -> None:
     xyz = 1000.0 * np.stack([columns[axis] for axis in "xyz"], axis=1)
     np.testing.assert_allclose(stars.positions(), xyz, atol=1e-9)
     assert stars.system.name == "custom:ananke"
-    with pytest.raises(CatalogError, match="custom"):
+    with pytest.raises(UserError, match="custom"):
         read_catalog(path, "ananke", system=system_named("A_V"))
 
 
