@@ -182,9 +182,9 @@ class StateReader:
         if stored != present:
             raise self.refusal(f"{name} = {stored}, this problem {present}")
 
-    def refusal(self, found: str) -> ValueError:
+    def refusal(self, found: str) -> UserError:
         """The error for a state that says what this problem cannot have."""
-        return ValueError(f"checkpoint: the state of {self.what} has {found}; {_REMEDY}")
+        return UserError(f"checkpoint: the state of {self.what} has {found}; {_REMEDY}")
 
 
 @final
@@ -287,7 +287,7 @@ class _Reading:
             raise self.reader.refusal(f"no {path}")
         return stored
 
-    def wrong(self, path: str, stored: object) -> ValueError:
+    def wrong(self, path: str, stored: object) -> UserError:
         return self.reader.refusal(f"{path} = {stored!r}")
 
 

@@ -222,8 +222,8 @@ class Tile:
             tuple((last - first + 1).tolist()),
         )
 
-    def _misses(self, grid: RegularGrid) -> ValueError:
-        return ValueError(
+    def _misses(self, grid: RegularGrid) -> UserError:
+        return UserError(
             f"tile {self.pixel}: its cone does not meet the box {grid.lower} to {grid.upper} pc; "
             "the sky needs no such tile"
         )
