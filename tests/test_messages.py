@@ -8,14 +8,16 @@ import pytest
 from astropy.io import fits
 
 from dustmap.cli import BAD_INPUT, DONE, main
-from dustmap.cli._tell import tell
+from dustmap.cli._printing import print_result
 from dustmap.gp import RegularGrid
 from dustmap.runs import RunDirectory
 from dustmap.sky import DustMap, Provenance, write_map
 
 
 def test_results_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    tell({"n": 3, "rows": {"read": 3, "cuts": {}}, "axes": ["x", 0.1234567], "to": "a.csv"}, False)
+    print_result(
+        {"n": 3, "rows": {"read": 3, "cuts": {}}, "axes": ["x", 0.1234567], "to": "a.csv"}, False
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["n: 3", "rows: read 3, cuts none", "axes: x, 0.123457", "to: a.csv"]
 

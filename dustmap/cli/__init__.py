@@ -27,7 +27,7 @@ from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import PREEMPTED as PREEMPTED
 from dustmap.cli._exit import Preempted, Terminated, terminating
 from dustmap.cli._options import Commands
-from dustmap.cli._tell import STDOUT, write
+from dustmap.cli._printing import STDOUT, write
 from dustmap.errors import UserError
 
 DESCRIPTION = """\

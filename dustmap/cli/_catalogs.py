@@ -11,21 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dustmap import config as configuration
+from dustmap.cli import _options
 from dustmap.cli._exit import CHECK_FAILED, DONE
-from dustmap.cli._options import (
-    Commands,
-    add_columns,
-    add_compute,
-    add_json,
-    add_output,
-    columns_of,
-    command_line,
-    compute_alone,
-    inputs_of,
-    new,
-    use_threads,
-)
-from dustmap.cli._tell import tell, tell_plan
+from dustmap.cli._printing import print_plan, print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -40,8 +28,8 @@ LINE_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
-def add_catalogs(commands: Commands) -> None:
-    command = new(
+def add_catalogs(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "catalogs",
         "list the schema cards of catalogs, or print one",
@@ -49,7 +37,7 @@ def add_catalogs(commands: Commands) -> None:
         "catalogs zgr23 > mine.toml",
     )
     command.add_argument("card", metavar="NAME", nargs="?", help="the card to print, as TOML")
-    add_json(command)
+    _options.add_json(command)
 
 
 def execute_catalogs(options: argparse.Namespace) -> int:
@@ -63,7 +51,7 @@ def execute_catalogs(options: argparse.Namespace) -> int:
     cards = [card_named(name) for name in known_cards()]
     systems = {card.name: "" if card.system is None else card.system.name for card in cards}
     if options.json:
-        tell({c.name: {"title": c.title, "system": systems[c.name]} for c in cards}, True)
+        print_result({c.name: {"title": c.title, "system": systems[c.name]} for c in cards}, True)
         return DONE
     width, across = max(map(len, systems)), max(map(len, systems.values()))
     for card in cards:
@@ -71,8 +59,8 @@ def execute_catalogs(options: argparse.Namespace) -> int:
     return DONE
 
 
-def add_ingest(commands: Commands) -> None:
-    command = new(
+def add_ingest(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "ingest",
         "check, cut and convert the stars of catalogs of any size, into one star store",
@@ -90,7 +78,7 @@ def add_ingest(commands: Commands) -> None:
         metavar="NAME|CARD.toml",
         help="which columns they have: a survey's card or your own [generic]",
     )
-    add_columns(command)
+    _options.add_columns(command)
     command.add_argument(
         "--cuts", default="default", metavar="NAME", help="of the card; none keeps all [default]"
     )
@@ -105,9 +93,9 @@ def add_ingest(commands: Commands) -> None:
         help="rows that are no stars end the reading, or are left out [as the card says]",
     )
     _add_parallaxes(command)
-    add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
-    add_compute(command, ("threads",), "how it is computed")
-    add_json(command)
+    _options.add_output(command, "the star store, which data.catalog takes", "STARS.zarr")
+    _options.add_compute(command, ("threads",), "how it is computed")
+    _options.add_json(command)
 
 
 def _add_parallaxes(command: argparse.ArgumentParser) -> None:
@@ -144,12 +132,12 @@ def execute_ingest(options: argparse.Namespace) -> int:
     if output.suffix != ".zarr":
         raise UserError(f"--output {output}: expected a name that ends in .zarr")
     with _counter() as progress:
-        inputs = inputs_of(*options.catalogs, schema=options.schema)
+        inputs = _options.inputs_of(*options.catalogs, schema=options.schema)
         check_output(output, options.overwrite, inputs)
-        use_threads(compute_alone(options).threads)
+        _options.use_threads(_options.compute_alone(options).threads)
         counts = ingest(
             options.catalogs,
-            card_named(options.schema, columns_of(options)),
+            card_named(options.schema, _options.columns_of(options)),
             output,
             cuts=options.cuts,
             system=None if options.system is None else system_named(options.system),
@@ -161,8 +149,8 @@ def execute_ingest(options: argparse.Namespace) -> int:
         )
     checks = store_checks(output)
     failed = [str(check) for check in checks if not check.passed]
-    told = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
-    tell({**told, "output": str(output)}, options.json)
+    result = {**counts.as_dict(), "failed": failed} if options.json else counts.summary()
+    print_result({**result, "output": str(output)}, options.json)
     for line in failed:
         log.warning("%s", line)
     return CHECK_FAILED if failed else DONE
@@ -179,13 +167,13 @@ def _counter() -> Iterator[Callable[[int], None]]:
         return
     last = time.monotonic()
 
-    def tell_rows(rows: int) -> None:
+    def log_rows(rows: int) -> None:
         nonlocal last
         if time.monotonic() - last > LINE_SECONDS:
             last = time.monotonic()
             log.info("read %d rows", rows)
 
-    yield tell_rows
+    yield log_rows
 
 
 def _advance(bar: "tqdm[NoReturn]", rows: int) -> None:
@@ -200,8 +188,8 @@ def _distance_prior(options: argparse.Namespace) -> "AbstractDistancePrior | ToL
     return prior_named(options.distance_prior, scale, furthest)
 
 
-def add_simulate(commands: Commands) -> None:
-    command = new(
+def add_simulate(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "simulate",
         "make a catalog of stars behind dust that is known: turbulence, the disc, bubbles",
@@ -212,7 +200,7 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument(
         "--seed", type=int, required=True, metavar="S", help="the same seed, the same sky"
     )
-    add_output(command, "the catalog: .fits, .ecsv, .csv or .parquet", "SKY.fits")
+    _options.add_output(command, "the catalog: .fits, .ecsv, .csv or .parquet", "SKY.fits")
     command.add_argument("--truth", metavar="TRUTH.zarr", help="write the true density, too")
     command.add_argument(
         "--from-prior",
@@ -236,9 +224,9 @@ def add_simulate(commands: Commands) -> None:
     command.add_argument(
         "--exact-distances", action="store_true", help="write distances in place of parallaxes"
     )
-    add_compute(command, ("threads", "memory"), "how it is computed")
+    _options.add_compute(command, ("threads", "memory"), "how it is computed")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
-    add_json(command)
+    _options.add_json(command)
 
 
 def execute_simulate(options: argparse.Namespace) -> int:
@@ -249,26 +237,26 @@ def execute_simulate(options: argparse.Namespace) -> int:
     from dustmap.tables import table_format
 
     output, truth = Path(options.output), options.truth and Path(options.truth)
-    check_output(output, options.overwrite, inputs_of(options.from_prior))
+    check_output(output, options.overwrite, _options.inputs_of(options.from_prior))
     if truth:
-        check_output(truth, options.overwrite, inputs_of(options.from_prior, output))
+        check_output(truth, options.overwrite, _options.inputs_of(options.from_prior, output))
     table_format(output)
     if truth:
         form_of(truth)
-    compute, model = compute_alone(options), _model(options)
-    use_threads(compute.threads)
+    compute, model = _options.compute_alone(options), _model(options)
+    _options.use_threads(compute.threads)
     plan = sky_plan(model, options.stars, compute)
     plan.check()
     if options.dry_run:
-        tell_plan(plan, None, options.json)
+        print_plan(plan, None, options.json)
         return DONE
     sky = simulate(model, options.stars, options.seed)
-    steps = command_line(options), f"dust on nodes {model.spacing:g} pc apart"
+    steps = _options.command_line(options), f"dust on nodes {model.spacing:g} pc apart"
     made = Provenance(_sha256(options), steps, seed=options.seed)
     write_sky(output, sky, options.exact_distances, options.overwrite, made)
     if truth:
         write_map(truth, sky.truth, made, options.overwrite)
-    tell(
+    print_result(
         {
             "stars": len(sky),
             "outliers": int(sky.outlier.sum()),

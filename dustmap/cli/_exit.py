@@ -60,7 +60,7 @@ class Notice:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Inside, a state will be kept before long, which a first signal waits for."""
+        """Let a first signal wait for the state that is about to be saved."""
         self._patient = True
         try:
             yield
@@ -96,7 +96,7 @@ class Notice:
 def handling(
     signals: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Inside, signals go to the handler."""
+    """Handle signals by `handler` in this context."""
     # Python hands signals to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -4,19 +4,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dustmap.cli import _options
 from dustmap.cli._exit import DONE
-from dustmap.cli._options import (
-    OF_A_RUN,
-    Commands,
-    add_compute,
-    add_json,
-    add_output,
-    compute_alone,
-    computing,
-    inputs_of,
-    new,
-)
-from dustmap.cli._tell import progress, tell, tell_plan
+from dustmap.cli._printing import print_plan, print_result, progress
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -42,8 +32,8 @@ PLACES = {
 SUFFIXES = {".zarr": "zarr", ".fits": "fits"}
 
 
-def add_export(commands: Commands) -> None:
-    command = new(
+def add_export(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "export",
         "write a run's map on any grid, or as published maps are laid out",
@@ -55,7 +45,7 @@ def add_export(commands: Commands) -> None:
     )
     command.add_argument("run", metavar="RUN")
     command.add_argument("--format", choices=(*CUBES, *LAYOUTS), required=True)
-    add_output(command, "the file")
+    _options.add_output(command, "the file")
     command.add_argument(
         "--box", nargs=6, metavar=("X0", "X1", "Y0", "Y1", "Z0", "Z1"), help="the run's by default"
     )
@@ -79,9 +69,9 @@ def add_export(commands: Commands) -> None:
         help="of mean, std, median, p16, p84, coverage, samples; [export] of the run by default",
     )
     command.add_argument("--samples", type=int, metavar="N", help="how many samples")
-    add_compute(command, title=OF_A_RUN)
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
-    add_json(command)
+    _options.add_json(command)
 
 
 def execute_export(options: argparse.Namespace) -> int:
@@ -89,19 +79,19 @@ def execute_export(options: argparse.Namespace) -> int:
     from dustmap.sky import check_output
 
     output = Path(options.output)
-    check_output(output, options.overwrite, inputs_of(map_or_run=options.run))
+    check_output(output, options.overwrite, _options.inputs_of(map_or_run=options.run))
     run = Path(options.run)
-    compute = computing(options, run)
+    compute = _options.computing(options, run)
     regression = regression_at(run, compute)
     _refuse_idle_options(options)
     if regression is not None:
         return _export_regression(regression, options)
     finished = open_star_map(run, compute)
     if options.dry_run:
-        tell_plan(_plan(finished, options), None, options.json)
+        print_plan(_plan(finished, options), None, options.json)
         return DONE
-    told = _write(finished, output, options)
-    tell({"output": str(output), "format": options.format, **told}, options.json)
+    result = _write(finished, output, options)
+    print_result({"output": str(output), "format": options.format, **result}, options.json)
     return DONE
 
 
@@ -227,13 +217,13 @@ def _export_regression(finished: "RegressionResult", options: argparse.Namespace
     given = [f"--{name.replace('_', '-')}" for name in given]
     if given:
         raise UserError(f"{', '.join(given)}: for maps of the dust; [grid] says where this one is")
-    told = finished.export(options.format, Path(options.output), options.overwrite)
-    tell(told, options.json)
+    result = finished.export(options.format, Path(options.output), options.overwrite)
+    print_result(result, options.json)
     return DONE
 
 
-def add_merge(commands: Commands) -> None:
-    command = new(
+def add_merge(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "merge",
         "join the maps of tiles (data.tile) into one",
@@ -243,15 +233,15 @@ def add_merge(commands: Commands) -> None:
     command.add_argument(
         "tiles", metavar="TILE", nargs="+", help="runs with data.tile, or their map.zarr"
     )
-    add_output(command, "the merged map", "map.zarr")
+    _options.add_output(command, "the merged map", "map.zarr")
     command.add_argument(
         "--format", choices=("zarr", "fits"), help="as --output ends by default, else zarr"
     )
     command.add_argument(
         "--partial", action="store_true", help="voxels that lie in no tile given are NaN"
     )
-    add_compute(command, ("memory",), "how it is computed")
-    add_json(command)
+    _options.add_compute(command, ("memory",), "how it is computed")
+    _options.add_json(command)
 
 
 def execute_merge(options: argparse.Namespace) -> int:
@@ -260,12 +250,12 @@ def execute_merge(options: argparse.Namespace) -> int:
 
     output = Path(options.output)
     form = _format(output, options.format)
-    memory = compute_alone(options).memory_bytes
-    check_output(output, options.overwrite, inputs_of(*options.tiles))
+    memory = _options.compute_alone(options).memory_bytes
+    check_output(output, options.overwrite, _options.inputs_of(*options.tiles))
     sky = sky_of_tiles([Path(tile) for tile in options.tiles], options.partial)
     with progress() as shown:
         sky.write(output, form, options.overwrite, memory, shown)
-    tell({"output": str(output), "format": form, **sky.counts()}, options.json)
+    print_result({"output": str(output), "format": form, **sky.counts()}, options.json)
     return DONE
 
 

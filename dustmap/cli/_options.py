@@ -21,7 +21,7 @@ COMPUTE = {
     "memory": ("8GiB", "what it may take; chunks follow it"),
 }
 #: The title of these options where they change what a finished run says.
-OF_A_RUN = "where it is computed now, instead of the [compute] section of the run"
+COMPUTE_TITLE = "where it is computed now, instead of the [compute] section of the run"
 #: More threads a core than this are a slip, and by the thousand they end the process.
 _PER_CORE = 4
 

@@ -6,20 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dustmap import config as configuration
+from dustmap.cli import _options
 from dustmap.cli._exit import DONE
-from dustmap.cli._options import (
-    OF_A_RUN,
-    Commands,
-    add_compute,
-    add_json,
-    add_output,
-    command_line,
-    computing,
-    computing_on_map,
-    inputs_of,
-    new,
-)
-from dustmap.cli._tell import tell
+from dustmap.cli._printing import print_result
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -39,8 +28,8 @@ BELONGS = {
 }
 
 
-def add_plot(commands: Commands) -> None:
-    command = new(
+def add_plot(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "plot",
         "draw a map: slices, projections, skies, lines of sight; a run's held-out stars",
@@ -77,9 +66,9 @@ def add_plot(commands: Commands) -> None:
         "--beam", type=float, metavar="DEG", help="with --los: radius for stars of a run [3]"
     )
     command.add_argument("--truth", metavar="TRUTH.zarr", help="draw the true density beside it")
-    add_output(command, ".png or .pdf")
-    add_compute(command, title=OF_A_RUN)
-    add_json(command)
+    _options.add_output(command, ".png or .pdf")
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
+    _options.add_json(command)
 
 
 #: What is drawn of a run's held-out stars.
@@ -95,7 +84,7 @@ def execute_plot(options: argparse.Namespace) -> int:
     from dustmap.sky.figures import check_picture, save_figure
 
     check_picture(options.output)
-    inputs = inputs_of(options.truth, map_or_run=options.map)
+    inputs = _options.inputs_of(options.truth, map_or_run=options.map)
     check_output(Path(options.output), options.overwrite, inputs)
     chosen = _check(options)
     regression = _regression(options)
@@ -107,7 +96,7 @@ def execute_plot(options: argparse.Namespace) -> int:
     else:
         figure = _PICTURES[chosen](options)
         save_figure(figure, options.output, options.overwrite, _history(options))
-    tell({"output": options.output}, options.json)
+    print_result({"output": options.output}, options.json)
     return DONE
 
 
@@ -115,9 +104,9 @@ def _history(options: argparse.Namespace) -> tuple[str, ...]:
     """The command, and of a run the hash of its configuration, by which its maps are known."""
     own = Path(options.map) / "config.toml"
     if not own.is_file():
-        return (command_line(options),)
+        return (_options.command_line(options),)
     sha256 = configuration.sha256(configuration.load(own))
-    return command_line(options), f"sha256 of the configuration: {sha256}"
+    return _options.command_line(options), f"sha256 of the configuration: {sha256}"
 
 
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":
@@ -127,7 +116,7 @@ def _regression(options: argparse.Namespace) -> "RegressionResult | None":
         return None
     from dustmap.runs import regression_at  # takes torch, where the file of a map takes none
 
-    return regression_at(path, computing(options, path))
+    return regression_at(path, _options.computing(options, path))
 
 
 def _check(options: argparse.Namespace) -> str:
@@ -186,7 +175,7 @@ def _los(options: argparse.Namespace) -> "Figure":
     from dustmap.runs import open_star_map
     from dustmap.sky.figures import profile_of_field
 
-    finished = open_star_map(path, computing(options, path))
+    finished = open_star_map(path, _options.computing(options, path))
     step = 0.25 * min(finished.run.grid.spacing)
     profile = profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = BEAM if options.beam is None else options.beam
@@ -215,7 +204,7 @@ def _held_out(options: argparse.Namespace) -> "Comparison":
     from dustmap.runs import open_star_map
 
     path = Path(options.map)
-    return open_star_map(path, computing(options, path)).held_out()
+    return open_star_map(path, _options.computing(options, path)).held_out()
 
 
 #: By the option that asks for it.
@@ -236,9 +225,11 @@ def _map(options: argparse.Namespace) -> "DustMap":
 
     path = Path(options.map)
     if (path / "config.toml").is_file():  # the threads of the run, and its memory or another
-        compute = configuration.load(path / "config.toml", computing(options, path)).compute
+        compute = configuration.load(
+            path / "config.toml", _options.computing(options, path)
+        ).compute
     else:
-        compute = computing_on_map(options, path)
+        compute = _options.computing_on_map(options, path)
     return DustMap.open(path, memory=compute.memory_bytes // 2)
 
 

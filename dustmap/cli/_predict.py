@@ -3,24 +3,13 @@
 import argparse
 from pathlib import Path
 
+from dustmap.cli import _options
 from dustmap.cli._exit import DONE
-from dustmap.cli._options import (
-    OF_A_RUN,
-    Commands,
-    add_catalog,
-    add_compute,
-    add_json,
-    add_output,
-    columns_of,
-    computing,
-    inputs_of,
-    new,
-)
-from dustmap.cli._tell import progress, tell
+from dustmap.cli._printing import print_result, progress
 
 
-def add_predict(commands: Commands) -> None:
-    command = new(
+def add_predict(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "predict",
         "add predicted extinctions and densities to a catalog",
@@ -28,10 +17,10 @@ def add_predict(commands: Commands) -> None:
         "predict run1 --catalog stars.fits --schema zgr23 --output predicted.fits",
     )
     command.add_argument("run", metavar="RUN")
-    add_catalog(command)
-    add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
-    add_compute(command, title=OF_A_RUN)
-    add_json(command)
+    _options.add_catalog(command)
+    _options.add_output(command, "ends in .fits, .csv, .ecsv, .parquet, .vot, .h5 or .npz")
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
+    _options.add_json(command)
 
 
 def execute_predict(options: argparse.Namespace) -> int:
@@ -39,19 +28,19 @@ def execute_predict(options: argparse.Namespace) -> int:
     from dustmap.sky import card_named, check_output
 
     output = Path(options.output)
-    inputs = inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
+    inputs = _options.inputs_of(options.catalog, map_or_run=options.run, schema=options.schema)
     check_output(output, options.overwrite, inputs)
     run = Path(options.run)
-    finished = open_run(run, computing(options, run))
-    card = card_named(options.schema, columns_of(options))
+    finished = open_run(run, _options.computing(options, run))
+    card = card_named(options.schema, _options.columns_of(options))
     with progress() as shown:
         result = finished.predict(Path(options.catalog), card, output, options.overwrite, shown)
-    tell(result, options.json)
+    print_result(result, options.json)
     return DONE
 
 
-def add_evaluate(commands: Commands) -> None:
-    command = new(
+def add_evaluate(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "evaluate",
         "score a run on another catalog",
@@ -59,7 +48,7 @@ def add_evaluate(commands: Commands) -> None:
         "evaluate run1 --catalog sky.csv --schema ananke --truth-column noise_free",
     )
     command.add_argument("run", metavar="RUN")
-    add_catalog(command)
+    _options.add_catalog(command)
     command.add_argument(
         "--truth-column",
         default="",
@@ -72,8 +61,8 @@ def add_evaluate(commands: Commands) -> None:
         metavar="NAME",
         help="of its extinctions [what its header or card says]",
     )
-    add_compute(command, title=OF_A_RUN)
-    add_json(command)
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
+    _options.add_json(command)
 
 
 def execute_evaluate(options: argparse.Namespace) -> int:
@@ -81,10 +70,10 @@ def execute_evaluate(options: argparse.Namespace) -> int:
     from dustmap.sky import card_named
 
     run = Path(options.run)
-    finished = open_run(run, computing(options, run))
-    card = card_named(options.schema, columns_of(options))
+    finished = open_run(run, _options.computing(options, run))
+    card = card_named(options.schema, _options.columns_of(options))
     arguments = Path(options.catalog), card, options.truth_column, options.system
     with progress() as shown:
         result = finished.evaluate(*arguments, shown)
-    tell(result, options.json)
+    print_result(result, options.json)
     return DONE

@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dustmap.cli import _options
 from dustmap.cli._exit import DONE
-from dustmap.cli._options import (
-    OF_A_RUN,
-    Commands,
-    add_columns,
-    add_compute,
-    add_json,
-    columns_of,
-    computing,
-    computing_on_map,
-    new,
-)
-from dustmap.cli._tell import progress, tell, write
+from dustmap.cli._printing import print_result, progress, write
 from dustmap.config import parsecs
 from dustmap.errors import UserError
 
@@ -42,8 +32,8 @@ BAND = (16.0, 84.0)
 MOST = 100_000
 
 
-def add_query(commands: Commands) -> None:
-    command = new(
+def add_query(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "query",
         "density at a place and extinction to it, mean and standard deviation",
@@ -70,12 +60,12 @@ def add_query(commands: Commands) -> None:
     command.add_argument(
         "--schema", default="generic", metavar="NAME|CARD.toml", help="columns of --file [generic]"
     )
-    add_columns(command)
+    _options.add_columns(command)
     command.add_argument(
         "--percentiles", nargs="+", type=float, metavar="P", help="these, too, such as 5 50 95"
     )
-    add_compute(command, title=OF_A_RUN)
-    add_json(command)
+    _options.add_compute(command, title=_options.COMPUTE_TITLE)
+    _options.add_json(command)
 
 
 def execute_query(options: argparse.Namespace) -> int:
@@ -117,10 +107,10 @@ def _one(options: argparse.Namespace) -> int:
         )
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
-        tell(first | labels(source.system), True)
+        print_result(first | labels(source.system), True)
         return DONE
     lines = {name: f"{values[0]:.6g} {unit_of(name)}" for name, values in answers.items()}
-    tell(lines | {"extinction_system": source.system.name}, False)
+    print_result(lines | {"extinction_system": source.system.name}, False)
     return DONE
 
 
@@ -130,7 +120,7 @@ def _many(options: argparse.Namespace) -> int:
     from dustmap.runs import places_of_map
     from dustmap.sky import card_named
 
-    card = card_named(options.schema, columns_of(options))
+    card = card_named(options.schema, _options.columns_of(options))
     places = places_of_map(Path(options.map), Path(options.file), card)
     source = _opened(options)
     levels = options.percentiles or ()
@@ -218,7 +208,7 @@ def _print_table(
 
     if counts is not None:
         own = {name: table[name] for name in table.colnames if table[name].ndim == 1}
-        tell({**_json(own), **counts, **_json(answers), **labels(system)}, True)
+        print_result({**_json(own), **counts, **_json(answers), **labels(system)}, True)
         return
     add_answers(table, answers, system, labelled=True)
     write(csv_text(table))
@@ -236,10 +226,10 @@ def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
     if (path / "config.toml").is_file():
         from dustmap.runs import open_star_map
 
-        return open_star_map(path, computing(options, path))
+        return open_star_map(path, _options.computing(options, path))
     from dustmap.sky.maps import DustMap
 
-    return DustMap.open(path, memory=computing_on_map(options, path).memory_bytes // 2)
+    return DustMap.open(path, memory=_options.computing_on_map(options, path).memory_bytes // 2)
 
 
 def _answers(

@@ -20,29 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dustmap import config as configuration
-from dustmap.cli._exit import (
-    BAD_INPUT,
-    CHECK_FAILED,
-    DONE,
-    FAILED,
-    PREEMPTED,
-    Notice,
-    handling,
-    preempting,
-)
-from dustmap.cli._options import (
-    Commands,
-    add_columns,
-    add_compute,
-    add_json,
-    add_set,
-    columns_of,
-    compute_overrides,
-    inputs_of,
-    new,
-    use_threads,
-)
-from dustmap.cli._tell import progress, tell, tell_plan, write
+from dustmap.cli import _exit, _options
+from dustmap.cli._printing import print_plan, print_result, progress, write
 from dustmap.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,11 +45,11 @@ and report.json in RUN, and disturbs no run."""
 
 #: What asks a run to end, or ends it.
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-_MEANT = (DONE, BAD_INPUT, CHECK_FAILED, PREEMPTED)
+_MEANT = (_exit.DONE, _exit.BAD_INPUT, _exit.CHECK_FAILED, _exit.PREEMPTED)
 
 
-def add_run(commands: Commands) -> None:
-    command = new(
+def add_run(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "run",
         "make a map from a configuration",
@@ -96,23 +75,25 @@ def add_run(commands: Commands) -> None:
         help="the last stage [export]",
     )
     command.add_argument("--ranks", type=int, metavar="K", help="processes that share the work")
-    add_columns(command)
-    add_set(command)
-    add_compute(command)
-    add_json(command)
+    _options.add_columns(command)
+    _options.add_set(command)
+    _options.add_compute(command)
+    _options.add_json(command)
 
 
 def execute_run(options: argparse.Namespace) -> int:
-    with preempting() as notice:
-        overrides = [*options.set, *_columns(options), *compute_overrides(options)]
+    with _exit.preempting() as notice:
+        overrides = [*options.set, *_columns(options), *_options.compute_overrides(options)]
         config = configuration.load(options.config, overrides)
-        use_threads(config.compute.threads)
+        _options.use_threads(config.compute.threads)
         if _starts_ranks(options.ranks):
             return run_ranks(options.ranks, options.arguments)
         return _execute(options, config, notice)
 
 
-def _execute(options: argparse.Namespace, config: configuration.Config, notice: Notice) -> int:
+def _execute(
+    options: argparse.Namespace, config: configuration.Config, notice: _exit.Notice
+) -> int:
     from dustmap.runs import ranks_of
 
     with ExitStack() as left:
@@ -123,29 +104,29 @@ def _execute(options: argparse.Namespace, config: configuration.Config, notice: 
 
 
 def _columns(options: argparse.Namespace) -> list[str]:
-    named = columns_of(options).items()
+    named = _options.columns_of(options).items()
     return [f"data.columns.{name}={json.dumps(column)}" for name, column in named]
 
 
 def _on_ranks(
     options: argparse.Namespace,
     config: configuration.Config,
-    notice: Notice,
+    notice: _exit.Notice,
     world: "AbstractWorld",
 ) -> int:
-    """All ranks do the same; what is written and told is the first's."""
+    """All ranks do the same; what is written and result is the first's."""
     from dustmap.runs import Stage, execute_run, prepare
 
     output, until = Path(options.output), Stage(options.until)
     if _is_finished(options, config, world):
-        return _tell_finished(output, options) if world.rank == 0 else DONE
+        return _print_finished(output, options) if world.rank == 0 else _exit.DONE
     prepared = prepare(config, output if options.resume else None, world)
     prepared.check_until(until)
     if options.dry_run:
         plan = prepared.plan()
         if world.rank == 0:
-            tell_plan(plan, prepared.seconds(), options.json)
-        return DONE if plan.passed else CHECK_FAILED
+            print_plan(plan, prepared.seconds(), options.json)
+        return _exit.DONE if plan.passed else _exit.CHECK_FAILED
     with progress() as shown:
         report = execute_run(
             prepared,
@@ -159,9 +140,11 @@ def _on_ranks(
             world=world,
         )
     if world.rank > 0:
-        return DONE
-    tell(report.as_dict() if options.json else _summary(report.as_dict(), output), options.json)
-    return DONE if report.passed else CHECK_FAILED
+        return _exit.DONE
+    print_result(
+        report.as_dict() if options.json else _summary(report.as_dict(), output), options.json
+    )
+    return _exit.DONE if report.passed else _exit.CHECK_FAILED
 
 
 def _is_finished(
@@ -188,17 +171,17 @@ def _inputs(options: argparse.Namespace, config: configuration.Config) -> Iterat
     if not (options.resume and own.exists() and own.samefile(options.config)):
         yield Path(options.config)
     data = config.data
-    yield from inputs_of(*data.catalog, data.truth, schema=data.schema)
+    yield from _options.inputs_of(*data.catalog, data.truth, schema=data.schema)
 
 
-def _tell_finished(output: Path, options: argparse.Namespace) -> int:
+def _print_finished(output: Path, options: argparse.Namespace) -> int:
     """The report that is there."""
     from dustmap.runs import report_of
 
     report = report_of(output)
     log.info("%s is finished: there is nothing to go on with", output)
-    tell(report if options.json else _summary(report, output), options.json)
-    return DONE if report["status"] == "done" else CHECK_FAILED
+    print_result(report if options.json else _summary(report, output), options.json)
+    return _exit.DONE if report["status"] == "done" else _exit.CHECK_FAILED
 
 
 def _summary(report: Mapping[str, Any], output: Path) -> dict[str, Any]:
@@ -231,7 +214,7 @@ def run_ranks(count: int, arguments: Sequence[str]) -> int:
         for rank in ranks:
             rank.send_signal(number)
 
-    with handling(_PASSED_ON, pass_on):
+    with _exit.handling(_PASSED_ON, pass_on):
         for environment in _environments(count):
             # In a group of its own, so that Ctrl-C reaches it once: from here.
             command = [sys.executable, "-m", "dustmap", *arguments]
@@ -252,19 +235,19 @@ def _environments(count: int) -> list[dict[str, str]]:
 
 
 def _first_code(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    first = DONE
+    first = _exit.DONE
     running = list(ranks)
     while running:
         ended = [rank for rank in running if rank.poll() is not None]
-        codes = [rank.returncode for rank in ended if rank.returncode != DONE]
-        first = first or next(iter(codes), DONE)
+        codes = [rank.returncode for rank in ended if rank.returncode != _exit.DONE]
+        first = first or next(iter(codes), _exit.DONE)
         running = [rank for rank in running if rank not in ended]
         time.sleep(0.05)
-    return first if first in _MEANT else FAILED
+    return first if first in _MEANT else _exit.FAILED
 
 
-def add_status(commands: Commands) -> None:
-    command = new(
+def add_status(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "status",
         "tell how far runs are",
@@ -289,11 +272,11 @@ def execute_status(options: argparse.Namespace) -> int:
     else:
         lines = [status.line(now) for status in found]
     write("\n".join(lines) + "\n")
-    return DONE
+    return _exit.DONE
 
 
-def add_config(commands: Commands) -> None:
-    command = new(
+def add_config(commands: _options.Commands) -> None:
+    command = _options.new(
         commands,
         "config",
         "print a configuration with every key",
@@ -302,7 +285,7 @@ def add_config(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG.toml", nargs="?", help="resolved and with hash")
     command.add_argument("--example", action="store_true", help="defaults, units and meanings")
-    add_set(command)
+    _options.add_set(command)
 
 
 def execute_config(options: argparse.Namespace) -> int:
@@ -313,7 +296,7 @@ def execute_config(options: argparse.Namespace) -> int:
     except UserError as error:
         raise UserError(error) from None
     write(text)
-    return DONE
+    return _exit.DONE
 
 
 def _resolved(options: argparse.Namespace) -> str:

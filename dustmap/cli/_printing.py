@@ -38,7 +38,7 @@ def write(text: str) -> None:
             raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
-def tell(values: Mapping[str, Any], as_json: bool) -> None:
+def print_result(values: Mapping[str, Any], as_json: bool) -> None:
     """On stdout: one JSON object, or one `name: value` a line."""
     if as_json:
         write(json.dumps(dict(values)) + "\n")
@@ -46,14 +46,14 @@ def tell(values: Mapping[str, Any], as_json: bool) -> None:
     write("".join(f"{name}: {_shown(value)}\n" for name, value in values.items()))
 
 
-def tell_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
+def print_plan(plan: "Plan", seconds: float | None, as_json: bool) -> None:
     """What a command would do: one JSON object, or a table of what takes memory.
 
     seconds: None where they are too few to plan.
     """
     if as_json:
         known = {} if seconds is None else {"seconds_about": seconds}
-        tell(plan.as_dict() | known, True)
+        print_result(plan.as_dict() | known, True)
         return
     about = [] if seconds is None else [f"seconds_about: {seconds:g}"]
     write("\n".join([*plan.lines(), *about]) + "\n")
