@@ -170,13 +170,13 @@ class ProcessGroup(AbstractWorld):
         sent = rows if len(rows) == most else rows.new_empty(most, *rows.shape[1:])
         if sent is not rows:
             sent[: len(rows)] = rows
-        heard = rows.new_empty(self._size * most, *rows.shape[1:])
+        received = rows.new_empty(self._size * most, *rows.shape[1:])
         with self._naming_the_lost():
-            _gather(heard, sent.contiguous())
+            _gather(received, sent.contiguous())
         if min(counts) < most:
-            parts = zip(torch.split(heard, most), counts, strict=True)
-            heard = torch.cat([part[:n] for part, n in parts])
-        return heard.movedim(0, -1)
+            parts = zip(torch.split(received, most), counts, strict=True)
+            received = torch.cat([part[:n] for part, n in parts])
+        return received.movedim(0, -1)
 
     def part(self) -> None:
         """The end of this rank's part; others may go on alone."""

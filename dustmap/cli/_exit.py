@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, the error that means bad input, and signals.
+"""How a command ends: its exit code, and signals.
 
 Signals that ask a command to end are exceptions: what is half written goes as after any other
 failure, and a run first keeps what it can go on from.
@@ -21,23 +21,23 @@ _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Terminated(BaseException):
-    """Somebody asked the process to end."""
+    """A request that the process end."""
 
 
 class Preempted(BaseException):
-    """Somebody asked a run to end, which can go on later."""
+    """A request that a run end, to be resumed later."""
 
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated`."""
+    """Raise `Terminated` on SIGTERM in this context."""
     with handling((signal.SIGTERM,), _terminate):
         yield
 
 
 @contextmanager
 def preempting() -> Iterator["Notice"]:
-    """Inside, SIGTERM and SIGUSR1 raise `Preempted`, after a state is kept if that is near."""
+    """Raise `Preempted` on SIGTERM and SIGUSR1, once a state that is near is saved."""
     notice = Notice()
     with handling((*_PREEMPTING, signal.SIGALRM), notice.arrives):
         try:
@@ -48,14 +48,14 @@ def preempting() -> Iterator["Notice"]:
 
 @final
 class Notice:
-    """Whether a run was asked to end."""
+    """State of the requests that a run end."""
 
     def __init__(self) -> None:
         self._pending, self._patient = False, False
 
     @property
     def pending(self) -> bool:
-        """Asked, and waiting for a state to be kept."""
+        """Return whether a request waits for a state to be saved."""
         return self._pending
 
     @contextmanager
@@ -74,7 +74,7 @@ class Notice:
         raise Preempted
 
     def arrives(self, number: int, frame: FrameType | None) -> None:
-        """A signal, or the end of the patience with an earlier one."""
+        """Handle a signal, or the end of the patience with an earlier one."""
         del number, frame
         if self._patient and not self._pending:
             self._pending = True
@@ -87,7 +87,7 @@ class Notice:
         self.end()
 
     def wait_no_more(self) -> None:
-        """Nothing ends the run later."""
+        """Cancel the alarm that would end the run."""
         if threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 

@@ -105,6 +105,11 @@ def add_output(command: argparse.ArgumentParser, meaning: str, metavar: str = "F
     command.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a path is a run's directory, not a map."""
+    return (path / "config.toml").is_file()
+
+
 def command_line(options: argparse.Namespace) -> str:
     """The command as it was typed, for the history of what it writes."""
     return shlex.join(["dustmap", *options.arguments])

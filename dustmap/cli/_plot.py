@@ -112,7 +112,7 @@ def _history(options: argparse.Namespace) -> tuple[str, ...]:
 def _regression(options: argparse.Namespace) -> "RegressionResult | None":
     """Of a run with data.kind = "regression"; None of other runs and of maps."""
     path = Path(options.map)
-    if not (path / "config.toml").is_file():
+    if not _options.is_run(path):
         return None
     from dustmap.runs import regression_at  # takes torch, where the file of a map takes none
 
@@ -133,24 +133,26 @@ def _check(options: argparse.Namespace) -> str:
 def _slice(options: argparse.Namespace) -> "Figure":
     from dustmap.sky.figures import Axis, slice_figure
 
-    given = options.slice or "z=0"
-    name, equals, level = given.partition("=")
+    plane = options.slice or "z=0"
+    name, equals, level = plane.partition("=")
     if name.upper() not in Axis.__members__ or not equals:
-        raise UserError(f"--slice {given}: expected x, y or z=PC, such as z=0 or x=-20pc")
+        raise UserError(f"--slice {plane}: expected x, y or z=PC, such as z=0 or x=-20pc")
     axis = Axis[name.upper()]
     return slice_figure(_map(options), axis, parsecs(level), _truth(options))
 
 
 def _top_down(options: argparse.Namespace) -> "Figure":
-    from dustmap.sky.figures import Axis, projection_figure
-
-    return projection_figure(_map(options), Axis.Z, _truth(options))
+    return _projection(options, "Z")
 
 
 def _side_on(options: argparse.Namespace) -> "Figure":
+    return _projection(options, "Y")
+
+
+def _projection(options: argparse.Namespace, axis: str) -> "Figure":
     from dustmap.sky.figures import Axis, projection_figure
 
-    return projection_figure(_map(options), Axis.Y, _truth(options))
+    return projection_figure(_map(options), Axis[axis], _truth(options))
 
 
 def _sky(options: argparse.Namespace) -> "Figure":
@@ -168,7 +170,7 @@ def _los(options: argparse.Namespace) -> "Figure":
 
     l, b = options.los
     path, truth = Path(options.map), _truth(options)
-    if not (path / "config.toml").is_file():
+    if not _options.is_run(path):
         if options.beam is not None:
             raise UserError(f"--beam needs the stars of a run, and {path} is a map")
         return line_of_sight_figure(profile_of_map(_map(options), l, b, truth))
@@ -224,7 +226,7 @@ def _map(options: argparse.Namespace) -> "DustMap":
     from dustmap.sky.maps import DustMap
 
     path = Path(options.map)
-    if (path / "config.toml").is_file():  # the threads of the run, and its memory or another
+    if _options.is_run(path):  # the threads of the run, and its memory or another
         compute = configuration.load(
             path / "config.toml", _options.computing(options, path)
         ).compute

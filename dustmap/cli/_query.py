@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Of the bands of a profile.
-BAND = (16.0, 84.0)
+#: Percentiles of a profile.
+PROFILE_LEVELS = (16.0, 84.0)
 #: Rows of a profile.
 MOST = 100_000
 
@@ -142,7 +142,7 @@ def _profile(options: argparse.Namespace) -> int:
     step = None if options.step is None else _positive(options.step, "--step")
     distance = _distances(source, l, b, step)
     direction = np.full_like(distance, l), np.full_like(distance, b)
-    levels = sorted({*BAND, *(options.percentiles or ())})
+    levels = sorted({*PROFILE_LEVELS, *(options.percentiles or ())})
     answers = _answers(source, *direction, distance, levels)
     table = Table({"distance_pc": distance})
     _print_table(table, answers, source.system, {"rows": len(table)} if options.json else None)
@@ -223,7 +223,7 @@ def _json(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _opened(options: argparse.Namespace) -> "StarMap | DustMap":
     """A run's posterior, which knows what uncertain distances mean, or a map."""
     path = Path(options.map)
-    if (path / "config.toml").is_file():
+    if _options.is_run(path):
         from dustmap.runs import open_star_map
 
         return open_star_map(path, _options.computing(options, path))

@@ -263,14 +263,14 @@ def add_status(commands: _options.Commands) -> None:
 def execute_status(options: argparse.Namespace) -> int:
     from dustmap.runs import status_of
 
-    found = [status_of(Path(run)) for run in options.runs]
+    statuses = [status_of(Path(run)) for run in options.runs]
     now = time.time()
     if options.json:
-        lines = [json.dumps(status.as_dict()) for status in found]
-    elif len(found) == 1:
-        lines = found[0].lines(now)
+        lines = [json.dumps(status.as_dict()) for status in statuses]
+    elif len(statuses) == 1:
+        lines = statuses[0].lines(now)
     else:
-        lines = [status.line(now) for status in found]
+        lines = [status.line(now) for status in statuses]
     write("\n".join(lines) + "\n")
     return _exit.DONE
 
