@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from dustmap.errors import UserError
 from dustmap.gp import GridPrior, RegularGrid, torus_for, wrap_inflation
 from dustmap.gp.kernels import Matern12, Matern32, Matern52, SquaredExponential, StationaryKernel
 
@@ -60,3 +61,10 @@ def test_a_length_that_no_memory_holds_is_refused_in_words() -> None:
     grid = RegularGrid((0.0,) * 3, (0.1,) * 3, (20,) * 3)
     with pytest.raises(MemoryError, match=r"the torus .* needs .* bytes"):
         GridPrior.padded(Matern32(math.e * 10, dim=3), grid)
+
+
+def test_a_length_of_many_boxes_is_refused() -> None:
+    """A damaged file may hold any length; its images would take for ever to count."""
+    grid = make_grid(3)
+    with pytest.raises(UserError, match="images on a torus"):
+        GridPrior.padded(Matern32(1e20, 1.0, dim=3).fixed(), grid, torus_shape=(16, 16, 16))

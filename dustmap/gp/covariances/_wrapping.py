@@ -22,6 +22,8 @@ from dustmap.gp.kernels import AbstractKernel, KernelTerm
 Box = tuple[slice, ...]
 Shift = tuple[float, ...]
 NEGLIGIBLE = 1e-18  # relative to k(0): what is left out of the plain kernel, below round-off
+#: Images on one torus: those of a reach of 50 boxes in three dimensions.
+MOST_IMAGES = 10**6
 
 
 @final
@@ -322,9 +324,15 @@ class WrappedKernel:
         """Return jL for all j that could matter on every axis by itself, and for j = 0."""
         if self.periods is None:
             return iter([(0.0,) * len(data)])
-        per_axis = []
+        ranges = []
         for x, z, period, reach in zip(data, nodes, self.periods, self.image_reach, strict=True):
             start = math.ceil((z.low - reach - x.high) / period)
             stop = math.floor((z.high + reach - x.low) / period)
-            per_axis.append([j * period for j in range(min(start, 0), max(stop, 0) + 1)])
+            ranges.append(range(min(start, 0), max(stop, 0) + 1))
+        if math.prod(map(len, ranges)) > MOST_IMAGES:
+            raise UserError(
+                f"a covariance of reach {max(self.image_reach):g} has over {MOST_IMAGES:,} "
+                f"images on a torus of {self.periods}: take a shorter length or a larger box"
+            )
+        per_axis = [[j * L for j in js] for js, L in zip(ranges, self.periods, strict=True)]
         return itertools.product(*per_axis)

@@ -97,14 +97,16 @@ def test_one_star_dominates_no_more_than_it_does(density: str, dim: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("density", DENSITIES)
 def test_many_draws_keep_what_the_stars_dominate(density: str) -> None:
-    kept, wrong = [], []
-    for seed in range(2):
+    """Over twelve skies; of one sky's 620 voxels one or two neighbours may be wrong by chance."""
+    kept, wrong, voxels = [], 0, 0
+    for seed in range(12):
         found, true = shares(density, 3, 80, 32, seed)
         assert float((true > 0.5).double().mean()) > 0.1
         kept.append(float((found > 0.5).sum() / (true > 0.5).sum()))
-        wrong.append(float((found[true < 0.25] > 0.5).double().mean()))
+        wrong += int((found[true < 0.25] > 0.5).sum())
+        voxels += int((true < 0.25).sum())
     assert sum(kept) / len(kept) > 0.92
-    assert max(wrong) < 1e-3
+    assert wrong / voxels < 2e-3
 
 
 def test_doubt_goes_away_with_the_draws() -> None:
