@@ -329,7 +329,7 @@ class WrappedKernel:
             start = math.ceil((z.low - reach - x.high) / period)
             stop = math.floor((z.high + reach - x.low) / period)
             ranges.append(range(min(start, 0), max(stop, 0) + 1))
-        if math.prod(map(len, ranges)) > MOST_IMAGES:
+        if math.prod(js.stop - js.start for js in ranges) > MOST_IMAGES:
             raise UserError(
                 f"a covariance of reach {max(self.image_reach):g} has over {MOST_IMAGES:,} "
                 f"images on a torus of {self.periods}: take a shorter length or a larger box"
