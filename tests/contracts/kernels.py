@@ -11,13 +11,22 @@ import torch
 from dustmap.gp.kernels import (
     AbstractKernel,
     AbstractProfile,
+    Matern,
     Matern12,
+    Matern13,
     Matern32,
     Matern52,
     SquaredExponential,
 )
 
-NU = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+NU = {
+    "matern13": 1 / 3,
+    "matern12": 0.5,
+    "matern32": 1.5,
+    "matern52": 2.5,
+    "matern-0.8": 0.8,
+    "matern-2.0": 2.0,
+}
 
 
 def textbook(name: str, r: float) -> float:
@@ -63,6 +72,9 @@ def _summed(dim: int) -> AbstractKernel:
 
 
 KERNEL_CASES: tuple[KernelCase, ...] = (
+    KernelCase("matern13", lambda dim: Matern13(0.8, 1.3, dim), smooth=False),
+    KernelCase("matern-0.8", lambda dim: Matern(0.8, 0.8, 1.3, dim), smooth=False),
+    KernelCase("matern-2", lambda dim: Matern(2.0, 0.8, 1.3, dim)),
     KernelCase("matern12", lambda dim: Matern12(0.8, 1.3, dim), smooth=False),
     KernelCase("matern32", lambda dim: Matern32(0.8, 1.3, dim)),
     KernelCase("matern52", lambda dim: Matern52(0.8, 1.3, dim)),

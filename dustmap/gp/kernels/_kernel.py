@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._parameters import AbstractParametric, Parameter
+from dustmap.gp.kernels._matern import KOLMOGOROV, MaternProfile
 from dustmap.gp.kernels._profiles import (
     AbstractProfile,
     Matern12Profile,
@@ -287,6 +288,29 @@ class ScaledKernel(AbstractKernel):
         )
 
 
+def Matern(
+    nu: float,
+    lengthscale: float | Sequence[float],
+    variance: float = 1.0,
+    dim: int | None = None,
+) -> StationaryKernel:
+    """Matérn of smoothness 0 < ν ≤ 10, 2^(1-ν)/Γ(ν) z^ν K_ν(z) with z = √(2ν) r.
+
+    >>> kernel = Matern(0.8, lengthscale=2.0, dim=3)
+    >>> float(kernel.variance())
+    1.0
+    """
+    half = _HALF_INTEGERS.get(nu)
+    return StationaryKernel(half or MaternProfile(nu), lengthscale, variance, dim)
+
+
+def Matern13(
+    lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
+) -> StationaryKernel:
+    """Matérn-⅓, whose power spectrum in three dimensions is Kolmogorov's, ∝ |k|^(−11/3)."""
+    return Matern(KOLMOGOROV, lengthscale, variance, dim)
+
+
 def Matern12(
     lengthscale: float | Sequence[float], variance: float = 1.0, dim: int | None = None
 ) -> StationaryKernel:
@@ -315,9 +339,11 @@ def SquaredExponential(
     return StationaryKernel(SquaredExponentialProfile(), lengthscale, variance, dim)
 
 
-#: Kernels by the names of configurations.
+_HALF_INTEGERS = {0.5: Matern12Profile(), 1.5: Matern32Profile(), 2.5: Matern52Profile()}
+#: Kernels by the names of configurations; `matern-NU` names those of any smoothness.
 KERNELS = MappingProxyType(
     {
+        "matern13": Matern13,
         "matern12": Matern12,
         "matern32": Matern32,
         "matern52": Matern52,
@@ -332,10 +358,20 @@ def kernel_named(
     variance: float = 1.0,
     dim: int | None = None,
 ) -> StationaryKernel:
-    """The kernel of a name in `KERNELS`; other arguments as for `Matern32`."""
-    if name not in KERNELS:
-        raise UserError(f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}')
-    return KERNELS[name](lengthscale, variance, dim)
+    """The kernel of a name in `KERNELS`, or `matern-` and ν; other arguments as for `Matern32`."""
+    if name in KERNELS:
+        return KERNELS[name](lengthscale, variance, dim)
+    family, _, nu = name.partition("-")
+    try:
+        smoothness = float(nu) if family == "matern" else math.nan
+    except ValueError:
+        smoothness = math.nan
+    if math.isnan(smoothness):
+        raise UserError(
+            f'kernel = "{name}" is unknown: expected one of {", ".join(KERNELS)}, or matern-NU '
+            "with a smoothness, such as matern-0.8"
+        )
+    return Matern(smoothness, lengthscale, variance, dim)
 
 
 def _lengthscales(lengthscale: float | Sequence[float], dim: int | None) -> tuple[float, ...]:

@@ -129,7 +129,7 @@ class Matern12Profile(AbstractProfile):
         return torch.exp(-r) * (1 + r) / safe**3
 
     def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return _matern_density(s, 0.5, dim)
+        return matern_density(s, 0.5, dim)
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         return _exponential_polynomial(t.abs(), (1.0,), (-1.0, 1.0))
@@ -153,7 +153,7 @@ class Matern32Profile(AbstractProfile):
         return 3 * math.sqrt(3) * torch.exp(-math.sqrt(3) * r) / _away_from_zero(r)
 
     def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return _matern_density(s, 1.5, dim)
+        return matern_density(s, 1.5, dim)
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         # ∫_0^a (a - v)(1 + v) e^-v dv = (3 + a) e^-a + 2a - 3
@@ -184,7 +184,7 @@ class Matern52Profile(AbstractProfile):
         return 25 / 3 * torch.exp(-math.sqrt(5) * r)
 
     def spectral_density(self, s: Tensor, dim: int) -> Tensor:
-        return _matern_density(s, 2.5, dim)
+        return matern_density(s, 2.5, dim)
 
     def second_antiderivative(self, t: Tensor) -> Tensor:
         # ∫_0^a (a - v)(1 + v + v²/3) e^-v dv = (5 + 7a/3 + a²/3) e^-a + 8a/3 - 5
@@ -235,7 +235,7 @@ def _away_from_zero(r: Tensor) -> Tensor:
     return torch.where(r > 0, r, torch.ones_like(r))
 
 
-def _matern_density(s: Tensor, nu: float, dim: int) -> Tensor:
+def matern_density(s: Tensor, nu: float, dim: int) -> Tensor:
     """Rasmussen & Williams (2006) eq. 4.15 with ℓ = 1 and angular frequency s."""
     power = nu + dim / 2
     log_constant = (
