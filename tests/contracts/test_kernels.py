@@ -157,5 +157,5 @@ def test_names_have_any_smoothness(name: str, profile: str | None) -> None:
 
 @pytest.mark.parametrize("name", ["matern", "matern-x", "gauss-1"])
 def test_unknown_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match="is unknown: expected one of matern13.*matern-NU"):
+    with pytest.raises(UserError, match=r"is unknown: expected one of matern13.*matern-NU"):
         kernel_named(name, 2.0, dim=2)

@@ -252,7 +252,7 @@ def test_the_exact_process_of_a_toy_profile_is_a_normal_density() -> None:
 
 
 def test_kernels_by_name() -> None:
-    assert list(KERNELS) == ["matern12", "matern32", "matern52", "squared-exponential"]
+    assert list(KERNELS) == ["matern13", "matern12", "matern32", "matern52", "squared-exponential"]
     kernel = kernel_named("matern32", 0.3, 2.0, dim=2)
     dx = torch.rand(5, 2, dtype=torch.float64)
     assert torch.equal(kernel(dx), Matern32(0.3, 2.0, dim=2)(dx))

@@ -82,11 +82,11 @@ class _Bessel(torch.autograd.Function):
         ctx.nu, ctx.order = nu, order
         table, shift = _table(nu, order, r.device), 0.5 * math.log(2 * nu)
         values = torch.empty_like(r, memory_format=torch.contiguous_format)
-        for piece, out in zip(
-            r.reshape(-1).split(_PIECE), values.view(-1).split(_PIECE), strict=True
-        ):
-            x = piece.double().clamp_min(torch.finfo(torch.float64).tiny).log_().add_(shift)
-            out.copy_(table(x).exp_())
+        flat, out = r.reshape(-1), values.view(-1)
+        for start in range(0, len(flat), _PIECE):
+            part = slice(start, start + _PIECE)
+            x = flat[part].double().clamp_min(torch.finfo(torch.float64).tiny).log_().add_(shift)
+            out[part] = table(x).exp_()
         return values
 
     @staticmethod
