@@ -258,7 +258,7 @@ def test_kernels_by_name() -> None:
     assert torch.equal(kernel(dx), Matern32(0.3, 2.0, dim=2)(dx))
     smooth = kernel_named("squared-exponential", [0.3, 0.4])
     assert torch.equal(smooth(dx), SquaredExponential([0.3, 0.4])(dx))
-    with pytest.raises(ValueError, match="expected one of matern12"):
+    with pytest.raises(ValueError, match="expected one of matern13"):
         kernel_named("matern42", 1.0, dim=1)
 
 
