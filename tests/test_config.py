@@ -309,3 +309,15 @@ def test_no_dust_is_as_dense_or_as_uneven(setting: str) -> None:
 def test_the_spread_of_a_logarithm_is_no_density() -> None:
     assert "of the logarithm" in refusal("model.std=11")
     read("model.std=11", "model.density=gaussian")
+
+
+def test_smoothness_belongs_to_the_kernel_matern() -> None:
+    catalog = "data.catalog=sky.fits"
+    named = config.from_mapping({}, [catalog, "model.kernel=matern", "model.nu=0.8"])
+    assert named.model.kernel_name == "matern-0.8"
+    assert config.from_mapping({}, [catalog]).model.kernel_name == "matern32"
+    with pytest.raises(UserError, match=r'model.nu = 0.8 is for model.kernel = "matern"'):
+        config.from_mapping({}, [catalog, "model.nu=0.8"])
+    for nu in ("0", "-1", "10.5", "nan"):
+        with pytest.raises(UserError, match=r"model.nu = .*expected a number > 0 and <= 10"):
+            config.from_mapping({}, [catalog, "model.kernel=matern", f"model.nu={nu}"])

@@ -103,6 +103,11 @@ def _check_data(data: DataConfig) -> None:
 
 def _check_model(config: Config, whole: bool) -> None:
     model = config.model
+    if model.nu != ModelConfig.nu and model.kernel != "matern":
+        raise UserError(
+            f'model.nu = {model.nu:g} is for model.kernel = "matern", and "{model.kernel}" has a '
+            "smoothness of its own: leave one of them out"
+        )
     for key, value in (("noise", "student-t"), ("density", "lognormal")):
         if getattr(model, key) == value and not whole:
             raise UserError(

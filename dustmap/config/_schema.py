@@ -194,10 +194,19 @@ class ModelConfig:
     kernel: Annotated[
         str,
         Key(
-            choice("matern12", "matern32", "matern52", "squared-exponential"),
-            "covariance of the density between two places",
+            choice("matern13", "matern12", "matern32", "matern52", "matern", "squared-exponential"),
+            "covariance of the density between two places, from rough to smooth; matern has the "
+            "smoothness model.nu",
         ),
     ] = "matern32"
+    nu: Annotated[
+        float,
+        Key(
+            number(above=0.0, high=10.0),
+            "smoothness, of kernel = matern alone; its power spectrum falls with the power "
+            "-(2 nu + 3)",
+        ),
+    ] = 1.5
     length: Annotated[float, Key(parsecs(positive=True), "correlation length", "pc")] = 60.0
     std: Annotated[
         float,
@@ -270,6 +279,11 @@ class ModelConfig:
             "how covariances of rays are computed (a log-normal density has none)",
         ),
     ] = "table"
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel by one name, its smoothness included."""
+        return f"matern-{self.nu!r}" if self.kernel == "matern" else self.kernel
 
 
 @final

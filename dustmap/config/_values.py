@@ -62,18 +62,24 @@ def _number(raw: object, expected: str) -> float:
     return value
 
 
-def number(*, above: float = -math.inf, low: float = -math.inf, below: float = math.inf) -> Parser:
-    """A finite number x with x > above, x >= low, x < below."""
+def number(
+    *,
+    above: float = -math.inf,
+    low: float = -math.inf,
+    below: float = math.inf,
+    high: float = math.inf,
+) -> Parser:
+    """A finite number x with x > above, x >= low, x < below, x <= high."""
     bounds = [
         f"{sign} {bound:g}"
-        for sign, bound in ((">", above), (">=", low), ("<", below))
+        for sign, bound in ((">", above), (">=", low), ("<", below), ("<=", high))
         if math.isfinite(bound)
     ]
     expected = "a number " + " and ".join(bounds) if bounds else "a finite number"
 
     def parse(raw: object) -> float:
         value = _number(raw, expected)
-        if not (value > above and value >= low and value < below):
+        if not (value > above and low <= value <= high and value < below):
             raise Rejected(expected)
         return value
 

@@ -42,7 +42,7 @@ def regression_memory(config: Config, rows: Rows, grid: RegularGrid | None) -> M
 def _on_grid(config: Config, grid: RegularGrid, n: int) -> Component:
     """At least what a fit on the user's grid takes: the learned kernel may ask for more padding."""
     fit, memory = config.fit, config.compute.memory_bytes
-    shortest = kernel_named(config.model.kernel, list(grid.spacing))
+    shortest = kernel_named(config.model.kernel_name, list(grid.spacing))
     if fit.engine == "global":
         points = PointSettings(fit.samples, 1.0, dtype_of(config.compute), memory)
         needed = plan_points(shortest, grid, n, points).bytes_needed

@@ -251,12 +251,12 @@ def _kernel(config: Config, rows: Rows) -> Any:
     """A name where all is learned, from the data's own scales; else model.length and model.std."""
     model = config.model
     if {"length", "std"} <= set(model.learn):
-        return model.kernel
+        return model.kernel_name
     lengths = [model.length] * rows.X.shape[1]
     if "length" in model.learn:
         lengths = [float(spread) or 1.0 for spread in rows.X.std(axis=0)]
     std = float(rows.y.std()) or 1.0 if "std" in model.learn else model.std
-    return kernel_named(model.kernel, lengths, std**2)
+    return kernel_named(model.kernel_name, lengths, std**2)
 
 
 def _noise(config: Config) -> str:

@@ -200,7 +200,7 @@ def hyperparameters_of(config: Config, model: GPModel) -> Hyperparameters:
 
 def kernel_of(model: ModelConfig, at: Hyperparameters) -> StationaryKernel:
     """The kernel that model.kernel names, in three dimensions."""
-    return kernel_named(model.kernel, at.length, at.std**2, dim=3)
+    return kernel_named(model.kernel_name, at.length, at.std**2, dim=3)
 
 
 def learns_scale_with_nu(model: ModelConfig) -> bool:
