@@ -30,7 +30,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import ImagePlan, streamed_fits
-from dustmap.sky.layouts._places import LayoutCounts, counts
+from dustmap.sky.layouts._places import LayoutCounts
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
@@ -91,7 +91,7 @@ def write_leike2020(
             for name, dataset in datasets.items():
                 values = slab.arrays[name].transpose(2, 1, 0) * np.float32(factor)
                 dataset[x, y, k] = values
-                inside += counts(values)
+                inside += LayoutCounts.of(values)
             disk.check()
     total = 2 * math.prod(options.shape)
     return LayoutCounts(total, total - inside.values + inside.outside)
@@ -184,7 +184,7 @@ def write_gtomo(
         for slab in slabs:
             values = slab.arrays[options.quantity.value] * np.float32(factor)
             put(slab.start, values)
-            total += counts(values)
+            total += LayoutCounts.of(values)
     return total
 
 
@@ -236,22 +236,14 @@ def read_gtomo(
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with translating(path, "a cube of G-Tomo"):
-        cube = _read_hdf5(path) if h5py.is_hdf5(path) else _read_fits(path)
-    grid = RegularGrid(
-        tuple((0.5 - cube.sun) * cube.step), (cube.step,) * 3, cube.values.shape[::-1]
-    )
-    return DustMap.from_arrays(grid, {quantity: cube.values}, _system(path, cube.unit, system))
+        read = _read_hdf5 if h5py.is_hdf5(path) else _read_fits
+        values, step, sun, unit = read(path)
+    grid = RegularGrid(tuple((0.5 - sun) * step), (step,) * 3, values.shape[::-1])
+    return DustMap.from_arrays(grid, {quantity: values}, _system(path, unit, system))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Cube:
-    """Content of a file: values [z, y, x], step in pc, SUN_POS of (x, y, z), unit ("" for none)."""
-
-    values: NDArray[np.float32]
-    step: float
-    sun: NDArray[np.float64]
-    unit: str
+#: Values [z, y, x], the step in pc, SUN_POS of (x, y, z), the unit or "" for none.
+_Cube: TypeAlias = tuple[NDArray[np.float32], float, NDArray[np.float64], str]
 
 
 def _read_fits(path: Path) -> _Cube:
@@ -265,7 +257,7 @@ def _read_fits(path: Path) -> _Cube:
         values = np.asarray(data, np.float32)
     shape = np.array(values.shape[::-1])
     sun = [header.get(f"SUN_POS{axis}", n / 2) for axis, n in zip("XYZ", shape, strict=True)]
-    return _Cube(values, float(header["STEP"]), np.array(sun, float), str(header.get("UNIT", "")))
+    return values, float(header["STEP"]), np.array(sun, float), str(header.get("UNIT", ""))
 
 
 def _read_hdf5(path: Path) -> _Cube:
@@ -287,7 +279,7 @@ def _read_hdf5(path: Path) -> _Cube:
         if names[0] == _OLD_DATASET:
             sun = _nearest_to_middle(cube.attrs["sun_position"], cube.shape)
     unit = _UNIT_START if names[0] == DATASET else ""
-    return _Cube(values, step, np.asarray(sun, np.float64), unit)
+    return values, step, np.asarray(sun, np.float64), unit
 
 
 def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
