@@ -179,22 +179,16 @@ class Tile:
         A ray ends at the star, or where it leaves the box of the whole `grid`; for uncertain
         distances, where the star is beyond with a probability of 1e-3.
         """
-        parts = [
-            self._needs(l[part], b[part], distances[part], grid)
-            for start in range(0, len(l), AT_ONCE)
-            for part in (slice(start, start + AT_ONCE),)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
-
-    def _needs(
-        self, l: Array, b: Array, distances: AbstractDistances, grid: RegularGrid
-    ) -> NDArray[np.bool_]:
-        end = distances.median
-        if not distances.exact:
-            end = np.maximum(end, distances.quantile(np.array([END]))[:, 0])
-        ahead = cartesian(l, b, np.ones(len(l)))
-        end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
-        return np.asarray(self.distances(ahead * end[:, None]) <= self.margin)
+        needed = np.zeros(len(l), np.bool_)
+        for start in range(0, len(l), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            end = distances[part].median
+            if not distances.exact:
+                end = np.maximum(end, distances[part].quantile(np.array([END]))[:, 0])
+            ahead = cartesian(l[part], b[part], np.ones(len(end)))
+            end = np.minimum(end, _chord(ahead, np.array(grid.lower), np.array(grid.upper))[1])
+            needed[part] = self.distances(ahead * end[:, None]) <= self.margin
+        return needed
 
     def part_of(self, grid: RegularGrid) -> RegularGrid:
         """Find the smallest box of nodes of `grid` that surely holds the tile's part of it.
@@ -203,8 +197,12 @@ class Tile:
         """
         lower, upper = np.array(grid.lower), np.array(grid.upper)
         corners = _corners_of_cone(self.pixel, lower - self.margin, upper + self.margin)
+        misses = UserError(
+            f"tile {self.pixel}: its cone does not meet the box {grid.lower} to {grid.upper} pc; "
+            "the sky needs no such tile"
+        )
         if len(corners) == 0:
-            raise self._misses(grid)
+            raise misses
         # Between two points of the border a face is met at most so far off, in pc.
         slack = self.margin + FINE * float(np.linalg.norm(corners, axis=1).max())
         spacing = np.array(grid.spacing)
@@ -212,7 +210,7 @@ class Tile:
         last = np.ceil((corners.max(0) + slack - lower) / spacing).astype(int)
         first, last = np.maximum(first, 0), np.minimum(last, np.array(grid.shape) - 1)
         if bool((last < first).any()):
-            raise self._misses(grid)
+            raise misses
         # A grid has two nodes along every axis, or more.
         last = np.maximum(last, np.minimum(first + 1, np.array(grid.shape) - 1))
         first = np.minimum(first, last - 1)
@@ -220,12 +218,6 @@ class Tile:
             tuple((lower + first * spacing).tolist()),
             grid.spacing,
             tuple((last - first + 1).tolist()),
-        )
-
-    def _misses(self, grid: RegularGrid) -> ValueError:
-        return ValueError(
-            f"tile {self.pixel}: its cone does not meet the box {grid.lower} to {grid.upper} pc; "
-            "the sky needs no such tile"
         )
 
 
@@ -247,12 +239,7 @@ def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
     near, far = _chord(ahead, lower, upper)
     hit = far > 0.0
     ends = [ahead[hit] * distance[hit, None] for distance in (near, far)]
-    return np.concatenate([*ends, _corners(lower, upper, pixel)])
-
-
-def _corners(lower: Array, upper: Array, pixel: SkyPixel) -> Array:
-    """Corners of the box in the cone."""
     mesh = np.meshgrid(*zip(lower, upper, strict=True), indexing="ij")
     corners = np.stack([values.ravel() for values in mesh], axis=-1)
     corners = corners[np.linalg.norm(corners, axis=1) > 0.0]
-    return np.asarray(corners[pixel.contains(corners)])
+    return np.concatenate([*ends, corners[pixel.contains(corners)]])
