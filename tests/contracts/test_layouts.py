@@ -118,9 +118,8 @@ class Ending(AnalyticField):  # type: ignore[misc]
 
 
 def test_nothing_is_left_of_a_density_that_ends(written: Written, tmp_path: Path) -> None:
-    lower, upper = ((*corner,) for corner in (FIELD.lower, FIELD.upper))
     with pytest.raises(Ends):
-        written.case.write(tmp_path / "map", Ending(CLOUDS, box=(lower, upper)), False)
+        written.case.write(tmp_path / "map", Ending(CLOUDS, box=(FIELD.lower, FIELD.upper)), False)
     assert list(tmp_path.iterdir()) == []
 
 
