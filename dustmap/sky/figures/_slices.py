@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._panels import Image, Panel, panels_figure
 from dustmap.sky.figures._style import Array
@@ -63,7 +62,7 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
 
     The truth is interpolated at the centres of the same voxels.
     """
-    index = _nearest(density, axis, level)
+    index = density.layout.nearest_slice(axis.value, level)
     shown = float(density.axes()[axis.value][index])
     quantities = (Quantity.MEAN, Quantity.STD, Quantity.COVERAGE)
     known = [quantity for quantity in quantities if quantity in density.available]
@@ -107,15 +106,6 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
         coverage=coverage,
         truth=true,
     )
-
-
-def _nearest(density: DustMap, axis: Axis, level: float) -> int:
-    centres = density.axes()[axis.value]
-    half = density.grid.spacing[axis.value] / 2
-    low, high = centres[0] - half, centres[-1] + half
-    if not low <= level <= high:
-        raise UserError(f"{axis.name.lower()} = {level:g} pc: expected {low:g} to {high:g} pc")
-    return int(np.abs(centres - level).argmin())
 
 
 def _extent(density: DustMap, axis: Axis) -> tuple[float, float, float, float]:

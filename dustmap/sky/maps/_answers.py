@@ -15,11 +15,10 @@ from astropy.table import Column, Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid
 from dustmap.sky.maps import _quantities, _trilinear
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._quantities import Mode, Outside, Quantity
-from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices, Rays
+from dustmap.sky.maps._trilinear import Cells, CubeReader, Flags, Floats, Indices
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
@@ -194,31 +193,23 @@ def reliable_range(reader: CubeReader, directions: Floats, least: float) -> Floa
     step = 0.5 * min(grid.spacing)
     longest = float((rays.far - rays.near).max(initial=0.0))
     count = max(2, math.ceil(longest / step) + 1)
-    steps: Floats = step * np.arange(count, dtype=np.float64)
     ranges, size = np.empty((len(rays), 2)), max(1, _POINTS // count)
     for start in range(0, len(rays), size):
-        part = slice(start, start + size)
-        s, covered = _of_rays(reader, grid, rays.part(part), steps)
-        ranges[part] = _range(s, covered, least)
+        part = rays.part(slice(start, start + size))
+        near, far = part.near[:, None], part.far[:, None]
+        s: Floats = near + step * np.arange(count, dtype=np.float64)
+        beyond = (s >= far + step) | (far <= near)
+        s = np.minimum(s, far)
+        cells = Cells.of(grid, (part.direction[:, None] * s[..., None]).reshape(-1, 3))
+        covered = reader.at(Cube(Quantity.COVERAGE), cells).reshape(s.shape).astype(np.float64)
+        # −1 stands for no coverage at all: the box ends at the step before.
+        covered[beyond | np.isnan(covered)] = -1.0
+        ranges[start : start + size] = _range(s, covered, least)
     return ranges
 
 
-def _of_rays(
-    reader: CubeReader, grid: RegularGrid, rays: Rays, steps: Floats
-) -> tuple[Floats, Floats]:
-    """Distances and coverage there, (N, K) each; −1 beyond the box's faces."""
-    s = rays.near[:, None] + steps
-    beyond = s >= rays.far[:, None] + steps[1]
-    s = np.minimum(s, rays.far[:, None])
-    points = (rays.direction[:, None] * s[..., None]).reshape(-1, 3)
-    covered = reader.at(Cube(Quantity.COVERAGE), Cells.of(grid, points)).reshape(s.shape)
-    missed = (rays.far <= rays.near)[:, None]
-    unknown = beyond | missed | np.isnan(covered)
-    return s, np.where(unknown, -1.0, covered.astype(np.float64))
-
-
 def _range(s: Floats, covered: Floats, least: float) -> Floats:
-    """Where coverage (N, K) first reaches `least`, and where it next falls below: (N, 2)."""
+    """Find where coverage (N, K) first reaches `least`, and next falls below: (N, 2)."""
     reached: Flags = covered >= least
     first = reached.argmax(-1)
     falls = (np.arange(s.shape[1]) > first[:, None]) & ~reached
@@ -228,13 +219,12 @@ def _range(s: Floats, covered: Floats, least: float) -> Floats:
 
 
 def _crossing(s: Floats, covered: Floats, k: Indices, least: float) -> Floats:
-    """Where coverage is `least` between the steps k − 1 and k (N,), at the end if one is none."""
+    """Find where coverage is `least` between the steps k − 1 and k (N,), or the last of them."""
     left, right = np.maximum(k - 1, 0), np.minimum(k, s.shape[1] - 1)
     row = np.arange(len(s))
     a, b = covered[row, left], covered[row, right]
     differ: Flags = b != a
     share = np.where(differ, (least - a) / np.where(differ, b - a, 1.0), 1.0)
-    # −1 stands for no coverage at all: the box ends at the step before.
     share = np.where(b < 0, 0.0, np.where(a < 0, 1.0, share))
     share = np.clip(np.where(left == right, 1.0, share), 0.0, 1.0)
     low, high = s[row, left], s[row, right]

@@ -76,6 +76,21 @@ class Layout:
         return z, y, x
 
     @property
+    def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Voxel centres x, y, z in pc."""
+        corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
+        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
+        return x, y, z
+
+    def nearest_slice(self, axis: int, level: float) -> int:
+        """Find the voxels whose centres are nearest to `level` in pc along X, Y or Z."""
+        half = self.grid.spacing[axis] / 2
+        low, high = self.grid.lower[axis] - half, self.grid.upper[axis] + half
+        if not low <= level <= high:
+            raise UserError(f"{'xyz'[axis]} = {level:g} pc: expected {low:g} to {high:g} pc")
+        return int(np.abs(self.axes[axis] - level).argmin())
+
+    @property
     def cubes(self) -> tuple[Cube, ...]:
         """Every array there is."""
         plain = [Cube(q) for q in self.quantities if q is not Quantity.SAMPLES]
@@ -132,20 +147,6 @@ def layout_of(
 
     ValueError where the cubes do not lie on the axes, or the extinction system is unknown.
     """
-    positive = str(percentiles).startswith("log-normal")
-    grid, known = grid_of_axes(axes, path), system_named(str(system))
-    layout = Layout(grid, known, tuple(shapes), samples, positive)
-    for quantity, shape in shapes.items():
-        if shape != layout.shape:
-            raise UserError(
-                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
-                f"{layout.shape}, got {shape}"
-            )
-    return layout
-
-
-def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> RegularGrid:
-    """Return the grid whose nodes are the voxel centres x, y, z of a file."""
     for name, axis in axes.items():
         steps = np.diff(axis) if axis.ndim == 1 and np.isfinite(axis).all() else np.empty(0)
         if steps.size == 0 or not np.allclose(steps, steps[0], rtol=1e-6):
@@ -153,11 +154,20 @@ def grid_of_axes(axes: Mapping[str, NDArray[np.float64]], path: object) -> Regul
         if not steps[0] > 0:
             raise UserError(f"{path}: axis {name} must ascend, got steps of {steps[0]:g} pc")
     ordered = [axes[name] for name in "xyz"]
-    return RegularGrid(
+    grid = RegularGrid(
         lower=tuple(float(axis[0]) for axis in ordered),
         spacing=tuple(float((axis[-1] - axis[0]) / (len(axis) - 1)) for axis in ordered),
         shape=tuple(len(axis) for axis in ordered),
     )
+    positive = str(percentiles).startswith("log-normal")
+    layout = Layout(grid, system_named(str(system)), tuple(shapes), samples, positive)
+    for quantity, shape in shapes.items():
+        if shape != layout.shape:
+            raise UserError(
+                f"{path}: {DESCRIPTIONS[quantity].variable} must have shape (z, y, x) = "
+                f"{layout.shape}, got {shape}"
+            )
+    return layout
 
 
 @final

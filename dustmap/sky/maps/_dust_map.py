@@ -182,17 +182,11 @@ class DustMap:
 
     def axes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return voxel centres x, y, z in pc."""
-        corners = zip(self.grid.lower, self.grid.spacing, self.grid.shape, strict=True)
-        x, y, z = (low + step * np.arange(count, dtype=np.float64) for low, step, count in corners)
-        return x, y, z
+        return self.layout.axes
 
     def nearest_slice(self, z: float) -> int:
         """Find the slice whose centre is nearest to z in pc; z must lie inside the map."""
-        lower, upper = self.grid.lower[2], self.grid.upper[2]
-        half = self.grid.spacing[2] / 2
-        if not lower - half <= z <= upper + half:
-            raise UserError(f"z = {z:g} pc: expected {lower - half:g} to {upper + half:g} pc")
-        return int(np.abs(self.axes()[2] - z).argmin())
+        return self.layout.nearest_slice(2, z)
 
     def __call__(self, coords: SkyCoord, **options: Any) -> NDArray[np.float64]:
         """`query`."""
