@@ -131,7 +131,12 @@ def sky_image(
 
     The standard deviation of A is that of the stored samples, if there are any.
     """
-    _check(density, distance)
+    near, far = density.distance_bounds.to_value(u.pc)
+    if not max(near, 0.0) < distance <= far:
+        raise UserError(
+            f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
+            "where the map is"
+        )
     coords = pixels.at(distance)
     mean = density.query(coords, integrated=integrated)
     if not np.isfinite(mean).any():
@@ -151,15 +156,6 @@ def sky_image(
             truth=None if truth is None else truth.query(coords, integrated=integrated),
             pixels=pixels,
             distance=distance,
-        )
-
-
-def _check(density: DustMap, distance: float) -> None:
-    near, far = density.distance_bounds.to_value(u.pc)
-    if not max(near, 0.0) < distance <= far:
-        raise UserError(
-            f"distance = {distance:g} pc: expected more than {near:g} and at most {far:g} pc, "
-            "where the map is"
         )
 
 

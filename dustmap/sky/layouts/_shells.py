@@ -111,10 +111,15 @@ def write_healpix(
 
 def _distance_tables(bins: RadialBins | Shells) -> list[fits.BinTableHDU]:
     """Tables of the centres and, of bins, the boundaries in pc, as the published map has them."""
-    tables = [_provenance.column("RADIAL PIXEL CENTERS", bins.centres)]
+    distances = {"RADIAL PIXEL CENTERS": bins.centres}
     if isinstance(bins, RadialBins):
-        tables.append(_provenance.column("RADIAL PIXEL BOUNDARIES", bins.boundaries))
-    return tables
+        distances["RADIAL PIXEL BOUNDARIES"] = bins.boundaries
+    return [
+        fits.BinTableHDU.from_columns(
+            [fits.Column(name.lower(), "D", unit="pc", array=values)], name=name
+        )
+        for name, values in distances.items()
+    ]
 
 
 def _healpix_plans(
