@@ -1,9 +1,9 @@
 """Mean, truth, uncertainty and difference beside each other, each with its scale."""
 
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -59,12 +59,8 @@ class Panel:
         return f"{self.quantity}\n[{self.unit}]" if self.unit else whole.replace(" / ", "\n/ ")
 
 
-#: Draws a panel and its bar on an axis of so many inches height; the centres (H,), (V,) of pixels.
-Draw: TypeAlias = Callable[[Figure, Axes, Panel, float], tuple[Array, Array]]
-
-
 @dataclass(frozen=True, eq=False)
-class Image:
+class AbstractImage(ABC):
     """Values (V, H): densities in mag/pc, or integrals in mag; NaN outside the map.
 
     std, coverage and truth (V, H) where they are known.
@@ -76,8 +72,16 @@ class Image:
     coverage: Array | None
     truth: Array | None
 
+    @abstractmethod
+    def height(self, width: float) -> float:
+        """Return inches of a panel of so many inches width."""
 
-def panels_of(system: ExtinctionSystem, image: Image) -> tuple[Panel, ...]:
+    @abstractmethod
+    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+        """Draw a panel and its bar, `height` inches high; return centres (H,), (V,) of pixels."""
+
+
+def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ...]:
     """Show truth and mean on one scale, then the uncertainty and the difference in units of it.
 
     The uncertainty is relative to the mean where that is positive everywhere.
@@ -138,28 +142,26 @@ def _spread(factor: float, unit: str, mean: Array, std: Array) -> Panel:
 
 def panels_figure(
     system: ExtinctionSystem,
-    image: Image,
+    image: AbstractImage,
     title: str,
     grey: str,
-    height: Callable[[float], float],
-    draw: Draw,
     **subplots: Any,
 ) -> Figure:
     """Draw mean, truth and uncertainty beside each other, hatched where the prior dominates.
 
-    height: inches of a panel of so many inches width; grey: the places without a value.
+    grey: the places without a value.
     """
     panels = panels_of(system, image)
     rows, columns = -(-len(panels) // 2), min(len(panels), 2)
     width = style.ONE_COLUMN if columns == 1 else style.TWO_COLUMNS
     unknown = any(not np.isfinite(panel.values).all() for panel in panels)
     legend = _LEGEND if image.coverage is not None or unknown else 0.0
-    each = height(width / columns)
+    each = image.height(width / columns)
     figure = style.new_figure(width, rows * each + _TITLE + legend)
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     hatched = False
     for panel, axis in zip(panels, axes.ravel(), strict=True):
-        across, up = draw(figure, axis, panel, each)
+        across, up = image.draw(figure, axis, panel, each)
         axis.set_title(panel.title)
         if panel.of_mean:
             hatched = _hatch_prior(axis, across, up, image.coverage)

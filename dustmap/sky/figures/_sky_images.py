@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import Image, Panel, panels_figure
+from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem
@@ -117,11 +117,40 @@ class Pixels:
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkyImage(Image):
+class SkyImage(AbstractImage):
     """An image of the sky: densities at `distance` from the Sun in pc, or integrals up to it."""
 
     pixels: Pixels
     distance: float
+
+    def height(self, width: float) -> float:
+        return 0.5 * width + 0.72 if self.pixels.whole else width - 0.6
+
+    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+        pixels, label = self.pixels, panel.label_for(np.inf)
+        if pixels.whole:
+            panel.scale.bar_below(figure, whole_sky(axis, pixels, panel), axis, label)
+            return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
+        mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
+        axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
+        axis.set_ylim(pixels.b_edges[0], pixels.b_edges[-1])
+        # A degree along l is shorter on the sky by cos b.
+        axis.set_aspect(1.0 / np.cos(np.radians(pixels.latitudes.mean())))
+        axis.xaxis.set_major_formatter(lambda l, _: style.plain(l % 360))
+        axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
+        axis.set_xlabel(style.GALACTIC_L)
+        axis.set_ylabel(style.GALACTIC_B)
+        style.fix_ticks(axis)
+        axis.label_outer()
+        panel.scale.bar(figure, mesh, axis, label)
+        return pixels.longitudes, pixels.latitudes
+
+    def figure(self, system: ExtinctionSystem) -> Figure:
+        """Draw the panels."""
+        what = "Extinction up to" if self.integrated else "Dust density at"
+        title = f"{what} {style.plain(self.distance)} pc"
+        projection = {"subplot_kw": {"projection": "mollweide"}} if self.pixels.whole else {}
+        return panels_figure(system, self, title, "outside the map", **projection)
 
 
 def sky_image(
@@ -165,7 +194,7 @@ def shell_figure(
 ) -> Figure:
     """Draw the density at a distance from the Sun in pc, on these pixels or the whole sky."""
     image = sky_image(density, distance, pixels or Pixels.whole_sky(), truth, integrated=False)
-    return _drawn(image, density.system)
+    return image.figure(density.system)
 
 
 @style.styled()
@@ -174,28 +203,7 @@ def extinction_sky_figure(
 ) -> Figure:
     """Draw the extinction up to a distance in pc, on these pixels or the whole sky."""
     pixels = pixels or Pixels.whole_sky(_COARSE)
-    return _drawn(sky_image(density, distance, pixels, truth, integrated=True), density.system)
-
-
-def _drawn(image: SkyImage, system: ExtinctionSystem) -> Figure:
-    what = "Extinction up to" if image.integrated else "Dust density at"
-    title, pixels = f"{what} {style.plain(image.distance)} pc", image.pixels
-    projection = {"subplot_kw": {"projection": "mollweide"}} if pixels.whole else {}
-
-    def height(width: float) -> float:
-        return 0.5 * width + 0.72 if pixels.whole else width - 0.6
-
-    def draw(figure: Figure, axis: Axes, panel: Panel, _: float) -> tuple[Array, Array]:
-        if pixels.whole:
-            mesh = whole_sky(axis, pixels, panel)
-            panel.scale.bar_below(figure, mesh, axis, panel.label_for(np.inf))
-            return -np.radians(pixels.longitudes), np.radians(pixels.latitudes)
-        mesh = _window(axis, pixels, panel)
-        axis.label_outer()
-        panel.scale.bar(figure, mesh, axis, panel.label_for(np.inf))
-        return pixels.longitudes, pixels.latitudes
-
-    return panels_figure(system, image, title, "outside the map", height, draw, **projection)
+    return sky_image(density, distance, pixels, truth, integrated=True).figure(density.system)
 
 
 def whole_sky(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
@@ -221,17 +229,3 @@ def graticule(axis: Axes) -> None:
             va="top",
             **style.outlined(style.SMALL - 1.0),
         )
-
-
-def _window(axis: Axes, pixels: Pixels, panel: Panel) -> QuadMesh:
-    mesh = panel.mesh(axis, pixels.l_edges, pixels.b_edges)
-    axis.set_xlim(pixels.l_edges[-1], pixels.l_edges[0])
-    axis.set_ylim(pixels.b_edges[0], pixels.b_edges[-1])
-    # A degree along l is shorter on the sky by cos b.
-    axis.set_aspect(1.0 / np.cos(np.radians(pixels.latitudes.mean())))
-    axis.xaxis.set_major_formatter(lambda l, _: style.plain(l % 360))
-    axis.yaxis.set_major_formatter(lambda b, _: style.plain(b))
-    axis.set_xlabel(style.GALACTIC_L)
-    axis.set_ylabel(style.GALACTIC_B)
-    style.fix_ticks(axis)
-    return mesh

@@ -7,14 +7,12 @@ from typing import Any, final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import Image, Panel, panels_figure
+from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
-from dustmap.sky.systems import ExtinctionSystem
 
 #: Planes of a cube that are in memory at once.
 _DEPTH = 16
@@ -22,6 +20,7 @@ _DEPTH = 16
 _TALLEST = 4.2
 #: Inches beside and above an image, for labels and bars.
 _BESIDE, _ABOVE = 1.12, 0.53
+_PANELS: dict[str, Any] = {"grey": "outside the truth", "sharex": True, "sharey": True}
 
 
 @final
@@ -46,7 +45,7 @@ class Axis(enum.Enum):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Plane(Image):
+class Plane(AbstractImage):
     """An image seen along `axis`: densities on the plane `at` = (level, level), or integrals.
 
     at: between which levels, in pc; extent: outer faces of the pixels, left, right, bottom, top.
@@ -55,6 +54,33 @@ class Plane(Image):
     axis: Axis
     at: tuple[float, float]
     extent: tuple[float, float, float, float]
+
+    def height(self, width: float) -> float:
+        left, right, bottom, top = self.extent
+        return min((width - _BESIDE) * (top - bottom) / (right - left), _TALLEST) + _ABOVE
+
+    def draw(self, figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
+        image = axis.imshow(
+            panel.values,
+            origin="lower",
+            extent=self.extent,
+            cmap=panel.scale.colormap(),
+            norm=panel.scale.norm,
+            interpolation="nearest",
+        )
+        across, up = self.axis.others
+        axis.set_xlabel(f"{across.name} [pc]")
+        axis.set_ylabel(f"{up.name} [pc]")
+        style.fix_ticks(axis)
+        _mark_sun(axis, self)
+        _mark_centre(axis, self)
+        axis.set_xlim(self.extent[:2])
+        axis.set_ylim(self.extent[2:])
+        panel.scale.bar(figure, image, axis, panel.label_for(height - _ABOVE))
+        axis.label_outer()
+        (left, right, bottom, top), (rows, columns) = self.extent, self.mean.shape
+        dx, dy = (right - left) / columns, (top - bottom) / rows
+        return left + dx * (np.arange(columns) + 0.5), bottom + dy * (np.arange(rows) + 0.5)
 
 
 def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None = None) -> Plane:
@@ -109,7 +135,7 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
 
 
 def _extent(density: DustMap, axis: Axis) -> tuple[float, float, float, float]:
-    """Outer faces of the first and last voxels: half a voxel beyond their centres."""
+    """Return the outer faces of the first and last voxels: half a voxel beyond their centres."""
     faces = []
     for other in axis.others:
         half = density.grid.spacing[other.value] / 2
@@ -119,7 +145,7 @@ def _extent(density: DustMap, axis: Axis) -> tuple[float, float, float, float]:
 
 
 def _plane(density: DustMap, axis: Axis, index: int, quantity: Quantity) -> Array:
-    """One plane, of which nothing else is read."""
+    """Read one plane, and nothing else."""
     parts = [slice(None)] * 3
     parts[axis.of_cube] = slice(index, index + 1)
     z, y, x = parts
@@ -136,7 +162,7 @@ def _truth(density: DustMap, axis: Axis, level: float, truth: DustMap) -> Array:
 
 
 def _weights(density: DustMap, axis: Axis) -> Array:
-    """Weights of the trapezoidal rule along an axis, in pc."""
+    """Return the weights of the trapezoidal rule along an axis, in pc."""
     weights = np.full(density.grid.shape[axis.value], density.grid.spacing[axis.value])
     weights[[0, -1]] /= 2
     return weights
@@ -145,7 +171,7 @@ def _weights(density: DustMap, axis: Axis) -> Array:
 def _integral(
     density: DustMap, axis: Axis, factors: tuple[Quantity, ...], sample: int = 0
 ) -> Array:
-    """∫ of the product of cubes along an axis (V, H), a few planes in z at a time."""
+    """Integrate the product of cubes along an axis (V, H), a few planes in z at a time."""
     weights = _weights(density, axis)
     parts = []
     for start in range(0, density.grid.shape[2], _DEPTH):
@@ -175,7 +201,7 @@ def slice_figure(
     """
     plane = slice_of(density, axis, level, truth)
     where = f"{axis.name} = {style.signed(plane.at[0])} pc"
-    return _drawn(plane, density.system, f"Dust density at {where}")
+    return panels_figure(density.system, plane, f"Dust density at {where}", **_PANELS)
 
 
 @style.styled()
@@ -186,50 +212,12 @@ def projection_figure(
     plane = projection_of(density, axis, truth)
     low, high = (style.plain(level) for level in plane.at)
     where = f"{axis.name} = {low} to {high} pc"
-    return _drawn(plane, density.system, f"Extinction integrated over {where}")
-
-
-def _drawn(plane: Plane, system: ExtinctionSystem, title: str) -> Figure:
-    left, right, bottom, top = plane.extent
-    up, across = plane.mean.shape
-    dx, dy = (right - left) / across, (top - bottom) / up
-    centres = left + dx * (np.arange(across) + 0.5), bottom + dy * (np.arange(up) + 0.5)
-
-    def height(width: float) -> float:
-        return min((width - _BESIDE) * (top - bottom) / (right - left), _TALLEST) + _ABOVE
-
-    def draw(figure: Figure, axis: Axes, panel: Panel, height: float) -> tuple[Array, Array]:
-        image = _draw(axis, panel, plane)
-        panel.scale.bar(figure, image, axis, panel.label_for(height - _ABOVE))
-        axis.label_outer()
-        return centres
-
-    shared = {"sharex": True, "sharey": True}
-    return panels_figure(system, plane, title, "outside the truth", height, draw, **shared)
-
-
-def _draw(axis: Axes, panel: Panel, plane: Plane) -> AxesImage:
-    image = axis.imshow(
-        panel.values,
-        origin="lower",
-        extent=plane.extent,
-        cmap=panel.scale.colormap(),
-        norm=panel.scale.norm,
-        interpolation="nearest",
-    )
-    across, up = plane.axis.others
-    axis.set_xlabel(f"{across.name} [pc]")
-    axis.set_ylabel(f"{up.name} [pc]")
-    style.fix_ticks(axis)
-    _mark_sun(axis, plane)
-    _mark_centre(axis, plane)
-    axis.set_xlim(plane.extent[:2])
-    axis.set_ylim(plane.extent[2:])
-    return image
+    title = f"Extinction integrated over {where}"
+    return panels_figure(density.system, plane, title, **_PANELS)
 
 
 def _mark_sun(axis: Axes, plane: Plane) -> None:
-    """The Sun's symbol ☉ where the Sun is, or below and above it."""
+    """Draw the Sun's symbol ☉ where the Sun is, or below and above it."""
     left, right, bottom, top = plane.extent
     if not (left <= 0.0 <= right and bottom <= 0.0 <= top):
         return
@@ -241,8 +229,7 @@ def _mark_sun(axis: Axes, plane: Plane) -> None:
 
 
 def _mark_centre(axis: Axes, plane: Plane) -> None:
-    """An arrow to the Galactic centre, which is to the right wherever X is; else in words: X grows
-    towards the viewer."""
+    """Draw an arrow to the Galactic centre; along X, which grows towards the viewer, words."""
     words, light = "Galactic centre", style.outlined()
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     place |= {"ha": "right", "va": "center", **light}
