@@ -107,9 +107,9 @@ def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ..
 
 
 def _difference(mean: Array, std: Array, truth: Array) -> Panel:
-    """Standard normal where all is well.
+    """Return what is standard normal where all is well.
 
-    Of positive values it is that of their logarithms, whose law with this mean and std is normal:
+    Of positive values that of their logarithms, whose law with this mean and std is normal:
     ln x ~ N(ln μ − s²/2, s²) with s² = ln(1 + σ²/μ²). The values themselves are skewed, and a truth
     many σ above a small mean would be no surprise.
     """

@@ -55,7 +55,7 @@ def _writer(
 
 
 def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> _shells.HealpixOptions:
-    """With A(<d), and its standard deviation where the density has samples."""
+    """Add A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
     return _shells.HealpixOptions(
         asked.shells or asked.bins, asked.pixels, asked.request, integrated
@@ -63,7 +63,7 @@ def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> _shells.Healp
 
 
 def _edenhofer2023(_: AbstractDensityField, asked: LayoutRequest) -> _shells.EdenhoferOptions:
-    """The file of samples if only these are asked for, else that of mean and std."""
+    """Choose the file of samples if only these are asked for, else that of mean and std."""
     samples = 0 if asked.request.cubes else asked.request.samples
     return _shells.EdenhoferOptions(asked.bins, asked.pixels, samples)
 
@@ -74,7 +74,7 @@ def _bayestar(field: AbstractDensityField, asked: LayoutRequest) -> _shells.Baye
 
 
 def _gtomo(_: AbstractDensityField, asked: LayoutRequest) -> GTomoOptions:
-    """The one cube that is asked for, or the mean where there are several."""
+    """Choose the one cube that is requested, or the mean where there are several."""
     cubes = asked.request.cubes
     return GTomoOptions(asked.grid, cubes[0] if len(cubes) == 1 else Quantity.MEAN)
 

@@ -110,7 +110,7 @@ def write_healpix(
 
 
 def _distance_tables(bins: RadialBins | Shells) -> list[fits.BinTableHDU]:
-    """Tables of the centres and, of bins, the boundaries in pc, as the published map has them."""
+    """Make tables of the centres and, of bins, the boundaries in pc, as the published map has."""
     distances = {"RADIAL PIXEL CENTERS": bins.centres}
     if isinstance(bins, RadialBins):
         distances["RADIAL PIXEL BOUNDARIES"] = bins.boundaries
@@ -284,11 +284,7 @@ def _write_pixels(image: StreamedImage, values: NDArray[np.float32], start: int)
 def _raised(
     values: NDArray[np.float32], positive: bool, floor: float | None
 ) -> tuple[NDArray[np.float32], int]:
-    """Return `values` with those ≤ 0 raised to `floor`, and how many they were; NaN stays.
-
-    Without a floor a density that can be negative is refused; one that is positive but for the
-    underflow of float32 gets the smallest number of float32.
-    """
+    """Raise values ≤ 0 to `floor`, and count them; NaN stays."""
     low = values <= 0
     count = int(low.sum())
     if not count:
@@ -299,6 +295,7 @@ def _raised(
             "layout interpolate logarithms: fit with model.density = 'lognormal', choose another "
             "format, or set a floor in mag/pc"
         )
+    # A positive density that underflows in float32 becomes its smallest number.
     return np.where(low, np.float32(_TINY if floor is None else floor), values), count
 
 

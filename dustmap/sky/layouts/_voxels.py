@@ -100,7 +100,7 @@ def write_leike2020(
 def _inside(
     field: AbstractDensityField, shape: tuple[int, int, int]
 ) -> tuple[tuple[int, ...], RegularGrid]:
-    """The voxels whose centres are in the box: index of the first of them, and their grid."""
+    """Find the voxels whose centres are in the box: index of the first, and their grid."""
     ranges = []
     for edge, n, low, high in zip(_EDGE, shape, field.lower, field.upper, strict=True):
         centres = edge + 0.5 + np.arange(n)
@@ -190,7 +190,7 @@ def write_gtomo(
 
 @contextmanager
 def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
-    """A new FITS file, and what puts planes [z, y, x] from a z on into it."""
+    """Open a new FITS file; yield what puts planes [z, y, x] into it."""
     cards = density_cards("", system_named(SYSTEM), provenance, (note,))
     cards["STEP"] = (options.step, "pc")
     cards["RESOL"] = (options.resolution or options.step, "pc")
@@ -204,7 +204,7 @@ def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 
 @contextmanager
 def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
-    """A new HDF5 file, and what puts planes [z, y, x] from a z on into it."""
+    """Open a new HDF5 file; yield what puts planes [z, y, x] into it."""
     shape = options.grid.shape
     with new_hdf5(path, 4 * 2 * CHUNK * shape[0] * shape[1]) as (file, disk):
         write_attributes(file, UNIT, system_named(SYSTEM), provenance, note)

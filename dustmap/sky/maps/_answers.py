@@ -64,12 +64,9 @@ class Answers:
         return values
 
     def _between(self, positions: Floats, mode: Mode, levels: tuple[float, ...]) -> Floats:
-        """By what factor (1 or Q, N) std or percentiles of the interpolated samples differ from
-        their own interpolation; 1 at the voxels' centres.
-
-        A positive density is the interpolant of its samples, whose neighbours vary against each
-        other: between them it varies less than at either.
-        """
+        """Return statistics of interpolated samples over interpolated statistics (1 or Q, N)."""
+        # A positive density is the interpolant of its samples, whose neighbours vary against each
+        # other: between them it varies less than at either.
         factor = np.ones((max(1, len(levels)), len(positions)))
         inside = _trilinear.within_box(self.layout.grid, positions)
         cells = Cells.of(self.layout.grid, positions[inside])
@@ -83,7 +80,7 @@ class Answers:
         return factor
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
-        """The cubes that are the answer, if the map has them."""
+        """Return the cubes that are the answer, if the map has them."""
         plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
         wanted = [plain[mode]] if mode in plain else []
         if mode in (Mode.MEDIAN, Mode.PERCENTILE):
@@ -157,7 +154,7 @@ class Answers:
 
 
 def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bool) -> Floats:
-    """From samples (S, N) to what is asked, (1, S or Q, N)."""
+    """Reduce samples (S, N) to what is asked, (1, S or Q, N)."""
     if mode is Mode.MEAN:
         return np.asarray(values.mean(0, keepdims=True))
     if mode is Mode.STD:
@@ -168,7 +165,7 @@ def _summary(values: Floats, mode: Mode, levels: tuple[float, ...], positive: bo
 
 
 def _finite(positions: Floats) -> Flags:
-    """Which places (N,) are places at all."""
+    """Return which places (N,) have coordinates at all."""
     return np.asarray(np.isfinite(positions).all(-1))
 
 

@@ -291,7 +291,7 @@ class DustMap:
 
 
 def _cubes_at(path: Path) -> AbstractCubes:
-    """Cubes of a run's directory, a map.zarr or a map.fits."""
+    """Open the cubes of a run's directory, a map.zarr or a map.fits."""
     if any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
         return ZarrCubes(path)
     if path.is_file():
@@ -307,7 +307,7 @@ def _cubes_at(path: Path) -> AbstractCubes:
 
 
 def _levels(mode: Mode, pct: ArrayLike | None) -> tuple[float, ...]:
-    """Probabilities of the percentiles that are asked for."""
+    """Return the probabilities of the requested percentiles."""
     if (mode is Mode.PERCENTILE) != (pct is not None):
         raise UserError(
             f"pct: expected percents exactly if the mode is percentile, got {pct!r} with "

@@ -107,7 +107,7 @@ class Resampler:
             yield wide[cell], wide[cell + 1], weight
 
     def _widened(self, plane: Tensor) -> Tensor:
-        """(S, x, y) at nodes to (S, y, x) of the target."""
+        """Interpolate (S, x, y) at nodes to (S, y, x) of the target."""
         return self._x.along(self._y.along(plane.transpose(-1, -2).contiguous(), -2), -1)
 
 
@@ -306,7 +306,7 @@ class PosteriorField(AbstractDensityField):
     def _plane(
         self, grid: RegularGrid, k: int, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
-        """All of plane k, in the order of (y, x)."""
+        """Answer for all of plane k, in the order of (y, x)."""
         x, y, z = grid.axes(self.device)
         yy, xx = torch.meshgrid(y, x, indexing="ij")
         points = torch.stack([xx, yy, z[k].expand_as(xx)], dim=-1).reshape(-1, 3)

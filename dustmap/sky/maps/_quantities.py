@@ -210,7 +210,7 @@ def log_moments(draws: Draws) -> tuple[Draws, Draws]:
 
 
 def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
-    """torch or numpy, which name alike what is taken of them here."""
+    """Return torch or numpy, which name alike what is taken of them here."""
     return sys.modules[type(draws).__module__]
 
 

@@ -124,7 +124,7 @@ class CubeReader:
         return values
 
     def _blocks(self, cells: Cells) -> tuple[Indices, Indices]:
-        """Blocks (B, 3) in x, y, z that hold the places, and of which each place is (N,)."""
+        """Return blocks (B, 3) in x, y, z that hold the places, and the block (N,) of each."""
         counts = [n // _BLOCK + 1 for n in self.cubes.layout.grid.shape]
         flat = np.ravel_multi_index(tuple((cells.cell // _BLOCK).T), counts)
         unique, inverse = np.unique(flat, return_inverse=True)
@@ -157,7 +157,7 @@ def trilinear(values: Values, cells: Cells) -> Values:
 
 
 def _between(low: Values, high: Values, share: Values) -> Values:
-    """(1 − share) · low + share · high, in place of `high`: exact at both ends."""
+    """Return (1 − share) · low + share · high, in place of `high`: exact at both ends."""
     high *= share
     high += (1.0 - share) * low
     return high
@@ -252,8 +252,7 @@ def quadrature(grid: RegularGrid, rays: Rays) -> Iterator[tuple[Indices, Floats,
 
 
 def _crossed(grid: RegularGrid, rays: Rays) -> tuple[Indices, Indices]:
-    """Return the first plane of voxel centres strictly between near and far, and how many: (N, 3)
-    each."""
+    """Return first and number of the planes of voxels strictly between near and far: (N, 3)."""
     lower, spacing = np.array(grid.lower), np.array(grid.spacing)
     ends = [(rays.direction * s[:, None] - lower) / spacing for s in (rays.near, rays.far)]
     first = np.floor(np.minimum(*ends)).astype(np.int64) + 1

@@ -85,7 +85,7 @@ class Population:
         return Candidates(positions[kept], (absolute + modulus)[kept])
 
     def _below(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
+        """Count stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
         return np.asarray(10 ** (self.slope * magnitude) - 10 ** (self.slope * self.brightest))
 
     def _relative_density(

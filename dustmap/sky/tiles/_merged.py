@@ -28,9 +28,9 @@ from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout
 from dustmap.sky.maps._field import EVERY, empty_arrays, slabs
 from dustmap.sky.tiles._tile import AT_ONCE, Tile
 
-#: What the weights of a slab take beside it, in arrays of one quantity: the sum of the influences,
-#: those of one tile, one cube of that tile, and which voxels belong to a tile.
-BESIDE = 4
+#: Arrays of one quantity that a slab needs for its weights: the sum of the influences, those of one
+#: tile, one cube of that tile, and which voxels belong to a tile.
+WEIGHT_ARRAYS = 4
 Floats: TypeAlias = NDArray[np.float32]
 #: Index of a tile's first node in the whole grid along x, y, z.
 Offset: TypeAlias = tuple[int, int, int]
@@ -67,7 +67,7 @@ class Merged:
     def memory(self, available: int) -> int:
         """Return bytes that the slabs of a writer may take of `available`."""
         held = self.slabs.request.values_per_place + 2
-        return max(1, available * held // (held + BESIDE))
+        return max(1, available * held // (held + WEIGHT_ARRAYS))
 
 
 def merged(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> Merged:
@@ -167,7 +167,7 @@ def _uncovered(tiles: Sequence[TileMap], grid: RegularGrid, partial: bool) -> in
 
 
 def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The pixel that each point (N, 3) lies in; −1 at the Sun, which lies in all."""
+    """Return the pixel that each point (N, 3) lies in; −1 at the Sun, which lies in all."""
     import healpy
 
     away = (points != 0.0).any(1)
@@ -179,8 +179,7 @@ def _owners(nside: int, points: NDArray[np.float64]) -> NDArray[np.int64]:
 def _in_parts(
     grid: RegularGrid, start: int, stop: int
 ) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield X, Y, Z (N, 3) of few nodes of the planes start <= k < stop at a time, and which they
-    are in the order of z, y, x."""
+    """Yield some nodes of the planes start <= k < stop at a time: which [z, y, x], and X, Y, Z."""
     shape = (stop - start, *grid.shape[1::-1])
     size = math.prod(shape)
     for first in range(0, size, AT_ONCE):
@@ -197,8 +196,7 @@ def _slab(
     start: int,
     stop: int,
 ) -> Planes:
-    """Sum u q, one tile after the other, and divide by the sum of u; NaN where the tile of a
-    voxel is missing."""
+    """Divide the sum of u q by that of u; NaN where the tile of a voxel is missing."""
     arrays = empty_arrays(layout.grid, request, stop - start)
     total = np.zeros((stop - start, *layout.shape[1:]), np.float32)
     sums = {

@@ -96,7 +96,7 @@ class SkyPixel:
         return angles
 
     def _to_border(self, directions: Array) -> Array:
-        """To the nearer of the two great circles that meet in the nearest point of the border."""
+        """Measure to the nearer of the two great circles that meet in the nearest border point."""
         if len(directions) == 0:
             return np.zeros(0)
         _, nearest = self._tree.query(directions)
@@ -109,13 +109,13 @@ class SkyPixel:
 
 
 def _angle(a: Array, b: Array) -> Array:
-    """Between unit vectors (N, 3); accurate at any angle."""
+    """Return angles (N,) between unit vectors (N, 3), accurate at any angle."""
     half = np.arctan2(np.linalg.norm(a - b, axis=1), np.linalg.norm(a + b, axis=1))
     return np.asarray(2.0 * half, np.float64)
 
 
 def _to_arc(x: Array, start: Array, end: Array) -> Array:
-    """Angles (N,) to the great circle between start and end where x is beside it, else π."""
+    """Return angles (N,) to the arc between start and end where x is abreast of it, else π."""
     normal = np.cross(start, end)
     length = np.linalg.norm(normal, axis=1)
     after = np.einsum("ij,ij->i", np.cross(normal, start), x) > 0.0
@@ -158,13 +158,13 @@ class Tile:
         The weight of a tile is u over the sum of u of all tiles, of which one is 1 everywhere.
         """
         weights = np.zeros(len(points))
-        near = self._perhaps(points)
+        near = self._in_cap(points)
         t = np.minimum(self.distances(points[near]) / self.margin, 1.0)
         weights[near] = np.maximum(1.0 - t**3 * (10.0 + t * (6.0 * t - 15.0)), 0.0)
         return weights
 
-    def _perhaps(self, points: Array) -> NDArray[np.bool_]:
-        """Which points may be in the tile, by the cap around the pixel: cheap, and no miss."""
+    def _in_cap(self, points: Array) -> NDArray[np.bool_]:
+        """Return which points may be in the tile: those in the cap around the pixel."""
         r = np.linalg.norm(points, axis=1)
         cosine = points @ self.pixel.centre / np.where(r > 0.0, r, 1.0)
         beyond = np.arccos(np.clip(cosine, -1.0, 1.0)) - self.pixel.radius
@@ -222,17 +222,14 @@ class Tile:
 
 
 def _chord(ahead: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
-    """Distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
+    """Return distances (N,) where rays from the Sun enter and leave the box; 0 if they miss it."""
     near, far = chord(lower, upper, ahead)
     hit = (near <= far) & (far > 0.0)
     return np.where(hit, np.maximum(near, 0.0), 0.0), np.where(hit, far, 0.0)
 
 
 def _corners_of_cone(pixel: SkyPixel, lower: Array, upper: Array) -> Array:
-    """Points (P, 3) whose bounding box is that of the cone in the box, but for its round border.
-
-    Where the rays of the border enter and leave the box, and the corners of the box.
-    """
+    """Return ends (P, 3) in the box of the rays of the border, and its corners in the cone."""
     # Of a box that the cone surrounds no face is met by the border but all corners are inside; of
     # a box beside the Sun the ray through the centre may be all there is.
     ahead = np.concatenate([pixel.border, pixel.centre[None]])
