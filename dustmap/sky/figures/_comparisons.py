@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import Panel
+from dustmap.sky.figures._planes import Panel
 from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
 from dustmap.sky.figures._style import Array
 from dustmap.sky.systems import ExtinctionSystem

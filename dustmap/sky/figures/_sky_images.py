@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
-from dustmap.sky.figures._panels import AbstractImage, Panel, panels_figure
+from dustmap.sky.figures._planes import AbstractImage, Panel, panels_figure
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity, muted_reports
 from dustmap.sky.systems import ExtinctionSystem

@@ -82,14 +82,10 @@ class Answers:
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
         """Return the cubes that are the answer, if the map has them."""
         plain = {Mode.MEAN: Quantity.MEAN, Mode.STD: Quantity.STD}
-        wanted = [plain[mode]] if mode in plain else []
-        if mode in (Mode.MEDIAN, Mode.PERCENTILE):
-            by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
-            quantities = [by_level.get(level) for level in levels]
-            wanted = [quantity for quantity in quantities if quantity is not None]
-            if len(wanted) < len(levels):
-                return ()
-        return tuple(map(Cube, wanted)) if set(wanted) <= set(self.layout.quantities) else ()
+        by_level = {level: quantity for quantity, level in _quantities.PERCENTILES.items()}
+        wanted = [plain[mode]] if mode in plain else [by_level.get(level) for level in levels]
+        held = [Cube(q) for q in wanted if q is not None and q in self.layout.quantities]
+        return tuple(held) if len(held) == len(wanted) else ()
 
     def _sample_cubes(self, mode: Mode) -> tuple[Cube, ...]:
         if self.layout.samples < (2 if mode in _SPREADS else 1):
@@ -133,7 +129,7 @@ class Answers:
         values = np.full((len(cubes), len(rays)), np.nan)
         values[:, known] = _trilinear.integrate(self.reader, cubes, rays.part(known))
         values = values if mean else _summary(values, mode, levels, self.layout.positive)
-        return np.where(_finite(positions), values, np.nan)  # a NaN place is unknown always
+        return np.where(finite, values, np.nan)  # a NaN place is unknown always
 
     def _report(self, beyond: Flags, outside: Outside, what: str) -> None:
         count = int(beyond.sum())

@@ -48,18 +48,11 @@ class Planes:
 @final
 @dataclass(frozen=True)
 class FieldTraits:
-    """What holds of a density ρ in mag/pc at all places.
+    """What holds of a density ρ in mag/pc of `system` at all places.
 
-    Parameters
-    ----------
-    system
-        Extinction system: ρ is in mag/pc of it.
-    lower, upper
-        Corners of the box of heliocentric Galactic X, Y, Z in pc.
-    n_samples
-        Samples of the field, the same for every place; 0 for none.
-    positive
-        Whether ρ > 0, with percentiles by the moments of ln ρ; otherwise by those of ρ.
+    lower, upper: corners of the box of heliocentric Galactic X, Y, Z in pc; n_samples: of the
+    field, the same for every place, 0 for none; positive: whether ρ > 0, with percentiles by the
+    moments of ln ρ and not by those of ρ.
     """
 
     system: ExtinctionSystem
