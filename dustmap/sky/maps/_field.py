@@ -147,15 +147,6 @@ class AbstractDensityField(ABC):
                 )
 
 
-def refuse_coverage_of_rays(functional: AbstractFunctional, request: MapRequest) -> None:
-    """Refuse the coverage of rays: it is a property of places."""
-    if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
-        raise UserError(
-            "coverage: expected places (PointValues), got "
-            f"{type(functional).__name__}; leave it out for integrals"
-        )
-
-
 def refuse_beyond(field: AbstractDensityField, places: Tensor) -> None:
     """Refuse places (N, 3) outside the box."""
     lower, upper = (
@@ -179,6 +170,11 @@ def in_chunks(
     answer: Callable[[AbstractFunctional], Mapping[str, Tensor]],
 ) -> dict[str, NDArray[np.float32]]:
     """Answer a request for N functionals, `size` at a time: (..., N) by the quantity's name."""
+    if Quantity.COVERAGE in request and not isinstance(functional, PointValues):
+        raise UserError(
+            "coverage: expected places (PointValues), got "
+            f"{type(functional).__name__}; leave it out for integrals"
+        )
     parts = [as_numpy(answer(functional[part])) for part in chunks(len(functional), size)]
     return {
         q.value: np.concatenate([part[q.value] for part in parts], axis=-1)

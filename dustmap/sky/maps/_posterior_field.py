@@ -145,7 +145,6 @@ class NodeField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        _field.refuse_coverage_of_rays(functional, request)
         if isinstance(functional, PointValues):
             _field.refuse_beyond(self, functional.x)
         return _field.in_chunks(
@@ -271,7 +270,6 @@ class PosteriorField(AbstractDensityField):
         self, functional: AbstractFunctional, request: MapRequest
     ) -> dict[str, NDArray[np.float32]]:
         self.check(request)
-        _field.refuse_coverage_of_rays(functional, request)
         return self._evaluate(functional, request, 0)
 
     def _evaluate(
