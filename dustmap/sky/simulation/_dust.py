@@ -242,10 +242,16 @@ class Disc:
 
     def factor(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the factor (...) at heliocentric X, Y, Z in pc (..., 3)."""
-        x, y, z = np.moveaxis(points, -1, 0)
-        radius = np.hypot(SUN_RADIUS - x, y)
-        exponent = np.abs(z + self.sun_height) / self.height + (radius - SUN_RADIUS) / self.length
-        return np.asarray(np.exp(-exponent))
+        return exponential_disc(points, self.height, self.length, self.sun_height, SUN_RADIUS)
+
+
+def exponential_disc(
+    points: NDArray[np.float64], height: float, length: float, sun_height: float, inner: float
+) -> NDArray[np.float64]:
+    """Return a `Disc` (...) that is 1 in the plane at `inner` pc from the Galactic axis."""
+    x, y, z = np.moveaxis(points, -1, 0)
+    radius = np.hypot(SUN_RADIUS - x, y)
+    return np.asarray(np.exp(-(np.abs(z + sun_height) / height + (radius - inner) / length)))
 
 
 @final

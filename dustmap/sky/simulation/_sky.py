@@ -78,7 +78,10 @@ class Population:
         modulus = 5 * np.log10(np.maximum(distance, 1e-3) / 10)
         reach = np.clip(self.limit - modulus, self.brightest, self.faintest)
         seen = self._below(reach) / self._below(np.array(self.faintest))
-        kept = keep < self._relative_density(grid, positions) * seen
+        # Relative to the largest possible number density in the box.
+        inner = max(0.0, SUN_RADIUS - grid.upper[0])
+        scales = self.height, self.length, self.sun_height
+        kept = keep < _dust.exponential_disc(positions, *scales, inner) * seen
         # The inverse of the distribution of M, cut at what is seen.
         low = 10 ** (self.slope * self.brightest)
         absolute = np.log10(low + shine * self._below(reach)) / self.slope
@@ -87,16 +90,6 @@ class Population:
     def _below(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """Count stars brighter than an absolute magnitude, in units of slope · ln 10 of them."""
         return np.asarray(10 ** (self.slope * magnitude) - 10 ** (self.slope * self.brightest))
-
-    def _relative_density(
-        self, grid: RegularGrid, positions: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Number density over its largest possible value in the box."""
-        x, y, z = positions.T
-        radius = np.hypot(SUN_RADIUS - x, y)
-        inner = max(0.0, SUN_RADIUS - grid.upper[0])
-        exponent = np.abs(z + self.sun_height) / self.height + (radius - inner) / self.length
-        return np.asarray(np.exp(-exponent))
 
 
 @final
