@@ -18,7 +18,7 @@ from scipy.stats import binom
 from dustmap.errors import UserError
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._planes import Panel
-from dustmap.sky.figures._sky_images import Cells, Pixels, graticule, whole_sky
+from dustmap.sky.figures._sky_images import Pixels, SkyCells, graticule, whole_sky
 from dustmap.sky.figures._style import Array
 from dustmap.sky.systems import ExtinctionSystem
 
@@ -288,7 +288,7 @@ def residual_figure(compared: Comparison) -> Figure:
 
 def _cells(compared: Comparison) -> Panel:
     """Put residuals of cells on the pixels of the sky; NaN where a cell has no stars."""
-    cells = Cells.holding(len(compared), _PER_CELL)
+    cells = SkyCells.holding(len(compared), _PER_CELL)
     of_star = cells.of(compared.l, compared.b)
     counts = np.bincount(of_star, minlength=len(cells))
     total = np.bincount(of_star, compared.standardised, minlength=len(cells))

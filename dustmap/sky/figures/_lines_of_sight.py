@@ -16,7 +16,7 @@ from dustmap.errors import UserError
 from dustmap.sky._coordinates import cartesian, galactic
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._planes import PER_MILLE
-from dustmap.sky.figures._sky_images import Cells
+from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._quantities import DATA_DOMINATED
@@ -140,7 +140,7 @@ def in_beam(stars: StarTable, profile: Profile, angle: float) -> StarTable | Non
 
 def busiest_direction(stars: StarTable) -> tuple[float, float]:
     """Find the cell of the sky, 4.5° wide, with most stars: (l, b) of the middle of these."""
-    cells = Cells(_ROWS)
+    cells = SkyCells(_ROWS)
     of_star = cells.of(stars.l, stars.b)
     chosen = of_star == np.bincount(of_star, minlength=len(cells)).argmax()
     middle = cartesian(stars.l[chosen], stars.b[chosen], np.ones(int(chosen.sum()))).mean(0)

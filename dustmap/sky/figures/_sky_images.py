@@ -1,6 +1,6 @@
 """The sky as pixels: the density at a distance, or the extinction up to it, and their pictures.
 
-`Cells` are parts of the sky of nearly equal area, for means of stars.
+`SkyCells` are parts of the sky of nearly equal area, for means of stars.
 """
 
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ _EDGES = ((176.0, "left"), (-176.0, "right"))
 
 @final
 @dataclass(frozen=True)
-class Cells:
+class SkyCells:
     """`rows` belts of equal height in b, each cut in l into as many cells as make them square."""
 
     rows: int
 
     @property
     def per_row(self) -> NDArray[np.int64]:
-        """Cells of each belt (rows,), from b = −90° up."""
+        """SkyCells of each belt (rows,), from b = −90° up."""
         middle = np.radians(180.0 * (np.arange(self.rows) + 0.5) / self.rows - 90.0)
         return np.maximum(1, np.round(2.0 * self.rows * np.cos(middle))).astype(np.int64)
 
@@ -52,7 +52,7 @@ class Cells:
         return np.asarray(first[row] + np.minimum(across.astype(np.int64), self.per_row[row] - 1))
 
     @classmethod
-    def holding(cls, count: int, each: int, most_rows: int = 60) -> "Cells":
+    def holding(cls, count: int, each: int, most_rows: int = 60) -> "SkyCells":
         """Make so many that `count` places are about `each` in a cell."""
         # About 4/π rows² of them.
         rows = np.sqrt(np.pi / 4.0 * count / each)
@@ -62,7 +62,7 @@ class Cells:
 @final
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Cells of the sky between l_edges (H + 1,) and b_edges (V + 1,) in degrees.
+    """SkyCells of the sky between l_edges (H + 1,) and b_edges (V + 1,) in degrees.
 
     Both ascend; l is continuous, from below 0 if need be.
     """

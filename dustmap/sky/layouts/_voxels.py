@@ -115,14 +115,14 @@ def _inside(
     return first, RegularGrid(lower, (1.0, 1.0, 1.0), tuple(len(indices) for indices in ranges))
 
 
-SYSTEM = "A0_550"
-UNIT = "A0(550nm)/parsec"
-DATASET = "explore/cube_datas"
-CHUNK = 64  # voxels per axis of a chunk in HDF5
+_GTOMO_SYSTEM = "A0_550"
+_GTOMO_UNIT = "A0(550nm)/parsec"
+_DATASET = "explore/cube_datas"
+_GTOMO_CHUNK = 64  # voxels per axis of a chunk in HDF5
 #: Puts planes [z, y, x] from a z on into a file.
 Put: TypeAlias = Callable[[int, NDArray[np.float32]], None]
 #: Endings of the files that are written as HDF5; all others are FITS.
-HDF5_SUFFIXES = (".h5", ".hdf5")
+_HDF5_SUFFIXES = (".h5", ".hdf5")
 #: The group of cubes older than 2021, which does not say what was mapped.
 _OLD_DATASET = "stilism/cube_datas"
 _UNIT_START = "a0(550nm)"
@@ -170,11 +170,11 @@ def write_gtomo(
     overwrite: bool = False,
 ) -> LayoutCounts:
     """Write HDF5 if the name ends in .h5 or .hdf5, else FITS."""
-    system = system_named(SYSTEM)
+    system = system_named(_GTOMO_SYSTEM)
     factor = conversion(field.system, system)
     field.check_grid(options.grid)
     note = f"{options.quantity.value}; {conversion_note(field.system, system, factor)}"
-    opened = _hdf5 if Path(path).suffix.lower() in HDF5_SUFFIXES else _fits
+    opened = _hdf5 if Path(path).suffix.lower() in _HDF5_SUFFIXES else _fits
     slabs = field.planes(options.grid, MapRequest((options.quantity,)))
     total = LayoutCounts()
     with (
@@ -191,10 +191,10 @@ def write_gtomo(
 @contextmanager
 def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
     """Open a new FITS file; yield what puts planes [z, y, x] into it."""
-    cards = density_cards("", system_named(SYSTEM), provenance, (note,))
+    cards = density_cards("", system_named(_GTOMO_SYSTEM), provenance, (note,))
     cards["STEP"] = (options.step, "pc")
     cards["RESOL"] = (options.resolution or options.step, "pc")
-    cards["UNIT"] = UNIT
+    cards["UNIT"] = _GTOMO_UNIT
     for axis, position in zip("XYZ", options.sun, strict=True):
         cards[f"SUN_POS{axis}"] = (position, "0-based index = coordinate/STEP + this - 0.5")
     plan = ImagePlan("PRIMARY", options.grid.shape[::-1], cards)
@@ -206,10 +206,10 @@ def _fits(path: Path, options: GTomoOptions, provenance: Provenance, note: str) 
 def _hdf5(path: Path, options: GTomoOptions, provenance: Provenance, note: str) -> Iterator[Put]:
     """Open a new HDF5 file; yield what puts planes [z, y, x] into it."""
     shape = options.grid.shape
-    with new_hdf5(path, 4 * 2 * CHUNK * shape[0] * shape[1]) as (file, disk):
-        write_attributes(file, UNIT, system_named(SYSTEM), provenance, note)
-        chunks = tuple(min(CHUNK, n) for n in shape)
-        cube = file.create_dataset(DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
+    with new_hdf5(path, 4 * 2 * _GTOMO_CHUNK * shape[0] * shape[1]) as (file, disk):
+        write_attributes(file, _GTOMO_UNIT, system_named(_GTOMO_SYSTEM), provenance, note)
+        chunks = tuple(min(_GTOMO_CHUNK, n) for n in shape)
+        cube = file.create_dataset(_DATASET, shape, "f4", chunks=chunks, fillvalue=np.nan)
         cube.attrs["sun_position"] = np.roll(options.sun, 1)  # z, x, y
         cube.attrs["gridstep_values"] = np.full(3, options.step)
         cube.attrs["resolution_values"] = np.full(3, options.resolution or options.step)
@@ -262,10 +262,10 @@ def _read_fits(path: Path) -> _Cube:
 
 def _read_hdf5(path: Path) -> _Cube:
     with open_hdf5(path) as file:
-        names = [name for name in (DATASET, _OLD_DATASET) if name in file]
+        names = [name for name in (_DATASET, _OLD_DATASET) if name in file]
         if not names:
             raise UserError(
-                f"{path}: expected the dataset {DATASET} or {_OLD_DATASET}, got {sorted(file)}"
+                f"{path}: expected the dataset {_DATASET} or {_OLD_DATASET}, got {sorted(file)}"
             )
         cube = file[names[0]]
         for key in ("sun_position", "gridstep_values"):
@@ -278,7 +278,7 @@ def _read_hdf5(path: Path) -> _Cube:
         sun = np.roll(cube.attrs["sun_position"], -1)
         if names[0] == _OLD_DATASET:
             sun = _nearest_to_middle(cube.attrs["sun_position"], cube.shape)
-    unit = _UNIT_START if names[0] == DATASET else ""
+    unit = _UNIT_START if names[0] == _DATASET else ""
     return values, step, np.asarray(sun, np.float64), unit
 
 
@@ -290,7 +290,7 @@ def _nearest_to_middle(sun: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> ExtinctionSystem:
     if unit.lower().replace(" ", "").startswith(_UNIT_START):
-        labelled = system_named(SYSTEM)
+        labelled = system_named(_GTOMO_SYSTEM)
         if declared not in (None, labelled):
             raise UserError(f"{path}: the file is in {labelled}, not in {declared}")
         return labelled

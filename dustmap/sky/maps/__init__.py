@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._answers import muted_reports as muted_reports
     from dustmap.sky.maps._dust_map import DustMap as DustMap
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
+    from dustmap.sky.maps._field import FieldTraits as FieldTraits
     from dustmap.sky.maps._field import Planes as Planes
     from dustmap.sky.maps._field import Slabs as Slabs
     from dustmap.sky.maps._field import bytes_per_plane as bytes_per_plane
