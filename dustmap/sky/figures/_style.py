@@ -64,7 +64,6 @@ _STYLE: dict[Any, Any] = {
     # TrueType: text stays text, which editors and search find.
     "pdf.fonttype": 42,
 }
-GALACTIC_L, GALACTIC_B = "Galactic longitude $l$ [deg]", "Galactic latitude $b$ [deg]"
 Array: TypeAlias = NDArray[np.float64]
 Extend: TypeAlias = Literal["neither", "min", "max", "both"]
 #: Percentiles of the values within the limits.

@@ -259,23 +259,19 @@ class FitsCubes(_FileCubes):
                     f"{self.path}: expected a map with an image MEAN, as `dustmap run` and "
                     f"`dustmap export --format fits` write it, got {names}"
                 )
-            return self._layout(hdus, quantities, samples)
-
-    def _layout(self, hdus: fits.HDUList, quantities: tuple[Quantity, ...], samples: int) -> Layout:
-        images = [self._image(hdus, Cube(q)) for q in quantities]
-        header = images[0].header
-        if header.get("NAXIS") != 3 or "EXTSYS" not in header:
-            raise UserError(
-                f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
-                f"{header.get('NAXIS')} axes in {images[0].name}"
-            )
-        # An axis without end beside one of no voxels takes no room in the file.
-        if 0 in images[0].shape:
-            raise UserError(f"{self.path}: {images[0].name} has no voxels")
-        shapes = {q: image.shape for q, image in zip(quantities, images, strict=True)}
-        return layout_of(
-            self.path, shapes, samples, _axes(header), header["EXTSYS"], header.get("PERCENT", "")
-        )
+            shapes = {q: self._image(hdus, Cube(q)).shape for q in quantities}
+            first = self._image(hdus, Cube(quantities[0]))
+            system, percentiles = first.header.get("EXTSYS"), first.header.get("PERCENT", "")
+            if len(first.shape) != 3 or system is None:
+                raise UserError(
+                    f"{self.path}: expected a cube of 3 axes with the card EXTSYS, got "
+                    f"{first.header.get('NAXIS')} axes in {first.name}"
+                )
+            # An axis without end beside one of no voxels takes no room in the file.
+            if 0 in first.shape:
+                raise UserError(f"{self.path}: {first.name} has no voxels")
+            axes = _axes(first.header)
+            return layout_of(self.path, shapes, samples, axes, system, percentiles)
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._reading(), self._opened() as hdus:
