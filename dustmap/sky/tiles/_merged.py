@@ -244,9 +244,9 @@ def _add(
         return
     here = slice(first - start, last - start), slice(j, j + y), slice(i, i + x)
     total[here] += weight
-    for cube, sum_ in sums.items():
+    for cube, weighted in sums.items():
         values = tile.cubes.read(cube, (planes, slice(None), slice(None)))
-        sum_[here] += np.where(weight > 0.0, values, 0.0) * weight
+        weighted[here] += np.where(weight > 0.0, values, 0.0) * weight
 
 
 def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
