@@ -13,8 +13,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import Progress
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Planes
-from dustmap.sky.maps._field import DEPTH, EVERY, Point
-from dustmap.sky.systems import ExtinctionSystem
+from dustmap.sky.maps._field import DEPTH, EVERY, FieldTraits
 
 log = logging.getLogger(__name__)
 
@@ -79,24 +78,8 @@ class WatchedField(AbstractDensityField):
     progress: Progress
 
     @property
-    def system(self) -> ExtinctionSystem:
-        return self.field.system
-
-    @property
-    def lower(self) -> Point:
-        return self.field.lower
-
-    @property
-    def upper(self) -> Point:
-        return self.field.upper
-
-    @property
-    def n_samples(self) -> int:
-        return self.field.n_samples
-
-    @property
-    def positive(self) -> bool:
-        return self.field.positive
+    def traits(self) -> FieldTraits:
+        return self.field.traits
 
     def evaluate(
         self, functional: AbstractFunctional, request: MapRequest

@@ -34,12 +34,11 @@ def field_of(
     if isinstance(posterior, PathwisePosterior) and posterior.explained is not None:
         covered = sure_coverage(posterior.explained, len(posterior.deviations))
     own = None if fit.at_nodes is None else OwnNodes(grid, fit.at_nodes, covered)
-    (x0, y0, z0), (x1, y1, z1) = grid.lower, grid.upper
     return PosteriorField(
         posterior,
         system,
-        (x0, y0, z0),
-        (x1, y1, z1),
+        grid.lower,
+        grid.upper,
         prior_std,
         stored_samples=stored,
         own=own,

@@ -18,7 +18,7 @@ from dustmap.runs.stars._tiles import tile_of
 from dustmap.sky import Provenance
 from dustmap.sky.maps import Planes, Slabs, slab_memory, write_map
 from dustmap.sky.maps._field import EVERY
-from dustmap.sky.tiles import STEPS, Merged, TileMap, map_of_tile, merged
+from dustmap.sky.tiles import MERGE_STEPS, Merged, TileMap, map_of_tile, merged
 
 #: What tiles of one sky may differ in: which they are, and where they were computed.
 FREE = (
@@ -89,7 +89,7 @@ class SkyOfTiles:
             configuration.sha256(whole),
             (
                 f"engine {whole.fit.engine}, density {whole.density}, {held}",
-                *STEPS,
+                *MERGE_STEPS,
                 *gap,
                 *(run.line for run in self.runs),
             ),
