@@ -1,4 +1,4 @@
-"""The fit of a star map: its hyperparameters by name, and the posterior of the density."""
+"""The fit of a star map: its hyperparameters by name, and the posterior with its predictions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -7,15 +7,14 @@ from typing import Any, final
 from scipy.stats import norm, t
 from torch import Tensor
 
+from dustmap import inference
 from dustmap.engines import Arrays, Learning
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Prediction
-from dustmap.inference import (
-    DatumScores,
-    StudentTNoise,
-    scores_of_normal,
-    scores_of_student_t,
-)
+from dustmap.linalg import Progress, unwatched
+from dustmap.runs._ranks import predicted
+from dustmap.runs.reports import Predictions
+from dustmap.sky.observations import Observations
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
@@ -53,41 +52,41 @@ class Hyperparameters:
     beyond: float = 1.0
     beyond_std: float = 0.0
 
-    def squared_width(self, given: Tensor, predicted: Prediction | None = None) -> Tensor:
-        """noise² σ² + scatter² + relative_scatter² E a² (N,) for errors whose squares are `given`:
-        the variance of normal noise, s² of Student-t noise s t_ν.
+    def squared_width(self, errors: Tensor, predicted: Prediction | None = None) -> Tensor:
+        """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the
+        variance of normal noise, s² of Student-t noise s t_ν.
 
         predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
-        nothing asks for it where there is no relative scatter.
+        only a relative scatter needs it.
         """
-        constant = self.noise**2 * given + self.scatter**2
+        constant = self.noise**2 * errors + self.scatter**2
         if self.relative_scatter == 0.0:
             return constant
         assert predicted is not None
-        square = (predicted.mean.square() + predicted.variance).to(given)
+        square = (predicted.mean.square() + predicted.variance).to(errors)
         return constant + self.relative_scatter**2 * square
 
     def noise_variance(
-        self, given: Tensor, predicted: Prediction | None = None, added: Tensor | float = 0.0
+        self, errors: Tensor, predicted: Prediction | None = None, added: Tensor | float = 0.0
     ) -> Tensor:
-        """The same of normal noise, and added (N,), what no error of measurement has made; of
-        Student-t noise the variance of a normal distribution whose ±1σ holds as much: its own
-        speaks of outliers, and is infinite for ν ≤ 2."""
+        """Return the same of normal noise, plus the variance `added` (N,) that no measurement
+        causes; of Student-t noise the variance of a normal distribution whose ±1σ holds as much:
+        its own speaks of outliers, and is infinite for ν ≤ 2."""
         width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
-        return width**2 * self.squared_width(given, predicted) + added
+        return width**2 * self.squared_width(errors, predicted) + added
 
     def scored(
-        self, y: Tensor, given: Tensor, predicted: Prediction, added: Tensor | float = 0.0
-    ) -> DatumScores:
-        """Scores of measurements y (N,) under the predicted extinctions and this noise; added (N,):
+        self, y: Tensor, errors: Tensor, predicted: Prediction, added: Tensor | float = 0.0
+    ) -> inference.DatumScores:
+        """Score measurements y (N,) under the predicted extinctions and this noise; added (N,):
         variance of a normal kind on top."""
-        width2, variance = self.squared_width(given, predicted), predicted.variance + added
+        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
         if self.nu is None:
-            return scores_of_normal(y, predicted.mean, variance + width2)
-        return scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
+            return inference.scores_of_normal(y, predicted.mean, variance + width2)
+        return inference.scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
 
-    def with_student_t(self, noise: StudentTNoise) -> "Hyperparameters":
-        """The same for Student-t noise whose scale multiplies errors and scatter."""
+    def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
+        """Return the same for Student-t noise whose scale multiplies errors and scatter."""
         scale = noise.scale
         return replace(
             self,
@@ -99,7 +98,7 @@ class Hyperparameters:
 
     @staticmethod
     def from_dict(values: Any) -> "Hyperparameters":
-        """The hyperparameters of `as_dict`, as a file has them; other content is a ValueError."""
+        """Read the values of `as_dict` in a file; other content is a ValueError."""
         names = {each.name for each in fields(Hyperparameters)}
         needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
         numbers = isinstance(values, Mapping) and all(
@@ -116,7 +115,7 @@ class Hyperparameters:
         return Hyperparameters(**values)
 
     def as_dict(self) -> dict[str, float]:
-        """Those of the parts that the model has: no scatter of zero, nothing that is None."""
+        """Return those of the parts that the model has: no scatter of zero, none that is None."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         for part in _ABSENT:
             if part.items() <= values.items():
@@ -127,11 +126,11 @@ class Hyperparameters:
 @final
 @dataclass(frozen=True, eq=False)
 class StarFit:
-    """The posterior of the density, and how it was found.
+    """The posterior of the density, and how a fit has reached it.
 
     summary: what the engine says of its solution, for the report; a residual of iterations is
-    `cg_residual`. learning: how the hyperparameters were found, if they were. arrays: what brings
-    the posterior back beside hyperparameters and data; empty where it is quickly computed again.
+    `cg_residual`. learning: of the hyperparameters, if any. arrays: what brings the posterior back
+    beside hyperparameters and data; empty where it is quickly computed again.
     at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
     a posterior that draws rays by the thousand, of engines whose own does not.
     """
@@ -145,5 +144,20 @@ class StarFit:
     on_grid: Callable[[], AbstractPosterior] | None = None
 
     def for_many_rays(self) -> AbstractPosterior:
-        """The posterior, or its draws on a grid where every ray is a solve."""
+        """Return the posterior, or its draws on a grid where every ray is a solve."""
         return self.posterior if self.on_grid is None else self.on_grid()
+
+    def predictions(
+        self, observed: Observations, index: Tensor, progress: Progress = unwatched
+    ) -> Predictions:
+        """Return measured extinctions of some observations beside their prediction, noise
+        included."""
+        at, rays = self.hyperparameters, observed.batch.functional[index]
+        inside = predicted(self.posterior, rays, progress)
+        errors, added = observed.error_variance[index], observed.added_variance[index]
+        std = (inside.variance + at.noise_variance(errors, inside, added)).sqrt()
+        # What has been taken for the dust beyond the box comes back.
+        y, beyond = observed.measured[index], observed.expected_beyond[index]
+        whole = replace(inside, mean=inside.mean + beyond.to(inside.mean))
+        rows = observed.rows[index.cpu().numpy()]
+        return Predictions(y, whole.mean, std, at.scored(y, errors, whole, added), rows)
