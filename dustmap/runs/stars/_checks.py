@@ -7,7 +7,7 @@ likely is a check that fails. After it, what the engine and the held-out stars s
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from dustmap.gp.functionals import OutsidePolicy, Sharded
 from dustmap.inference import MGVISettings, Scores
 from dustmap.runs._run import dtype_of
 from dustmap.runs.reports import Check, coverage_check
-from dustmap.runs.stars._hyperparameters import StarFit
+from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._share import SAMPLE, StarShare
 from dustmap.sky.observations import Observations
@@ -49,6 +49,24 @@ _LEAST_BEYOND = 0.05
 #: model.length in spacings: below the first the grid holds noise from node to node, below the
 #: second it is not the length that was meant.
 _LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
+#: Part of the rays that may end at the faces of a box beyond which no dust is expected.
+_CUT = 0.05
+#: The most that is sound of what engines report; 0 of others.
+_SOUND = {
+    "cg_residual": 1e-3,
+    "wrap_error": 0.15,
+    "wrap_inflation": 0.1,
+    "residual_variance_over_noise": 1.0,
+}
+#: Spacings of the grid below which a log-normal density is noise from node to node, whose length no
+#: grid so coarse can tell; part of the box beyond which it holds no two such lengths.
+_LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
+#: Spacings to a length on a grid that is advised.
+_SPACINGS = 3.0
+#: Hyperparameters that a star can tell at most, in the mean.
+_MOST_PER_STAR = 0.1
+#: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
+_PRIOR_STDS = 2.0
 #: Median error / parallax above which a map may be biased by some per cent, and by too many.
 _NOTICEABLE, _MOST = 0.15, 0.3
 _BIASED = (
@@ -266,45 +284,8 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
     )
 
 
-#: What an engine may report -> the most that is sound, and what to do beyond.
-LIMITS = {
-    "cg_residual": (1e-3, "the posterior mean is not solved for: take {float64} or {coarser}"),
-    "cg_columns_unconverged": (
-        0.0,
-        "set fit.max_steps = {steps} or fit.tolerance = {tolerance:g}, or take {float64}",
-    ),
-    "wrap_error": (
-        0.15,
-        "length scale near the size of the box: take a larger one, such as grid.size = {size}",
-    ),
-    "wrap_inflation": (
-        0.1,
-        "length scale beyond what the torus around the box holds: take a larger box, such as "
-        "grid.size = {size}, or a shorter model.length",
-    ),
-    "rows_unconverged": (0.0, "set fit.pcg_steps = {pcg_steps}, or take {float64} or {coarser}"),
-    "residual_variance_over_noise": (
-        1.0,
-        "the grid leaves more than the noise: take a finer one, such as {finer}",
-    ),
-}
-#: Spacings of the grid below which a log-normal density is noise from node to node, that no grid
-#: so coarse can tell the length of; part of the box beyond which it holds no two such lengths.
-_LEAST_SPACINGS, _MOST_OF_BOX = 2.0, 0.5
-#: Spacings to a length on a grid that is advised.
-_SPACINGS = 3.0
-#: Hyperparameters that a star can tell at most, in the mean.
-_MOST_PER_STAR = 0.1
-#: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
-_PRIOR_STDS = 2.0
-
-
-#: Part of the rays that may end at the faces of a box beyond which no dust is expected.
-_CUT = 0.05
-
-
 def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
-    """Whether few rays leave a box beyond which the run expects no dust; no check elsewhere."""
+    """Check that few rays leave a box beyond which the run expects no dust; nothing elsewhere."""
     if config.grid.outside != OutsidePolicy.TRUNCATE.value:
         return ()
     advice = (
@@ -316,37 +297,43 @@ def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
 
 
 def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
-    """Of learning and of the solver."""
-    found = []
-    if fit.learning is not None:
-        converged = float(fit.learning.converged)
-        found.append(Check("learning converged", converged, 1.0, 1.0, fit.learning.remedy))
-        found.append(_carried(config, fit, fit.learning.n_data))
+    """Check learning and the solver."""
+    checks, learning = [], fit.learning
+    if learning is not None:
+        converged = float(learning.converged)
+        checks.append(Check("learning converged", converged, 1.0, 1.0, learning.remedy))
+        checks.append(_learned_per_star(config, fit, learning.n_data))
         if config.engine == "lognormal":
-            found += _checks_of_learned(config, fit)
-    for key, (most, advice) in LIMITS.items():
+            checks += _learned_by_data(config, fit)
+    for key, (most, advice) in _limits(config).items():
         if key in fit.summary:
-            said = advice.format(**_numbers(config))
-            found.append(Check(key, float(fit.summary[key]), 0.0, most, said))
-    return tuple(found)
+            checks.append(Check(key, float(fit.summary[key]), 0.0, most, advice))
+    return tuple(checks)
 
 
-def _numbers(config: Config) -> dict[str, object]:
-    """What advice is made of."""
-    grid, fit = config.grid, config.fit
-    return {
-        "steps": 2 * fit.max_steps,
-        "pcg_steps": 2 * fit.pcg_steps,
-        "tolerance": 3.0 * fit.tolerance,
-        "float64": 'compute.dtype = "float64"',
-        "coarser": f"grid.spacing = {1.5 * grid.spacing:.3g} pc",
-        "finer": f"grid.spacing = {0.5 * grid.spacing:.3g} pc",
-        "size": [1.5 * edge for edge in grid.size],
+def _limits(config: Config) -> Mapping[str, tuple[float, str]]:
+    """What an engine may report -> the most that is sound, and what to do beyond."""
+    grid, fit, float64 = config.grid, config.fit, 'compute.dtype = "float64"'
+    coarser, finer = (f"grid.spacing = {x * grid.spacing:.3g} pc" for x in (1.5, 0.5))
+    size = f"grid.size = {[1.5 * edge for edge in grid.size]}"
+    steps, tolerance = 2 * fit.max_steps, 3.0 * fit.tolerance
+    limits = {
+        "cg_residual": f"the posterior mean is not solved for: take {float64} or {coarser}",
+        "cg_columns_unconverged": f"set fit.max_steps = {steps} or fit.tolerance = {tolerance:g}, "
+        f"or take {float64}",
+        "wrap_error": f"length scale near the size of the box: take a larger one, such as {size}",
+        "wrap_inflation": "length scale beyond what the torus around the box holds: take a larger "
+        f"box, such as {size}, or a shorter model.length",
+        "rows_unconverged": f"set fit.pcg_steps = {2 * fit.pcg_steps}, or take {float64} or "
+        f"{coarser}",
+        "residual_variance_over_noise": "the grid leaves more than the noise: take a finer one, "
+        f"such as {finer}",
     }
+    return {key: (_SOUND.get(key, 0.0), advice) for key, advice in limits.items()}
 
 
-def _carried(config: Config, fit: StarFit, stars: int) -> Check:
-    """Whether there are stars enough for what is learned from them."""
+def _learned_per_star(config: Config, fit: StarFit, stars: int) -> Check:
+    """Check that there are stars enough for what is learned from them."""
     learned = len(config.model.learn) + (fit.hyperparameters.nu is not None)
     enough = math.ceil(learned / _MOST_PER_STAR)
     advice = (
@@ -357,15 +344,15 @@ def _carried(config: Config, fit: StarFit, stars: int) -> Check:
     return Check("learned hyperparameters per star", share, 0.0, _MOST_PER_STAR, advice)
 
 
-def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
-    """Whether it is the data that say length and std of a log-normal density.
+def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
+    """Check that length and std of a log-normal density come from the data.
 
     Its field lives on the nodes and its torus grows with the length, so that neither a residual
     variance nor a wrap error tells.
     """
     model, grid, at = config.model, config.grid, fit.hyperparameters
     reach = _PRIOR_STDS * MGVISettings().prior_std
-    found = []
+    checks = []
     if "length" in model.learn:
         most = _MOST_OF_BOX * max(grid.size) / grid.spacing
         length = at.length / grid.spacing
@@ -379,15 +366,15 @@ def _checks_of_learned(config: Config, fit: StarFit) -> list[Check]:
                 f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
                 f"leave length out of model.learn"
             )
-        found.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
-        found.append(_beside("length", at.length / model.length, reach))
+        checks.append(Check("learned length in spacings", length, _LEAST_SPACINGS, most, advice))
+        checks.append(_near_start("length", at.length / model.length, reach))
     if "std" in model.learn:
-        found.append(_beside("std", at.std / start_of(config).std, 0.5 * reach))
-    return found
+        checks.append(_near_start("std", at.std / start_of(config).std, 0.5 * reach))
+    return checks
 
 
-def _beside(name: str, ratio: float, reach: float) -> Check:
-    """Of a learned value and that of the configuration, exp(±reach) apart at most."""
+def _near_start(name: str, ratio: float, reach: float) -> Check:
+    """Check that a learned value is within exp(±reach) of that of the configuration."""
     advice = (
         f"{name} has left its prior: see whether outliers (model.noise) or scatter (model.learn) "
         f"drive it, start nearer to it, or leave it out of model.learn"
@@ -396,6 +383,6 @@ def _beside(name: str, ratio: float, reach: float) -> Check:
 
 
 def check_of_scores(held_out: Scores) -> Check:
-    """Of the held-out stars' residuals."""
+    """Check the residuals of the held-out stars."""
     advice = "the errors of the catalog or the prior do not describe the data; see chi2"
     return coverage_check("held-out stars", held_out, advice)

@@ -26,15 +26,9 @@ from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
 from dustmap.runs._ranks import predicted
-from dustmap.runs.stars._engines import fit_stars, load_stars
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
-from dustmap.runs.stars._model import (
-    is_lognormal,
-    prior_dust,
-    profile_of,
-    start_kernel,
-    start_of,
-)
+from dustmap.runs.stars import _model
+from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
+from dustmap.runs.stars._model import Hyperparameters
 from dustmap.sky.observations import Moments, Observations, PriorDust
 
 log = logging.getLogger(__name__)
@@ -78,8 +72,7 @@ class DistanceFit:
 
 
 def with_stored(observed: Observations, arrays: Arrays) -> Observations:
-    """The observations with what an earlier fit added, which in earlier versions is a variance
-    alone."""
+    """The observations with what an earlier fit added: in early versions a variance alone."""
     if "added_variance" not in arrays:
         return observed
     none = np.zeros_like(arrays["added_variance"])
@@ -168,7 +161,7 @@ class _Rounds:
         if observed.exact:
             return DistanceFit(self._fit(0, observed, None), observed, None)
         density, dust = first_dust(self.config, observed)
-        added = observed.uniform(density, prior_dust(self.config, dust))
+        added = observed.uniform(density, _model.prior_dust(self.config, dust))
         noisy = observed.with_added(added)
         fit = self._fit(0, noisy, None, (dust.beyond, dust.beyond_std))
         rounds: list[Mapping[str, Any]] = []
@@ -213,7 +206,7 @@ class _Rounds:
             assert before is not None
             return stored.rounds[0], before
         at = with_level(self.config, fit, self.observed, added, self.train)
-        dust = prior_dust(self.config, at)
+        dust = _model.prior_dust(self.config, at)
         fresh = self.observed.added(fit.for_many_rays(), dust, self.watch.progress)
         changes = self._changes(fit, at, added, fresh)
         line: dict[str, Any] = {
@@ -254,9 +247,9 @@ class _Rounds:
 
 def first_dust(config: Config, observed: Observations) -> tuple[float, Hyperparameters]:
     """The typical density, and the hyperparameters that dust beyond the box has before a fit."""
-    density, at = typical_density(config, observed), start_of(config)
+    density, at = typical_density(config, observed), _model.start_of(config)
     if "mean" in config.model.learn:
-        mean = density * math.exp(-0.5 * at.std**2) if is_lognormal(config) else density
+        mean = density * math.exp(-0.5 * at.std**2) if _model.is_lognormal(config) else density
         at = replace(at, mean=mean)
         if observed.beyond is not None:
             at = replace(at, beyond_std=LEVEL_STD)
@@ -270,9 +263,11 @@ def typical_density(config: Config, observed: Observations) -> float:
     p: the profile of the mean. Of the rays as they are clipped where no dust is expected beyond the
     box, else of the whole rays.
     """
-    inside = profile_of(config.model, 1.0).to(observed.measured.device)
+    inside = _model.profile_of(config.model, 1.0).to(observed.measured.device)
     paths = float(inside.values(observed.batch.functional).sum())
-    unit = PriorDust(start_kernel(config), profile_of(config.model, 1.0), lognormal=False)
+    unit = PriorDust(
+        _model.start_kernel(config), _model.profile_of(config.model, 1.0), lognormal=False
+    )
     paths += float(observed.expected(unit).sum())
     density = float(observed.measured.sum()) / paths
     return density if density > 0 else abs(config.model.mean_density)
@@ -290,7 +285,7 @@ def with_level(
     at = replace(fit.hyperparameters, beyond=1.0, beyond_std=0.0)
     if observed.beyond is None or "mean" not in config.model.learn:
         return at
-    expected = observed.expected(prior_dust(config, at))[train]
+    expected = observed.expected(_model.prior_dust(config, at))[train]
     inside = predicted(fit.posterior, observed.batch.functional[train])
     noise = added.variance[train] + added.shared[train]
     variance = at.noise_variance(observed.error_variance[train], inside, noise) + inside.variance

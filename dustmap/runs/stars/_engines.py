@@ -1,18 +1,23 @@
-"""The engines that map stars, by the name that a configuration resolves to."""
+"""The engines that map stars, by the name that a configuration resolves to, and their fits."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from torch import Tensor
 
 from dustmap import engines
 from dustmap.config import Config
-from dustmap.gp import Batch
+from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import RobustSettings
+from dustmap.linalg import Progress, unwatched
+from dustmap.runs._ranks import predicted
 from dustmap.runs._run import dtype_of
+from dustmap.runs.reports import Predictions
 from dustmap.runs.stars import _model
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
-from dustmap.sky.observations import HealpixBeams
+from dustmap.runs.stars._model import Hyperparameters
+from dustmap.sky.observations import HealpixBeams, Observations
 
 #: Gauss-Legendre points on a panel of a ray, and seeded stratified points of one. Rays of some 5
 #: length scales seen by inducing points have covariances within 0.5 % with 32, as with twice the
@@ -27,18 +32,15 @@ _UNWATCHED = engines.Watch()
 
 
 def _global(config: Config) -> engines.AbstractEngine:
+    fit, compute = config.fit, config.compute
     points = engines.PointSettings(
-        config.fit.samples,
-        _model.PADDING,
-        dtype_of(config.compute),
-        config.compute.memory_bytes,
-        config.fit.seed,
+        fit.samples, _model.PADDING, dtype_of(compute), compute.memory_bytes, fit.seed
     )
     settings = engines.PathwiseSettings(
         points,
         _learning(config),
-        rtol=config.fit.tolerance,
-        max_steps=config.fit.max_steps,
+        rtol=fit.tolerance,
+        max_steps=fit.max_steps,
         # Chosen by the stars of each tile it would differ from tile to tile, and make seams.
         order=4 if config.data.tile else None,
         robust=_robust(config),
@@ -48,26 +50,24 @@ def _global(config: Config) -> engines.AbstractEngine:
 
 
 def _lognormal(config: Config) -> engines.AbstractEngine:
+    fit, compute = config.fit, config.compute
     settings = engines.LogNormalSettings(
-        samples=config.fit.samples,
-        cg_steps=config.fit.max_steps,
-        seed=config.fit.seed,
-        dtype=dtype_of(config.compute),
-        memory=config.compute.memory_bytes,
+        samples=fit.samples,
+        cg_steps=fit.max_steps,
+        seed=fit.seed,
+        dtype=dtype_of(compute),
+        memory=compute.memory_bytes,
         robust=_robust(config),
-        beams=HealpixBeams(config.fit.beams) if config.fit.beams else None,
+        beams=HealpixBeams(fit.beams) if fit.beams else None,
     )
     return engines.LogNormalEngine(settings)
 
 
 def _exact(config: Config) -> engines.AbstractEngine:
+    # The plan of the run says what it may hold.
+    memory, estimator = 2**62, _estimator(config, MONTE_CARLO_POINTS)
     settings = engines.ExactSettings(
-        _learning(config),
-        # What a run may hold is for its plan to say.
-        max_memory=2**62,
-        estimator=_estimator(config, MONTE_CARLO_POINTS),
-        seed=config.fit.seed,
-        draws=True,
+        _learning(config), memory, estimator=estimator, seed=config.fit.seed, draws=True
     )
     return engines.ExactEngine(settings)
 
@@ -101,6 +101,45 @@ ENGINES: Mapping[str, Callable[[Config], engines.AbstractEngine]] = {
     "exact": _exact,
     "hip": _hip,
 }
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StarFit:
+    """The posterior of the density, and how a fit has reached it.
+
+    summary: what the engine says of its solution, for the report; a residual of iterations is
+    `cg_residual`. learning: of the hyperparameters, if any. arrays: what brings the posterior back
+    beside hyperparameters and data; empty where it is quickly computed again.
+    at_nodes: the density at the nodes of the run's grid, of engines that have it at hand. on_grid:
+    a posterior that draws rays by the thousand, of engines whose own does not.
+    """
+
+    posterior: AbstractPosterior
+    hyperparameters: Hyperparameters
+    summary: dict[str, Any]
+    learning: engines.Learning | None
+    arrays: engines.Arrays = field(default_factory=dict)
+    at_nodes: Callable[[], Prediction] | None = None
+    on_grid: Callable[[], AbstractPosterior] | None = None
+
+    def for_many_rays(self) -> AbstractPosterior:
+        """Return the posterior, or its draws on a grid where every ray is a solve."""
+        return self.posterior if self.on_grid is None else self.on_grid()
+
+    def predictions(
+        self, observed: Observations, index: Tensor, progress: Progress = unwatched
+    ) -> Predictions:
+        """Return measured extinctions beside their prediction, noise included."""
+        at, rays = self.hyperparameters, observed.batch.functional[index]
+        inside = predicted(self.posterior, rays, progress)
+        errors, added = observed.error_variance[index], observed.added_variance[index]
+        std = (inside.variance + at.noise_variance(errors, inside, added)).sqrt()
+        # What has been taken for the dust beyond the box comes back.
+        y, beyond = observed.measured[index], observed.expected_beyond[index]
+        whole = replace(inside, mean=inside.mean + beyond.to(inside.mean))
+        rows = observed.rows[index.cpu().numpy()]
+        return Predictions(y, whole.mean, std, at.scored(y, errors, whole, added), rows)
 
 
 def engine_of(config: Config) -> engines.AbstractEngine:

@@ -1,7 +1,7 @@
 """The density of a fit as a field: its maps and figures, and its scores beside the true one."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -11,21 +11,18 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dustmap import config as configuration
 from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
-from dustmap.linalg import AbstractWorld, AdaptiveBatch
+from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress
 from dustmap.runs import reports
 from dustmap.runs._ranks import ALONE
 from dustmap.runs.checkpoints import RunDirectory
-from dustmap.runs.reports import Progress
-from dustmap.runs.stars._hyperparameters import StarFit
-from dustmap.sky import Provenance, figures, maps
-from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity, write_map
-from dustmap.sky.stars import StarTable
+from dustmap.runs.stars._engines import StarFit
+from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
+from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.systems import ExtinctionSystem
 
 log = logging.getLogger(__name__)
@@ -137,18 +134,6 @@ def drawn_map(
         if set(wanted) <= set(written.available):
             return written
     return DustMap.from_field(field, grid, MapRequest(wanted))
-
-
-def provenance_of(config: Config, fitted: int, tile: Mapping[str, Any]) -> Provenance:
-    """Describe where the maps of a run come from; tile: of a part of a sky."""
-    part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",) if tile else ()
-    return Provenance(
-        configuration.sha256(config),
-        (f"engine {config.fit.engine}, density {config.density}", f"{fitted} stars fitted", *part),
-        catalog=tuple(str(name) for name in config.data.catalog),
-        seed=config.fit.seed,
-        tile=tile,
-    )
 
 
 def truth_scores(

@@ -11,18 +11,8 @@ from numpy.typing import NDArray
 
 from dustmap.config import DataConfig, load
 from dustmap.errors import UserError
-from dustmap.sky import catalogs
-from dustmap.sky.catalogs import Places, SchemaCard
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    ParallaxDistances,
-    StarStore,
-    StarTable,
-    ToLearn,
-    concatenate,
-    open_star_store,
-    prior_named,
-)
+from dustmap.sky import Places, SchemaCard, StarTable, catalogs, open_star_store
+from dustmap.sky import stars as star_tables
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import ColumnRef, ColumnType
 
@@ -57,7 +47,7 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
     return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
 
-def store_of(data: DataConfig) -> StarStore | None:
+def store_of(data: DataConfig) -> star_tables.StarStore | None:
     """The star store that [data] names, None for catalogs; refuses what comes too late for it."""
     if len(data.catalog) != 1 or Path(data.catalog[0]).suffix != ".zarr":
         return None
@@ -76,7 +66,7 @@ def system_of(data: DataConfig) -> ExtinctionSystem | None:
     return system_named(data.system) if data.system else None
 
 
-def from_store(store: StarStore, needed: Needed | None = None) -> StarInput:
+def from_store(store: star_tables.StarStore, needed: Needed | None = None) -> StarInput:
     """All stars of an ingested catalog or of an earlier run, or those that are needed."""
     provenance = dict(store.attributes.get("catalog", {}))
     if needed is None:
@@ -84,7 +74,7 @@ def from_store(store: StarStore, needed: Needed | None = None) -> StarInput:
     parts = [part[mask] for part in store.chunks() if (mask := needed(part)).any()]
     if not parts:
         raise UserError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
-    stars = concatenate(parts)
+    stars = star_tables.concatenate(parts)
     return StarInput(stars, provenance, len(store) - len(stars))
 
 
@@ -94,7 +84,7 @@ def read_stars(
     card: SchemaCard,
     system: ExtinctionSystem | None,
     cuts: str,
-    prior: AbstractDistancePrior | None = None,
+    prior: star_tables.AbstractDistancePrior | None = None,
 ) -> StarInput:
     """Catalogs by a card, everything else as [data] says; prior: instead of that of [data]."""
     catalog = catalogs.read_catalog(
@@ -142,13 +132,13 @@ def places_of(
     data: DataConfig,
     path: Path,
     card: SchemaCard | str,
-    prior: AbstractDistancePrior | None = None,
+    prior: star_tables.AbstractDistancePrior | None = None,
 ) -> Places:
     """Rows to predict at, extinctions or none; prior: that of the run's own parallaxes, None where
     it has none, for the one that [data] states."""
     if prior is None:
         stated = _distance_prior(data)
-        prior = stated.stated if isinstance(stated, ToLearn) else stated
+        prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
     return catalogs.read_places(
         path, card, prior=prior, parallax_zero_point=data.parallax_zero_point
     )
@@ -163,14 +153,18 @@ def places_of_map(path: Path, catalog: Path, card: SchemaCard | str) -> Places:
     return places_of(load(own).data, catalog, card, prior_of(few))
 
 
-def _distance_prior(data: DataConfig) -> AbstractDistancePrior | ToLearn:
+def _distance_prior(data: DataConfig) -> star_tables.AbstractDistancePrior | star_tables.ToLearn:
     """The distance of a star with a parallax, before it is measured."""
-    return prior_named(data.distance_prior, data.distance_scale, data.distance_max)
+    return star_tables.prior_named(data.distance_prior, data.distance_scale, data.distance_max)
 
 
-def prior_of(stars: StarTable) -> AbstractDistancePrior | None:
+def prior_of(stars: StarTable) -> star_tables.AbstractDistancePrior | None:
     """The prior under which the distances of a run's stars are; None where they have none."""
-    return stars.distances.prior if isinstance(stars.distances, ParallaxDistances) else None
+    return (
+        stars.distances.prior
+        if isinstance(stars.distances, star_tables.ParallaxDistances)
+        else None
+    )
 
 
 def in_system(stars: StarTable, system: ExtinctionSystem | None) -> StarTable:

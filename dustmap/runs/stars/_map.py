@@ -7,10 +7,10 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
-from astropy.table import Table
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dustmap import sky
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
@@ -21,25 +21,15 @@ from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import comparison_of
-from dustmap.runs.stars import _input, _run
-from dustmap.runs.stars._checks import catalog_checks, warn_of
+from dustmap.runs.stars import _checks, _input, _run
 from dustmap.runs.stars._distance_rounds import with_stored
-from dustmap.runs.stars._engines import load_stars
-from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
-from dustmap.runs.stars._model import prior_dust
+from dustmap.runs.stars._engines import StarFit, load_stars
+from dustmap.runs.stars._model import Hyperparameters, prior_dust
 from dustmap.runs.stars._share import SAMPLE
-from dustmap.sky import Provenance, add_answers, cartesian, galactic
-from dustmap.sky.catalogs import SchemaCard, card_named
+from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
-from dustmap.sky.observations import (
-    Observations,
-    PriorDust,
-    observe,
-    predict_extinction,
-    sight_lines,
-)
-from dustmap.sky.stars import AbstractDistances, ExactDistances, open_star_store, thinned
+from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import table_format, write_table
 
@@ -96,13 +86,13 @@ class StarMap(AbstractFinishedRun):
         scores are in the run's.
         """
         data, own = self.run.config.data, self.run.stars
-        card = card if isinstance(card, SchemaCard) else card_named(card)
+        card = card if isinstance(card, SchemaCard) else sky.card_named(card)
         named = system_named(system) if system else None
         read = _input.read_stars(data, (catalog,), card, named, CUTS, _input.prior_of(own))
         stars = _input.in_system(read.stars, own.system)
-        warn_of(catalog_checks(thinned(stars, SAMPLE)))
+        _checks.warn_of(_checks.catalog_checks(thinned(stars, SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
-        observed = observe(stars, self.run.grid, policy, torch.float64, self.device)
+        observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
         if not observed.exact:
             observed = observed.with_added(observed.added(self.fit.for_many_rays(), self._dust))
         everything = torch.arange(len(observed))
@@ -110,21 +100,18 @@ class StarMap(AbstractFinishedRun):
         result: dict[str, Any] = predictions.scores().as_dict()
         if truth_column:
             truth = _input.read_truth(data, catalog, card, read.stars, truth_column, CUTS)
-            factor = conversion(read.stars.system, own.system)
-            result["truth"] = self._truth_scores(observed, factor * truth)
+            truth = conversion(read.stars.system, own.system) * truth
+            # The predicted variance of what is free of noise has no noise in it.
+            predicted = self.fit.posterior.predict(observed.batch.functional)
+            added = observed.added_variance.to(predicted.variance)
+            mean = predicted.mean + observed.expected_beyond.to(added)
+            y = torch.from_numpy(truth[observed.rows]).to(added)
+            result["truth"] = scores(y, mean, predicted.variance + added).as_dict()
         return result | {"rows": read.provenance["counts"], **observed.counts_at_the_box()}
 
     @property
-    def _dust(self) -> PriorDust:
+    def _dust(self) -> observations.PriorDust:
         return prior_dust(self.run.config, self.fit.hyperparameters)
-
-    def _truth_scores(self, observed: Observations, truth: Array) -> Mapping[str, float]:
-        """Score noise-free extinctions: the predicted variance has no noise in it."""
-        predicted = self.fit.posterior.predict(observed.batch.functional)
-        added = observed.added_variance.to(predicted.variance)
-        y = torch.from_numpy(truth[observed.rows]).to(added)
-        mean = predicted.mean + observed.expected_beyond.to(predicted.mean)
-        return scores(y, mean, predicted.variance + added).as_dict()
 
     def predict(
         self,
@@ -139,10 +126,12 @@ class StarMap(AbstractFinishedRun):
         places = _input.places_of(self.run.config.data, catalog, card, prior)
         table = places.table
         columns = self.at_stars(places.l, places.b, places.distances, progress)
-        add_answers(table, columns, self.system, labelled=kind.bare)
+        sky.add_answers(table, columns, self.system, labelled=kind.bare)
         if not places.measured:  # else it is the system of these
             table.meta.setdefault("EXTSYS", self.system.name)
-        _add_history(table, self.made)
+        own, before = self.made.metadata(), table.meta.get("HISTORY", [])
+        lines = [before] if isinstance(before, str) else before
+        table.meta |= own | {"HISTORY": [*lines, *own["HISTORY"]]}
         write_table(output, table, overwrite)
         outside = int(np.isnan(columns["density_mean"]).sum())
         return {
@@ -165,15 +154,11 @@ class StarMap(AbstractFinishedRun):
 
     def at(self, positions: Array) -> dict[str, Array]:
         """Predict at X, Y, Z in pc (N, 3)."""
-        l, b, distance = galactic(positions)
+        l, b, distance = sky.galactic(positions)
         return self.at_stars(l, b, ExactDistances(distance))
 
     def at_stars(
-        self,
-        l: Array,
-        b: Array,
-        distances: AbstractDistances,
-        progress: Progress = unwatched,
+        self, l: Array, b: Array, distances: AbstractDistances, progress: Progress = unwatched
     ) -> dict[str, Array]:
         """Predict densities at the median distance of N stars and extinctions over the distribution
         of each distance, both NaN where the median distance is outside the box.
@@ -198,10 +183,12 @@ class StarMap(AbstractFinishedRun):
         policy = OutsidePolicy(self.run.config.grid.outside)
         if policy is not OutsidePolicy.TRUNCATE:
             policy = OutsidePolicy.PRIOR
-        lines = sight_lines(l[at], b[at], distances[at], self.run.grid, policy, self.device)
+        lines = observations.sight_lines(
+            l[at], b[at], distances[at], self.run.grid, policy, self.device
+        )
         posterior = self.fit.posterior
         density = posterior.predict(PointValues(places[inside]))
-        extinction = predict_extinction(posterior, lines, self._dust)
+        extinction = observations.predict_extinction(posterior, lines, self._dust)
         for name, rows, prediction in (
             ("density", at, density),
             ("extinction", at[lines.rows], extinction),
@@ -212,15 +199,11 @@ class StarMap(AbstractFinishedRun):
 
     def _places(self, l: Array, b: Array, distances: AbstractDistances) -> tuple[Tensor, Tensor]:
         """Return X, Y, Z (N, 3) at the median distances, and which are in the box."""
-        places = torch.from_numpy(cartesian(l, b, distances.median)).to(self.device)
+        places = torch.from_numpy(sky.cartesian(l, b, distances.median)).to(self.device)
         return places, self.run.grid.contains(places)
 
     def percentiles(
-        self,
-        l: Array,
-        b: Array,
-        distances: AbstractDistances,
-        levels: Sequence[float],
+        self, l: Array, b: Array, distances: AbstractDistances, levels: Sequence[float]
     ) -> tuple[Array, Array]:
         """Return quantiles of extinctions and of densities at N stars of known distance, at the
         probabilities `levels`: (Q, N) each, NaN outside the box and of rays that start outside."""
@@ -264,20 +247,12 @@ class StarMap(AbstractFinishedRun):
         return RegularGrid(tuple(low for low, _ in faces), (step,) * 3, tuple(shape))
 
 
-def _add_history(table: Table, provenance: Provenance) -> None:
-    """Append where the predictions come from to what the header said of the rows."""
-    own = provenance.metadata()
-    before = table.meta.get("HISTORY", [])
-    lines = [before] if isinstance(before, str) else list(before)
-    table.meta |= own | {"HISTORY": [*lines, *own["HISTORY"]]}
-
-
 def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
     """The posterior of the run, brought back from its checkpoint; seconds, not minutes.
 
     config: the run's, computing where and how it is now asked.
     """
-    store = open_star_store(directory.path / _input.ARCHIVE)
+    store = sky.open_star_store(directory.path / _input.ARCHIVE)
     run = _run.assemble(config, _input.from_store(store))
     at = Hyperparameters.from_dict(directory.read_json(_run.HYPERPARAMETERS))
     arrays, added = (directory.read_arrays(name) for name in (_run.POSTERIOR, _run.DISTANCES))

@@ -1,4 +1,4 @@
-"""What a configuration says of the dust: its prior, the model of a fit, and skies drawn from it.
+"""The dust of a configuration: hyperparameters, prior, the model of a fit, skies drawn from it.
 
 model.density is Gaussian, ρ ~ GP(mean, kernel) with mean and std in mag/pc, or log-normal,
 ln ρ ~ GP(mean, kernel): its std is that of ln ρ, and its mean the median density.
@@ -6,21 +6,31 @@ ln ρ ~ GP(mean, kernel): its std is that of ln ρ, and its mean the median dens
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, final
 
 import torch
+from scipy.stats import norm, t
+from torch import Tensor
 
-from dustmap import gp
+from dustmap import gp, inference
 from dustmap.config import Config, GridConfig, ModelConfig
 from dustmap.errors import UserError
 from dustmap.gp.kernels import StationaryKernel, kernel_named
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.inference import typical_log_density
-from dustmap.runs.stars._hyperparameters import Hyperparameters
 from dustmap.sky.observations import PriorDust
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
 
+#: Upper end of the central 68 %.
+_UPPER = float(norm.cdf(1.0))
+
+#: Parts of the model that few have -> their values where it has none.
+_ABSENT: tuple[Mapping[str, float], ...] = (
+    {"scatter": 0.0},
+    {"relative_scatter": 0.0},
+    {"beyond": 1.0, "beyond_std": 0.0},
+)
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
 #: Length scales of padding around the box, on the torus of a prior.
@@ -47,6 +57,102 @@ _SYSTEM = "A_V"
 #: Nodes of a sky to one of the run's grid, along each axis: what lies between the run's nodes is
 #: then in the data, as it is in the Galaxy. Fewer where the torus of the sky would be larger.
 _FINER, _MOST_TORUS = (4, 3, 2), 2**23
+
+
+@final
+@dataclass(frozen=True)
+class Hyperparameters:
+    """length in pc; noise: factor on the errors of the data; scatter in mag, beyond the errors;
+    relative_scatter: the same as a fraction of the extinction itself.
+
+    std and mean in mag/pc for a Gaussian density; for a log-normal one std is that of ln ρ and
+    mean the median density in mag/pc, of a disc in its plane at the Sun's distance from the centre.
+    disc_height and disc_length in pc, of a log-normal density: negative where it grows.
+    nu: degrees of freedom of Student-t noise, None for Gaussian. beyond, beyond_std: factor on the
+    prior's expectation of the dust beyond the box, and its standard deviation.
+    """
+
+    length: float
+    std: float
+    mean: float
+    noise: float
+    nu: float | None = None
+    scatter: float = 0.0
+    disc_height: float | None = None
+    disc_length: float | None = None
+    relative_scatter: float = 0.0
+    beyond: float = 1.0
+    beyond_std: float = 0.0
+
+    def squared_width(self, errors: Tensor, predicted: gp.Prediction | None = None) -> Tensor:
+        """Return noise² σ² + scatter² + relative_scatter² E a² (N,) for errors σ² (N,): the
+        variance of normal noise, s² of Student-t noise s t_ν.
+
+        predicted: of the extinctions a, by the model, for measured ones are wrong by their noise;
+        only a relative scatter needs it.
+        """
+        constant = self.noise**2 * errors + self.scatter**2
+        if self.relative_scatter == 0.0:
+            return constant
+        assert predicted is not None
+        square = (predicted.mean.square() + predicted.variance).to(errors)
+        return constant + self.relative_scatter**2 * square
+
+    def noise_variance(
+        self, errors: Tensor, predicted: gp.Prediction | None = None, added: Tensor | float = 0.0
+    ) -> Tensor:
+        """Return the same of normal noise, plus the variance `added` (N,) that no measurement
+        causes; of Student-t noise the variance of a normal distribution whose ±1σ holds as much:
+        its own speaks of outliers, and is infinite for ν ≤ 2."""
+        width = 1.0 if self.nu is None else float(t.ppf(_UPPER, self.nu))
+        return width**2 * self.squared_width(errors, predicted) + added
+
+    def scored(
+        self, y: Tensor, errors: Tensor, predicted: gp.Prediction, added: Tensor | float = 0.0
+    ) -> inference.DatumScores:
+        """Score measurements y (N,) under the predicted extinctions and this noise; added (N,):
+        variance of a normal kind on top."""
+        width2, variance = self.squared_width(errors, predicted), predicted.variance + added
+        if self.nu is None:
+            return inference.scores_of_normal(y, predicted.mean, variance + width2)
+        return inference.scores_of_student_t(y, predicted.mean, variance, width2, self.nu)
+
+    def with_student_t(self, noise: inference.StudentTNoise) -> "Hyperparameters":
+        """Return the same for Student-t noise whose scale multiplies errors and scatter."""
+        scale = noise.scale
+        return replace(
+            self,
+            noise=scale * self.noise,
+            scatter=scale * self.scatter,
+            relative_scatter=scale * self.relative_scatter,
+            nu=noise.nu,
+        )
+
+    @staticmethod
+    def from_dict(values: Any) -> "Hyperparameters":
+        """Read the values of `as_dict` in a file; other content is a ValueError."""
+        names = {each.name for each in fields(Hyperparameters)}
+        needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
+        numbers = isinstance(values, Mapping) and all(
+            (isinstance(v, int | float) and not isinstance(v, bool))
+            or (v is None and name not in needed)
+            for name, v in values.items()
+        )
+        if not (numbers and needed <= set(values) <= names):
+            raise UserError(
+                f"the learned hyperparameters must be numbers {', '.join(sorted(needed))} and "
+                f"perhaps others of {', '.join(sorted(names - needed))}, got {values!r:.200}; run "
+                "it again"
+            )
+        return Hyperparameters(**values)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return those of the parts that the model has: no scatter of zero, none that is None."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        for part in _ABSENT:
+            if part.items() <= values.items():
+                values = {name: value for name, value in values.items() if name not in part}
+        return values
 
 
 def is_lognormal(config: Config) -> bool:
@@ -81,7 +187,7 @@ def start_for(config: Config, data: gp.Batch) -> Hyperparameters:
     if not is_lognormal(config) or "mean" not in config.model.learn:
         return at
     unit = profile_of(config.model, 1.0).to(data.y.device)
-    return replace(at, mean=math.exp(typical_log_density(data, at.std**2, unit)))
+    return replace(at, mean=math.exp(inference.typical_log_density(data, at.std**2, unit)))
 
 
 def profile_of(model: ModelConfig, density: float) -> gp.AbstractMean:

@@ -106,12 +106,12 @@ def _finest(config: Config, fits: Callable[[Config], bool]) -> float | None:
         return not fits(replace(config, grid=replace(config.grid, spacing=spacing(parts))))
 
     finest = bisect_left(range(1, cells), True, key=fails)
-    printed = (n for n in range(finest, 0, -1) if _is_printed(spacing(n)))
+    printed = (
+        n
+        for n in range(finest, 0, -1)
+        if math.isclose(float(f"{spacing(n):g}"), spacing(n), rel_tol=1e-9)
+    )
     return next((spacing(n) for n in itertools.islice(printed, _TRIALS) if not fails(n)), None)
-
-
-def _is_printed(spacing: float) -> bool:
-    return math.isclose(float(f"{spacing:g}"), spacing, rel_tol=1e-9)
 
 
 def refuse_nodes(config: Config) -> None:

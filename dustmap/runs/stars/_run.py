@@ -26,16 +26,13 @@ from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import _checks, _export, _plan
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances
-from dustmap.runs.stars._engines import engine_of
-from dustmap.runs.stars._hyperparameters import StarFit
+from dustmap.runs.stars._engines import StarFit, engine_of
 from dustmap.runs.stars._input import ARCHIVE, StarInput, from_store, rows_by_fate
 from dustmap.runs.stars._model import grid_of, units_of
 from dustmap.runs.stars._share import StarShare, archive_stars, share_of_store
 from dustmap.runs.stars._tiles import TilePart, part_of_sky, read_part
-from dustmap.sky import Provenance
-from dustmap.sky.maps import AbstractDensityField, DustMap
-from dustmap.sky.observations import Observations
-from dustmap.sky.stars import StarTable, open_star_store
+from dustmap.sky import DustMap, Observations, Provenance, StarTable, open_star_store
+from dustmap.sky.maps import AbstractDensityField
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +48,8 @@ class StarRun(AbstractRun):
 
     asked: the configuration of the user; config: the same with the box of the tile that it names.
     train, holdout: indices into the observations; truth: the density they were simulated from;
-    tile: the part of a whole sky. share: the stars, or those of this rank; whole: all of them,
-    where a rank that writes has read them; checks: of the catalog as a whole.
+    tile: the part of a whole sky. share: the stars, or those of this rank; checks: of the catalog
+    as a whole.
     """
 
     asked: Config
@@ -65,7 +62,6 @@ class StarRun(AbstractRun):
     truth: DustMap | None
     tile: TilePart | None = None
     seconds_to_read: float = 0.0
-    whole: StarInput | None = None
     checks: tuple[Check, ...] = ()
 
     @property
@@ -115,88 +111,108 @@ class StarRun(AbstractRun):
 
     def execute(self, directory: RunDirectory, until: Stage, progress: Progress) -> Report:
         watch = reports.Stopwatch(tell=directory.record, device=self.device)
-        account = _Account(watch, checks=list(self.checks))
-        self._ingest(directory, account)
+        work = _Work(directory, watch, progress, checks=list(self.checks))
+        self._ingest(work)
         if Stage.FIT.reached_by(until):
-            result = self._fit(directory, account, progress)
-            held_out = None
-            if Stage.EVALUATE.reached_by(until):
-                held_out = self._evaluate(result, account, progress)
+            result = self._fit(work)
+            held_out = self._evaluate(work, result) if Stage.EVALUATE.reached_by(until) else None
             if Stage.EXPORT.reached_by(until):
-                self._export(directory, result.fit, held_out, account, progress)
+                self._export(work, result.fit, held_out)
         compute = asdict(self.asked.compute) | {
             "device": str(device_of(self.asked.compute)),
             "dtype": "float64" if self.asked.fit.engine == "exact" else self.asked.compute.dtype,
             "threads": torch.get_num_threads(),
         }
         stages = watch.as_dict() | {"until": until.value}
-        sections = account.sections | {"stages": stages, "compute": compute}
-        sha256, checks = configuration.sha256(self.asked), tuple(account.checks)
-        return Report(sha256, sections, checks, tuple(account.pictures))
+        sections = work.sections | {"stages": stages, "compute": compute}
+        sha256, checks = configuration.sha256(self.asked), tuple(work.checks)
+        return Report(sha256, sections, checks, tuple(work.pictures))
 
-    def _ingest(self, directory: RunDirectory, account: "_Account") -> None:
-        with account.watch.stage("ingest"):
+    def _ingest(self, work: "_Work") -> None:
+        archive, given, grid = work.directory.path / ARCHIVE, self.share.given, self.grid
+        with work.watch.stage("ingest"):
             # A run that goes on has read its own.
-            if self.leads and not (directory.path / ARCHIVE).exists():
-                self._archive_stars(directory.path / ARCHIVE)
-        account.watch.add("ingest", self.seconds_to_read)
+            if self.leads and not archive.exists():
+                archive_stars(archive, self.config, self.share.whole)
+        work.watch.add("ingest", self.seconds_to_read)
         precision, checks = _checks.parallax_precision(self.share, self.observed, self.train)
-        account.checks += checks
-        given, grid = self.share.given, self.grid
+        work.checks += checks
         rest = {name: value for name, value in given.provenance.items() if name != "counts"}
         rows = {"rows": rows_by_fate(given), "system": given.stars.system.name}
-        account.sections["data"] = {**rows, **rest, **precision}
-        account.sections["counts"] = self.counts()
         faces = zip("XYZ", grid.lower, grid.upper, strict=True)
-        account.sections["grid"] = {
-            "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
-            "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
-            "nodes": " × ".join(map(str, grid.shape)),
+        work.sections |= {
+            "data": {**rows, **rest, **precision},
+            "counts": self.counts(),
+            "grid": {
+                "box": ", ".join(f"{axis} {low:g} to {high:g} pc" for axis, low, high in faces),
+                "spacing": " × ".join(f"{step:g}" for step in grid.spacing) + " pc",
+                "nodes": " × ".join(map(str, grid.shape)),
+            },
         }
 
-    def _archive_stars(self, path: Path) -> None:
-        archive_stars(path, self.config, self.share.given if self.share.whole else self.whole)
-
-    def _fit(self, directory: RunDirectory, account: "_Account", progress: Progress) -> DistanceFit:
+    def _fit(self, work: "_Work") -> DistanceFit:
         log.info("fitting %d stars, engine %s", len(self.train), self.config.fit.engine)
-        step = itertools.count()
+        directory, step = work.directory, itertools.count()
 
         def on_step(values: Mapping[str, Any]) -> None:
             directory.record(stage="learn", step=next(step), **values)
 
-        with account.watch.stage("fit"), directory.keeping():
-            watch = Watch(directory.checkpointer("fit"), on_step, progress)
+        with work.watch.stage("fit"), directory.keeping():
+            watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
-        _record_fit(directory, result)
         fit, units = result.fit, units_of(self.config)
         hyperparameters = fit.hyperparameters.as_dict()
-        account.sections["hyperparameters"] = hyperparameters
-        account.sections["units"] = {name: units.get(name, "") for name in hyperparameters}
-        account.sections["fit"] = fit.summary | _learning(fit)
+        directory.write_json(HYPERPARAMETERS, hyperparameters)
+        directory.write_arrays(POSTERIOR, fit.arrays)
+        if result.added is not None:
+            directory.write_arrays(DISTANCES, result.arrays())
+        for line in result.rounds:
+            directory.record(stage="distances", **line)
+        directory.record(stage="fit", **fit.summary, **hyperparameters)
+        work.sections |= {
+            "hyperparameters": hyperparameters,
+            "units": {name: units.get(name, "") for name in hyperparameters},
+            "fit": fit.summary | _learning(fit),
+        }
         if result.rounds:
-            account.sections["distances"] = {"rounds": list(result.rounds)}
-        account.checks += _checks.check_of_box(self.config, self.observed)
-        account.checks += _checks.checks_of_fit(self.config, fit)
+            work.sections["distances"] = {"rounds": list(result.rounds)}
+        work.checks += _checks.check_of_box(self.config, self.observed)
+        work.checks += _checks.checks_of_fit(self.config, fit)
         if self.tile is not None:
-            account.checks.append(self.tile.check(fit.hyperparameters.length))
+            work.checks.append(self.tile.check(fit.hyperparameters.length))
         return result
 
-    def _evaluate(
-        self, result: DistanceFit, account: "_Account", progress: Progress
-    ) -> Predictions | None:
-        held_out, sections = None, account.sections
-        with account.watch.stage("evaluate"):
+    def _evaluate(self, work: "_Work", result: DistanceFit) -> Predictions | None:
+        held_out = None
+        with work.watch.stage("evaluate"):
             if len(self.holdout):
-                held_out = result.fit.predictions(result.observed, self.holdout, progress)
-                sections["held_out_stars"] = held_out.scores().as_dict()
-                sections["calibration"] = reports.calibration(held_out)
+                held_out = result.fit.predictions(result.observed, self.holdout, work.progress)
                 per_a_v = self.stars.system.per_a_v
-                sections["quality_proxies"] = reports.quality_proxies(held_out, per_a_v)
-                account.checks.append(_checks.check_of_scores(held_out.scores()))
+                work.sections |= {
+                    "held_out_stars": held_out.scores().as_dict(),
+                    "calibration": reports.calibration(held_out),
+                    "quality_proxies": reports.quality_proxies(held_out, per_a_v),
+                }
+                work.checks.append(_checks.check_of_scores(held_out.scores()))
             if self.truth is not None and self.leads:
                 density, seed = self.field(result.fit), self.config.fit.seed
-                sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
+                work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
         return held_out
+
+    def _export(self, work: "_Work", fit: StarFit, held_out: Predictions | None) -> None:
+        directory, progress = work.directory, work.progress
+        with work.watch.stage("export"):
+            density, made = self.field(fit), self.provenance(fit)
+            work.sections["outputs"] = _export.export_run(
+                directory, self.config, density, self.grid, made, progress, self.share.world
+            )
+            if self.leads:
+                whole = self.share.whole or from_store(open_star_store(directory.path / ARCHIVE))
+                drawn = _export.drawn_map(directory, self.config, density, self.grid)
+                material = _export.Material(
+                    self.config, drawn, self.truth, whole.stars, held_out, made
+                )
+                work.pictures += _export.draw_figures(material, directory, progress)
 
     def field(self, fit: StarFit) -> AbstractDensityField:
         """Return the density, for maps."""
@@ -204,38 +220,28 @@ class StarRun(AbstractRun):
 
     def provenance(self, fit: StarFit) -> Provenance:
         """Describe where the maps come from."""
-        at = fit.hyperparameters.as_dict()
-        tile = {} if self.tile is None else self.tile.attributes(self.asked, at)
-        return _export.provenance_of(self.asked, len(self.train), tile)
-
-    def _export(
-        self,
-        directory: RunDirectory,
-        fit: StarFit,
-        held_out: Predictions | None,
-        account: "_Account",
-        progress: Progress,
-    ) -> None:
-        with account.watch.stage("export"):
-            density, made = self.field(fit), self.provenance(fit)
-            account.sections["outputs"] = _export.export_run(
-                directory, self.config, density, self.grid, made, progress, self.share.world
-            )
-            if self.leads:
-                stars = self.stars
-                if not self.share.whole:
-                    stars = open_star_store(directory.path / ARCHIVE).read()
-                drawn = _export.drawn_map(directory, self.config, density, self.grid)
-                material = _export.Material(self.config, drawn, self.truth, stars, held_out, made)
-                account.pictures += _export.draw_figures(material, directory, progress)
+        asked, tile, part = self.asked, dict[str, Any](), tuple[str, ...]()
+        if self.tile is not None:
+            tile = self.tile.attributes(asked, fit.hyperparameters.as_dict())
+            part = (f"tile {tile['pixel']} (NESTED), margin {tile['margin_pc']:g} pc",)
+        engine = f"engine {asked.fit.engine}, density {asked.density}"
+        return Provenance(
+            configuration.sha256(asked),
+            (engine, f"{len(self.train)} stars fitted", *part),
+            catalog=tuple(str(name) for name in asked.data.catalog),
+            seed=asked.fit.seed,
+            tile=tile,
+        )
 
 
 @final
 @dataclass
-class _Account:
-    """What the stages add to the report."""
+class _Work:
+    """Where the stages of a run write, and what they add to the report."""
 
+    directory: RunDirectory
     watch: reports.Stopwatch
+    progress: Progress
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     pictures: list[reports.Picture] = field(default_factory=list)
@@ -291,13 +297,12 @@ def assemble(
 
     given: the stars, of which the ranks take their shares, or the share of this one.
     """
-    asked, tile, whole = config, None, None
+    asked, tile = config, None
     if isinstance(given, StarShare):
         share = given
     else:
         config, given, tile = part_of_sky(asked, given)
         share = StarShare.of_all(given, world)
-        whole = given if world.rank == 0 else None
     grid = grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))
@@ -309,18 +314,7 @@ def assemble(
         )
     holdout, train = (torch.from_numpy(np.sort(part)) for part in np.split(shuffled, [held_out]))
     split = (train, holdout)
-    return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds, whole)
-
-
-def _record_fit(directory: RunDirectory, result: DistanceFit) -> None:
-    fit, hyperparameters = result.fit, result.fit.hyperparameters.as_dict()
-    directory.write_json(HYPERPARAMETERS, hyperparameters)
-    directory.write_arrays(POSTERIOR, fit.arrays)
-    if result.added is not None:
-        directory.write_arrays(DISTANCES, result.arrays())
-    for line in result.rounds:
-        directory.record(stage="distances", **line)
-    directory.record(stage="fit", **fit.summary, **hyperparameters)
+    return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds)
 
 
 def _learning(fit: StarFit) -> dict[str, Any]:

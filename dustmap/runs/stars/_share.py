@@ -31,7 +31,7 @@ class StarShare:
     """The stars of a run as this rank has read them.
 
     given: those from row `first` on, of `total` that the ranks have together; sample: some of all,
-    the same on every rank.
+    the same on every rank; whole: all of them, on a leading rank that has read them.
     """
 
     given: StarInput
@@ -39,15 +39,17 @@ class StarShare:
     first: int
     total: int
     sample: StarTable
+    whole: StarInput | None = None
 
     @staticmethod
     def of_all(given: StarInput, world: AbstractWorld) -> "StarShare":
         """Take this rank's part of stars that every rank has read."""
         total, sample = len(given.stars), thinned(given.stars, SAMPLE)
         if world.size == 1:
-            return StarShare(given, world, 0, total, sample)
-        mine = _rows(total, world)
-        return StarShare(replace(given, stars=given.stars[mine]), world, mine.start, total, sample)
+            return StarShare(given, world, 0, total, sample, given)
+        mine, whole = _rows(total, world), given if world.rank == 0 else None
+        own = replace(given, stars=given.stars[mine])
+        return StarShare(own, world, mine.start, total, sample, whole)
 
     @staticmethod
     def of_store(
@@ -59,11 +61,6 @@ class StarShare:
         given = StarInput(stars, dict(store.attributes.get("catalog", {})))
         sample = in_system(store.sample(SAMPLE), system)
         return StarShare(given, world, mine.start, len(store), sample)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all stars are here."""
-        return len(self.given.stars) == self.total
 
     def observed(
         self, grid: RegularGrid, outside: OutsidePolicy, device: torch.device
