@@ -1,4 +1,10 @@
-"""Runs of data.kind = "stars": from a catalog to a map of the dust, and the map reopened."""
+"""Runs of data.kind = "stars": from a catalog to a map of the dust, and the map reopened.
+
+Start at `_run`: `prepare_stars` reads the stars (`_input`; a tile of a sky: `_tiles`; the part of a
+rank: `_share`) and checks them (`_checks`). `StarRun` plans (`_plan`), fits (`_distance_rounds`
+around `_engines`, on what `_model` makes of the configuration), scores and exports (`_export`).
+`_map` reopens a finished run.
+"""
 
 from typing import TYPE_CHECKING
 

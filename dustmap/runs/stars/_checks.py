@@ -89,7 +89,7 @@ def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
 def data_checks(
     config: Config, share: StarShare, observed: Observations, grid: RegularGrid
 ) -> tuple[Check, ...]:
-    """Check the stars of a run against its box and its numbers; ValueError for what cannot be."""
+    """Check the stars of a run against its box and its numbers; UserError for what cannot be."""
     _refuse_precision(config, observed)
     return (
         *catalog_checks(share.sample),
@@ -117,7 +117,7 @@ def parallax_precision(
     """The median error / parallax of the fitted stars of all ranks, for the report, with a warning
     where it matters, and its check; infinite where half of the parallaxes are not positive, nothing
     without parallaxes."""
-    distances, rays = share.given.stars.distances, observed.batch.functional
+    distances, rays = share.own.stars.distances, observed.batch.functional
     if not isinstance(distances, ParallaxDistances):
         return {}, ()
     own = observed.rows - share.first
@@ -209,7 +209,7 @@ def _within(share: StarShare, grid: RegularGrid, config: Config) -> Check:
     few of a sample are."""
     number = _count_within(share.sample, grid)
     if number < _ENOUGH and len(share.sample) < share.total:
-        counted = torch.tensor(_count_within(share.given.stars, grid))
+        counted = torch.tensor(_count_within(share.own.stars, grid))
         number = int(share.world.total(counted))
     box = f"{grid.lower} to {grid.upper} pc"
     if number == 0 and config.grid.outside != "truncate":

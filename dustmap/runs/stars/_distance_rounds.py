@@ -82,10 +82,7 @@ def with_stored(observed: Observations, arrays: Arrays) -> Observations:
 
 
 def fit_distances(
-    config: Config,
-    observed: Observations,
-    train: Tensor,
-    watch: Watch,
+    config: Config, observed: Observations, train: Tensor, watch: Watch
 ) -> DistanceFit:
     """Fit the stars `train`, at most fit.distance_rounds times more with refreshed noise.
 

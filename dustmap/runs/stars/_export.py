@@ -214,7 +214,7 @@ def _figure_named(name: str) -> tuple[str, Draw]:
         case "slice":
             return "Dust density and its uncertainty in the middle of the box", _slice
         case "above":
-            return "Extinction through the whole height of the map, from above", _above
+            return "Extinction through the whole height of the map, from above", _projection
         case "shell":
             return "Dust density on a sphere around the Sun", _shell
         case "line":
@@ -236,7 +236,7 @@ def _slice(material: Material) -> Figure:
     return figures.slice_figure(material.density, figures.Axis.Z, level, material.truth)
 
 
-def _above(material: Material) -> Figure:
+def _projection(material: Material) -> Figure:
     return figures.projection_figure(material.density, figures.Axis.Z, material.truth)
 
 

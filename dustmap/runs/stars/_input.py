@@ -41,8 +41,8 @@ def read_input(data: DataConfig, needed: Needed | None = None) -> StarInput:
     """The stars that [data] names; of a star store only those that are needed are in memory."""
     store, system = store_of(data), system_of(data)
     if store is not None:
-        given = from_store(store, needed)
-        return replace(given, stars=in_system(given.stars, system))
+        catalog = from_store(store, needed)
+        return replace(catalog, stars=in_system(catalog.stars, system))
     card = catalogs.card_named(data.schema, dict(data.columns))
     return read_stars(data, tuple(Path(path) for path in data.catalog), card, system, data.cuts)
 
@@ -76,6 +76,11 @@ def from_store(store: star_tables.StarStore, needed: Needed | None = None) -> St
         raise UserError(f"{store.path}: none of {len(store)} stars is needed; there is no data")
     stars = star_tables.concatenate(parts)
     return StarInput(stars, provenance, len(store) - len(stars))
+
+
+def archived_stars(run: Path) -> StarInput:
+    """All stars in the directory of a run."""
+    return from_store(open_star_store(run / ARCHIVE))
 
 
 def read_stars(
@@ -180,11 +185,11 @@ def in_system(stars: StarTable, system: ExtinctionSystem | None) -> StarTable:
     )
 
 
-def rows_by_fate(given: StarInput) -> list[dict[str, Any]]:
+def rows_by_fate(catalog: StarInput) -> list[dict[str, Any]]:
     """A line for each reason why rows are no stars of the run, and one for those that are."""
-    counts = given.provenance.get("counts")
+    counts = catalog.provenance.get("counts")
     if not isinstance(counts, Mapping):
-        return [{"rows": "kept", "number": len(given.stars)}]
+        return [{"rows": "kept", "number": len(catalog.stars)}]
     lines = [("read", counts["rows"])]
     lines += [(f"cut: not {name}", n) for name, n in counts["cuts"].items()]
     lines += [(f"invalid: {name}", n) for name, n in counts["invalid"].items()]

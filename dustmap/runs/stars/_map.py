@@ -21,11 +21,7 @@ from dustmap.runs._ranks import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import comparison_of
-from dustmap.runs.stars import _checks, _input, _run
-from dustmap.runs.stars._distance_rounds import with_stored
-from dustmap.runs.stars._engines import StarFit, load_stars
-from dustmap.runs.stars._model import Hyperparameters, prior_dust
-from dustmap.runs.stars._share import SAMPLE
+from dustmap.runs.stars import _checks, _distance_rounds, _engines, _input, _model, _run, _share
 from dustmap.sky import Provenance, SchemaCard, observations
 from dustmap.sky.figures import Comparison
 from dustmap.sky.maps import AbstractDensityField
@@ -48,7 +44,7 @@ class StarMap(AbstractFinishedRun):
     maps: that of its fit, wherever it now computes."""
 
     run: _run.StarRun
-    fit: StarFit
+    fit: _engines.StarFit
     made: Provenance
 
     @property
@@ -90,7 +86,7 @@ class StarMap(AbstractFinishedRun):
         named = system_named(system) if system else None
         read = _input.read_stars(data, (catalog,), card, named, CUTS, _input.prior_of(own))
         stars = _input.in_system(read.stars, own.system)
-        _checks.warn_of(_checks.catalog_checks(thinned(stars, SAMPLE)))
+        _checks.warn_of(_checks.catalog_checks(thinned(stars, _share.SAMPLE)))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.grid, policy, torch.float64, self.device)
         if not observed.exact:
@@ -111,7 +107,7 @@ class StarMap(AbstractFinishedRun):
 
     @property
     def _dust(self) -> observations.PriorDust:
-        return prior_dust(self.run.config, self.fit.hyperparameters)
+        return _model.prior_dust(self.run.config, self.fit.hyperparameters)
 
     def predict(
         self,
@@ -252,10 +248,9 @@ def reopen_star_map(directory: RunDirectory, config: Config) -> StarMap:
 
     config: the run's, computing where and how it is now asked.
     """
-    store = sky.open_star_store(directory.path / _input.ARCHIVE)
-    run = _run.assemble(config, _input.from_store(store))
-    at = Hyperparameters.from_dict(directory.read_json(_run.HYPERPARAMETERS))
+    run = _run.assemble(config, _input.archived_stars(directory.path))
+    at = _model.Hyperparameters.from_dict(directory.read_json(_run.HYPERPARAMETERS))
     arrays, added = (directory.read_arrays(name) for name in (_run.POSTERIOR, _run.DISTANCES))
-    run = replace(run, observed=with_stored(run.observed, added))
-    fit = load_stars(run.config, run.observed.training(run.train), at, arrays)
+    run = replace(run, observed=_distance_rounds.with_stored(run.observed, added))
+    fit = _engines.load_stars(run.config, run.observed.training(run.train), at, arrays)
     return StarMap(run, fit, replace(run, asked=directory.config()).provenance(fit))

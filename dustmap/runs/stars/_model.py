@@ -24,13 +24,6 @@ from dustmap.sky.systems import system_named
 
 #: Upper end of the central 68 %.
 _UPPER = float(norm.cdf(1.0))
-
-#: Parts of the model that few have -> their values where it has none.
-_ABSENT: tuple[Mapping[str, float], ...] = (
-    {"scatter": 0.0},
-    {"relative_scatter": 0.0},
-    {"beyond": 1.0, "beyond_std": 0.0},
-)
 #: Standard deviation of ln ρ where the configuration leaves it open.
 STD = 1.0
 #: Length scales of padding around the box, on the torus of a prior.
@@ -130,12 +123,11 @@ class Hyperparameters:
 
     @staticmethod
     def from_dict(values: Any) -> "Hyperparameters":
-        """Read the values of `as_dict` in a file; other content is a ValueError."""
+        """Read the values of `as_dict` in a file; other content is a UserError."""
         names = {each.name for each in fields(Hyperparameters)}
         needed = {each.name for each in fields(Hyperparameters) if each.default is MISSING}
         numbers = isinstance(values, Mapping) and all(
-            (isinstance(v, int | float) and not isinstance(v, bool))
-            or (v is None and name not in needed)
+            type(v) in (int, float) or (v is None and name not in needed)
             for name, v in values.items()
         )
         if not (numbers and needed <= set(values) <= names):
@@ -148,11 +140,11 @@ class Hyperparameters:
 
     def as_dict(self) -> dict[str, float]:
         """Return those of the parts that the model has: no scatter of zero, none that is None."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        for part in _ABSENT:
-            if part.items() <= values.items():
-                values = {name: value for name, value in values.items() if name not in part}
-        return values
+        values, level = asdict(self), {"beyond", "beyond_std"}
+        present = {each.name for each in fields(self) if values[each.name] != each.default}
+        if present & level:
+            present |= level
+        return {name: value for name, value in values.items() if name in present}
 
 
 def is_lognormal(config: Config) -> bool:

@@ -15,9 +15,7 @@ from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import Component, During
 from dustmap.errors import UserError
-from dustmap.gp import RegularGrid, own_batch, torus_for
-from dustmap.gp.covariances import ClosedForm
-from dustmap.gp.features import BeamTable, interpolation
+from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractOperator
 from dustmap.runs import _seconds
@@ -26,10 +24,8 @@ from dustmap.runs._run import Plan, dtype_of
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import PADDING, grid_of, is_lognormal, start_kernel
-from dustmap.sky.catalogs import ROWS
-from dustmap.sky.maps import MapRequest, bytes_per_plane, slab_memory
-from dustmap.sky.observations import HealpixBeams, Observations
-from dustmap.sky.stars import StarTable
+from dustmap.sky import Observations, StarTable, catalogs, maps
+from dustmap.sky.observations import HealpixBeams
 
 #: Copies of the rays that a fit has: of all stars, and of those that are fitted.
 _COPIES = 2
@@ -163,13 +159,13 @@ def _bytes(record: StarTable | LineIntegrals) -> int:
 
 
 def export_components(
-    grid: RegularGrid, request: MapRequest, samples: int, memory: int
+    grid: RegularGrid, request: maps.MapRequest, samples: int, memory: int
 ) -> tuple[tuple[Component, ...], int]:
     """Count what writing a map of `grid` from `samples` fields takes, and the planes of a slab.
 
     memory: bytes that slabs may take.
     """
-    plane = bytes_per_plane(grid, request, _IN_FLIGHT)
+    plane = maps.bytes_per_plane(grid, request, _IN_FLIGHT)
     depth = max(1, min(grid.shape[2], memory // plane))
     widened = 2 * 4 * samples * grid.shape[0] * grid.shape[1]
     what = f"{depth} of {grid.shape[2]} planes of {request.values_per_place} numbers, and two more"
@@ -184,9 +180,9 @@ def _finish_components(config: Config) -> tuple[tuple[Component, ...], dict[str,
     grid, export = grid_of(config.grid), config.export
     samples = config.fit.samples if config.fit.engine == "global" else 0
     parts: tuple[Component, ...] = ()
-    chunks = {"rows of a catalog read at once": f"{ROWS:,}"}
+    chunks = {"rows of a catalog read at once": f"{catalogs.ROWS:,}"}
     if export.formats and (export.quantities or min(export.samples, samples) > 0):
-        memory = slab_memory(config.compute.memory_bytes)
+        memory = maps.slab_memory(config.compute.memory_bytes)
         parts, depth = export_components(grid, request_of(config, samples), samples, memory)
         chunks["planes of the map written at once"] = f"{depth} of {grid.shape[2]}"
     if export.figures:
@@ -213,7 +209,7 @@ def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) ->
 def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
     """Time the covariance of two rays."""
     kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
-    work = functools.partial(ClosedForm().between, kernel, trial, trial)
+    work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
     with torch.no_grad():
         return _seconds.measured_seconds(work, rays.device) / len(trial) ** 2
 
@@ -241,11 +237,13 @@ def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> floa
     share, dtype, memory = len(rays) / len(trial), dtype_of(config.compute), 2**30
     if config.fit.beams and config.engine == "lognormal":
         memory = config.compute.memory_bytes // 2
-        table = BeamTable.of(grid, HealpixBeams(config.fit.beams), rays, dtype, memory)
+        table = features.BeamTable.of(grid, HealpixBeams(config.fit.beams), rays, dtype, memory)
         if table.knots > 0:
             # The sums along the beams are the same however many rays there are.
             return share * _product_seconds(table.rows(trial)) + _product_seconds(table.expansion())
-    return share * _product_seconds(interpolation(trial, grid=grid, memory=memory, dtype=dtype))
+    return share * _product_seconds(
+        features.interpolation(trial, grid=grid, memory=memory, dtype=dtype)
+    )
 
 
 def _product_seconds(rows: AbstractOperator) -> float:

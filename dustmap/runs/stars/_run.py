@@ -24,14 +24,9 @@ from dustmap.runs._run import AbstractRun, Plan, device_of
 from dustmap.runs._seconds import rounded
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
-from dustmap.runs.stars import _checks, _export, _plan
+from dustmap.runs.stars import _checks, _engines, _export, _input, _model, _plan, _share, _tiles
 from dustmap.runs.stars._distance_rounds import DistanceFit, fit_distances
-from dustmap.runs.stars._engines import StarFit, engine_of
-from dustmap.runs.stars._input import ARCHIVE, StarInput, from_store, rows_by_fate
-from dustmap.runs.stars._model import grid_of, units_of
-from dustmap.runs.stars._share import StarShare, archive_stars, share_of_store
-from dustmap.runs.stars._tiles import TilePart, part_of_sky, read_part
-from dustmap.sky import DustMap, Observations, Provenance, StarTable, open_star_store
+from dustmap.sky import DustMap, Observations, Provenance, StarTable
 from dustmap.sky.maps import AbstractDensityField
 
 log = logging.getLogger(__name__)
@@ -54,20 +49,20 @@ class StarRun(AbstractRun):
 
     asked: Config
     config: Config
-    share: StarShare
+    share: _share.StarShare
     grid: RegularGrid
     observed: Observations
     train: torch.Tensor
     holdout: torch.Tensor
     truth: DustMap | None
-    tile: TilePart | None = None
+    tile: _tiles.TilePart | None = None
     seconds_to_read: float = 0.0
     checks: tuple[Check, ...] = ()
 
     @property
     def stars(self) -> StarTable:
         """The stars that this rank has read."""
-        return self.share.given.stars
+        return self.share.own.stars
 
     @property
     def leads(self) -> bool:
@@ -117,7 +112,7 @@ class StarRun(AbstractRun):
             result = self._fit(work)
             held_out = self._evaluate(work, result) if Stage.EVALUATE.reached_by(until) else None
             if Stage.EXPORT.reached_by(until):
-                self._export(work, result.fit, held_out)
+                self._write(work, result.fit, held_out)
         compute = asdict(self.asked.compute) | {
             "device": str(device_of(self.asked.compute)),
             "dtype": "float64" if self.asked.fit.engine == "exact" else self.asked.compute.dtype,
@@ -129,16 +124,16 @@ class StarRun(AbstractRun):
         return Report(sha256, sections, checks, tuple(work.pictures))
 
     def _ingest(self, work: "_Work") -> None:
-        archive, given, grid = work.directory.path / ARCHIVE, self.share.given, self.grid
+        archive, catalog, grid = work.directory.path / _input.ARCHIVE, self.share.own, self.grid
         with work.watch.stage("ingest"):
             # A run that goes on has read its own.
             if self.leads and not archive.exists():
-                archive_stars(archive, self.config, self.share.whole)
+                _share.archive_stars(archive, self.config, self.share.whole)
         work.watch.add("ingest", self.seconds_to_read)
         precision, checks = _checks.parallax_precision(self.share, self.observed, self.train)
         work.checks += checks
-        rest = {name: value for name, value in given.provenance.items() if name != "counts"}
-        rows = {"rows": rows_by_fate(given), "system": given.stars.system.name}
+        rest = {name: value for name, value in catalog.provenance.items() if name != "counts"}
+        rows = {"rows": _input.rows_by_fate(catalog), "system": catalog.stars.system.name}
         faces = zip("XYZ", grid.lower, grid.upper, strict=True)
         work.sections |= {
             "data": {**rows, **rest, **precision},
@@ -160,7 +155,7 @@ class StarRun(AbstractRun):
         with work.watch.stage("fit"), directory.keeping():
             watch = Watch(directory.checkpointer("fit"), on_step, work.progress)
             result = fit_distances(self.config, self.observed, self.train, watch)
-        fit, units = result.fit, units_of(self.config)
+        fit, units = result.fit, _model.units_of(self.config)
         hyperparameters = fit.hyperparameters.as_dict()
         directory.write_json(HYPERPARAMETERS, hyperparameters)
         directory.write_arrays(POSTERIOR, fit.arrays)
@@ -199,7 +194,7 @@ class StarRun(AbstractRun):
                 work.sections["truth"] = _export.truth_scores(density, self.grid, self.truth, seed)
         return held_out
 
-    def _export(self, work: "_Work", fit: StarFit, held_out: Predictions | None) -> None:
+    def _write(self, work: "_Work", fit: _engines.StarFit, held_out: Predictions | None) -> None:
         directory, progress = work.directory, work.progress
         with work.watch.stage("export"):
             density, made = self.field(fit), self.provenance(fit)
@@ -207,18 +202,18 @@ class StarRun(AbstractRun):
                 directory, self.config, density, self.grid, made, progress, self.share.world
             )
             if self.leads:
-                whole = self.share.whole or from_store(open_star_store(directory.path / ARCHIVE))
+                whole = self.share.whole or _input.archived_stars(directory.path)
                 drawn = _export.drawn_map(directory, self.config, density, self.grid)
                 material = _export.Material(
                     self.config, drawn, self.truth, whole.stars, held_out, made
                 )
                 work.pictures += _export.draw_figures(material, directory, progress)
 
-    def field(self, fit: StarFit) -> AbstractDensityField:
+    def field(self, fit: _engines.StarFit) -> AbstractDensityField:
         """Return the density, for maps."""
         return _export.field_of(self.config, fit, self.grid, self.stars.system, self.device)
 
-    def provenance(self, fit: StarFit) -> Provenance:
+    def provenance(self, fit: _engines.StarFit) -> Provenance:
         """Describe where the maps come from."""
         asked, tile, part = self.asked, dict[str, Any](), tuple[str, ...]()
         if self.tile is not None:
@@ -255,26 +250,25 @@ def prepare_stars(
     earlier: the directory of the same run, where it is resumed; its stars are there already.
     world: ranks that share the stars.
     """
-    engine = engine_of(config)
+    engine = _engines.engine_of(config)
     if not config.data.tile:  # its own box is smaller, and comes with the stars
         _plan.refuse_nodes(config)
     start = time.perf_counter()
-    own = None if earlier is None else earlier / ARCHIVE
-    share = share_of_store(config, own, world)
+    share = _share.share_of_store(config, earlier, world)
     if share is not None:
-        given = share.given
-    elif own is not None and own.exists():
-        given = from_store(open_star_store(own))
+        catalog = share.own
+    elif earlier is not None and (earlier / _input.ARCHIVE).exists():
+        catalog = _input.archived_stars(earlier)
     else:
-        given = read_part(config)
+        catalog = _tiles.read_part(config)
     seconds = time.perf_counter() - start
     truth = DustMap.open(config.data.truth) if config.data.truth else None
-    if truth is not None and truth.system != given.stars.system:
+    if truth is not None and truth.system != catalog.stars.system:
         raise UserError(
             f"{config.data.truth}: this truth is in {truth.system} and the stars are in "
-            f"{given.stars.system}; set data.system to the truth's, or leave data.truth out"
+            f"{catalog.stars.system}; set data.system to the truth's, or leave data.truth out"
         )
-    run = assemble(config, share or given, truth, seconds, world)
+    run = assemble(config, share or catalog, truth, seconds, world)
     if len(run.train) > engine.most_rows:
         raise UserError(
             f'fit.engine = "{config.fit.engine}" takes at most {engine.most_rows:,} stars, and '
@@ -288,22 +282,22 @@ def prepare_stars(
 
 def assemble(
     config: Config,
-    given: StarInput | StarShare,
+    catalog: _input.StarInput | _share.StarShare,
     truth: DustMap | None = None,
     seconds: float = 0.0,
     world: AbstractWorld = ALONE,
 ) -> StarRun:
     """Observations and split; the same configuration and stars give the same split.
 
-    given: the stars, of which the ranks take their shares, or the share of this one.
+    catalog: the stars, of which the ranks take their shares, or the share of this one.
     """
     asked, tile = config, None
-    if isinstance(given, StarShare):
-        share = given
+    if isinstance(catalog, _share.StarShare):
+        share = catalog
     else:
-        config, given, tile = part_of_sky(asked, given)
-        share = StarShare.of_all(given, world)
-    grid = grid_of(config.grid)
+        config, catalog, tile = _tiles.part_of_sky(asked, catalog)
+        share = _share.StarShare.of_all(catalog, world)
+    grid = _model.grid_of(config.grid)
     policy = OutsidePolicy(config.grid.outside)
     observed = share.observed(grid, policy, device_of(config.compute))
     shuffled = np.random.default_rng(config.fit.seed).permutation(len(observed))
@@ -317,7 +311,7 @@ def assemble(
     return StarRun(asked, config, share, grid, observed, *split, truth, tile, seconds)
 
 
-def _learning(fit: StarFit) -> dict[str, Any]:
+def _learning(fit: _engines.StarFit) -> dict[str, Any]:
     learning = fit.learning
     if learning is None:
         return {"learning": "none"}

@@ -95,31 +95,31 @@ def _needed(tile: Tile, stars: StarTable, config: Config) -> NDArray[np.bool_]:
     return tile.needs(stars.l, stars.b, stars.distances, grid_of(config.grid))
 
 
-def part_of_sky(config: Config, given: StarInput) -> tuple[Config, StarInput, TilePart | None]:
+def part_of_sky(config: Config, catalog: StarInput) -> tuple[Config, StarInput, TilePart | None]:
     """The configuration with the box of the tile, and the stars that the tile needs.
 
     Of stars that have gone through this before all are left.
     """
     tile = tile_of(config)
     if tile is None:
-        return config, given, None
+        return config, catalog, None
     box, spacing = tile.part_of(grid_of(config.grid)), config.grid.spacing
     size = tuple(spacing * (count - 1) for count in box.shape)
     center = tuple(low + 0.5 * edge for low, edge in zip(box.lower, size, strict=True))
-    stars, sky = given.stars, len(given.stars) + given.left_out
+    stars, sky = catalog.stars, len(catalog.stars) + catalog.left_out
     needed = _needed(tile, stars, config)
     if not needed.any():
         raise UserError(
             f"tile {tile.pixel}: none of {len(stars)} stars is within {tile.margin:g} pc of its "
             "cone; there is nothing to map"
         )
-    before = given.provenance.get("tile")
+    before = catalog.provenance.get("tile")
     if isinstance(before, Mapping) and before.get("tile") == str(tile.pixel):
         sky = int(before["stars_of_the_whole_sky"])
     part = TilePart(tile, sky, int(needed.sum()))
     shape = " x ".join(map(str, box.shape))
     log.info("tile %s: %d of %d stars, %s nodes", tile.pixel, part.stars, sky, shape)
-    provenance = {**given.provenance, "tile": part.counts()}
+    provenance = {**catalog.provenance, "tile": part.counts()}
     kept = StarInput(stars if needed.all() else stars[needed], provenance)
     return replace(config, grid=replace(config.grid, center=center, size=size)), kept, part
 
@@ -198,7 +198,7 @@ def sky_of_tiles(paths: Sequence[Path], partial: bool) -> SkyOfTiles:
 
     Raises
     ------
-    ValueError
+    UserError
         Where two differ in configuration or in the prior of the dust, or are the same tile.
     """
     runs = tuple(_tile_run(path) for path in paths)
