@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Nodes that are compared with the truth at most, drawn at random beyond.
 MOST_NODES = 500_000
-#: What the posterior says at a node.
-_QUANTITIES = ("mean", "std", "p16", "p84")
+#: Quantities of the posterior that are compared with the truth.
+_COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
 Draw: TypeAlias = Callable[["Material"], Figure | None]
 #: What helps where even thin slabs are too large.
@@ -162,7 +162,7 @@ def _at_nodes(
     x, y, z = (axis.numpy() for axis in grid.axes())
     share, generator = MOST_NODES / grid.size, np.random.default_rng(seed)
     slabs = []
-    for slab in field.planes(grid, MapRequest.named(_QUANTITIES)):
+    for slab in field.planes(grid, MapRequest.named(_COMPARED)):
         zz, yy, xx = np.meshgrid(z[slab.start : slab.stop], y, x, indexing="ij")
         points = np.stack([xx, yy, zz], axis=-1).reshape(-1, 3)
         true = truth.mean_at(points)
@@ -170,7 +170,7 @@ def _at_nodes(
         if share < 1.0:
             chosen &= generator.random(len(true)) < share
         columns = {"true": true, "distance": np.linalg.norm(points, axis=1)}
-        columns |= {name: slab.arrays[name].reshape(-1) for name in _QUANTITIES}
+        columns |= {name: slab.arrays[name].reshape(-1) for name in _COMPARED}
         slabs.append({name: values[chosen].astype(float) for name, values in columns.items()})
     return {name: np.concatenate([slab[name] for slab in slabs]) for name in slabs[0]}
 
