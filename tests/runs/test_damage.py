@@ -11,7 +11,7 @@ import torch
 
 from dustmap.runs.checkpoints import translating_damage
 from dustmap.runs.checkpoints._written import report_of
-from dustmap.runs.stars._hyperparameters import Hyperparameters
+from dustmap.runs.stars._model import Hyperparameters
 
 RUN = Path("RUN")
 
