@@ -1,7 +1,6 @@
 """Binary tables of FITS files, plain or gzipped, read row by row from the front, and written."""
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -36,7 +35,6 @@ _MOST = 2**28  # bytes of rows that are read at once
 _FORM = re.compile(r"^\s*(\d*)([LXBIJKAEDCMPQ])")
 # TFORM code -> numpy type of one element. X, C, M, P and Q are skipped over, not read.
 _READ = {"L": "S1", "B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8"}
-_UNREAD = {"C": 8, "M": 16, "P": 8, "Q": 16}
 _UNSIGNED = {"I": 2**15, "J": 2**31, "K": 2**63}
 
 
@@ -58,11 +56,10 @@ class _Field:
         """The numpy type of all elements of one row."""
         if self.code in _READ:
             return (_READ[self.code],) if self.repeat == 1 else (_READ[self.code], (self.repeat,))
-        size = {"A": self.repeat, "X": -(-self.repeat // 8)}.get(self.code)
-        return (f"S{self.repeat}" if self.code == "A" else f"V{size or self._skipped()}",)
-
-    def _skipped(self) -> int:
-        return self.repeat * _UNREAD.get(self.code, 1)
+        if self.code == "A":
+            return (f"S{self.repeat}",)
+        bits = {"X": 1, "C": 64, "P": 64, "M": 128, "Q": 128}[self.code]
+        return (f"V{-(-self.repeat * bits // 8)}",)
 
     @property
     def width(self) -> int:
@@ -142,10 +139,13 @@ class FitsReader(AbstractReader):
             if kind == "BINTABLE" and "ZTABLE" not in header and "ZIMAGE" not in header:
                 return header
             seen.append(kind if kind != "BINTABLE" else "a compressed table or image")
-            stream.seek(_data_bytes(header), 1)
+            size = int(header.data_size_padded)
+            if size < 0:
+                raise UserError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
+            stream.seek(size, 1)
 
     def _values(self, table: NDArray[Any], ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-        index = next(i for i, field in enumerate(self._fields) if field.name == ref.name)
+        index = [field.name for field in self._fields].index(ref.name)
         field, raw = self._fields[index], table[f"{index}"]
         if ref.entry is not None:
             raw = raw[:, ref.entry]
@@ -204,17 +204,8 @@ def _number(header: fits.Header, key: str, default: float | None = None) -> floa
     return value
 
 
-def _integer(header: fits.Header, key: str, default: int | None = None) -> int:
-    return int(_number(header, key, default))
-
-
-def _data_bytes(header: fits.Header) -> int:
-    axes = [_integer(header, f"NAXIS{i + 1}") for i in range(_integer(header, "NAXIS"))]
-    elements = _integer(header, "PCOUNT", 0) + (math.prod(axes) if axes else 0)
-    size = abs(_integer(header, "BITPIX")) // 8 * _integer(header, "GCOUNT", 1) * elements
-    if size < 0:
-        raise UserError(f"NAXIS, PCOUNT and GCOUNT stand for {size} bytes")
-    return -(-size // _BLOCK) * _BLOCK
+def _integer(header: fits.Header, key: str) -> int:
+    return int(_number(header, key))
 
 
 def write_fits(path: Path, table: Table) -> None:

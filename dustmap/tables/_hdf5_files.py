@@ -25,11 +25,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import TYPE_CHECKING, Any, final
 
 import h5py
 
 from dustmap.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
@@ -43,69 +46,60 @@ def new_hdf5(path: Path, cache: int = 2**20) -> "Iterator[tuple[h5py.File, Spare
 
     A failed write is an OSError at the end, or before at the next `SparedFile.check`.
     """
-    with path.open("w+b", buffering=0) as raw:
-        spared = SparedFile(raw, path)
+    with SparedFile(path, "w+") as spared:
         with h5py.File(spared, "w", rdcc_nbytes=cache, rdcc_nslots=10_007) as file:
             yield file, spared
         spared.check()
 
 
 @final
-class SparedFile:
+class SparedFile(FileIO):
     """Bytes of a file for HDF5, whose writes seem to work: it must be able to close the file.
 
     After the first failure nothing is written, and `check` raises it.
     """
 
-    def __init__(self, raw: BinaryIO, path: Path) -> None:
-        self._raw = raw
-        self._path = path
-        self._failed: OSError | None = None
+    _failed: OSError | None = None
 
     def check(self) -> None:
         """Raise what went wrong with a write since the beginning, in one line."""
         if self._failed is not None:
-            number = self._failed.errno or 0
-            raise OSError(number, os.strerror(number), str(self._path)) from self._failed
+            raise _named(self._failed, self.name)
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: "ReadableBuffer", /) -> int:
         rest = memoryview(data).cast("B")
         count = len(rest)
         while len(rest) and self._failed is None:
             try:
-                rest = rest[self._raw.write(rest) :]  # not all of it on a disk that is filling
+                rest = rest[super().write(rest) :]  # not all of it on a disk that is filling
             except OSError as error:
                 self._failed = error
         return count
 
-    def truncate(self, size: int) -> int:
+    def truncate(self, size: int | None = None, /) -> int:
         if self._failed is None:
             try:
-                self._raw.truncate(size)
+                return super().truncate(size)
             except OSError as error:
                 self._failed = error
-        return size
+        return size or 0
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._raw.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        return self._raw.read(size)
-
-    def readinto(self, buffer: bytearray) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Zeros where a write failed: HDF5 crashes on missing bytes too."""
-        data = self._raw.read(len(buffer))
-        buffer[: len(data)] = data
-        if self._failed is not None:
-            buffer[len(data) :] = bytes(len(buffer) - len(data))
-            return len(buffer)
-        return len(data)
+        view = memoryview(buffer).cast("B")
+        count = super().readinto(view)
+        if self._failed is None:
+            return count
+        view[count:] = bytes(len(view) - count)
+        return len(view)
 
-    def flush(self) -> None:
-        """Nothing is held back."""
+
+def _named(error: OSError, path: Any) -> OSError:
+    """The same error of a file, in one line."""
+    number = error.errno or 0
+    again = OSError(number, os.strerror(number), str(path))
+    again.__cause__ = error
+    return again
 
 
 @contextmanager
@@ -114,8 +108,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
     UserError in place of any error that follows from a loop in the file.
     """
-    with path.open("rb", buffering=0) as raw:
-        guarded = GuardedFile(raw, path)
+    with GuardedFile(path) as guarded:
         try:
             with h5py.File(guarded, "r") as file:
                 yield file
@@ -126,34 +119,30 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 @final
-class GuardedFile:
+class GuardedFile(FileIO):
     """Bytes of a file for HDF5, which gets zeros in place of a structure that never ends.
 
     An exception must not go through the library; `check` raises it afterwards.
     """
 
-    def __init__(self, raw: FileIO, path: Path) -> None:
-        self._raw = raw
-        self._path = path
-        self._structures: _Structures | None = None
-        self._failed: UserError | OSError | None = None
+    _structures: "_Structures | None" = None
+    _failed: UserError | OSError | None = None
 
     def check(self) -> None:
         """Raise what was wrong with any read since the beginning, in one line."""
         if isinstance(self._failed, OSError):
-            number = self._failed.errno or 0
-            raise OSError(number, os.strerror(number), str(self._path)) from self._failed
+            raise _named(self._failed, self.name)
         if self._failed is not None:
             raise UserError(
-                f"{self._path}: {self._failed}; copy the file again from where it is whole"
+                f"{self.name}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
-    def readinto(self, buffer: bytearray) -> int:
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Zeros behind the end: HDF5 crashes on missing bytes."""
         view, count = memoryview(buffer).cast("B"), 0
         try:
-            start = self._raw.tell()
-            while got := self._raw.readinto(view[count:]):
+            start = self.tell()
+            while got := super().readinto(view[count:]):
                 count += got
             self._look(start, bytes(view[:8]))
         except (UserError, OSError) as error:
@@ -163,27 +152,18 @@ class GuardedFile:
 
     def _look(self, start: int, signature: bytes) -> None:
         if signature == _SUPERBLOCK:
-            self._structures = self._structures or _Structures.of(self._raw, start)
+            self._structures = self._structures or _Structures.of(self.fileno(), start)
         elif self._structures is not None:
             self._structures.check(start, signature)
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         try:
-            return self._raw.seek(offset, whence)
+            return super().seek(offset, whence)
         except OverflowError:
             self._failed = self._failed or UserError(
                 f"expected addresses within its bytes, got {offset}"
             )
-            return self._raw.seek(0, os.SEEK_END)
-
-    def tell(self) -> int:
-        return self._raw.tell()
-
-    def read(self, size: int = -1) -> bytes:
-        return self._raw.read(size)
-
-    def flush(self) -> None:
-        """Nothing is written."""
+            return super().seek(0, os.SEEK_END)
 
 
 @final
@@ -200,8 +180,7 @@ class _Structures:
     ended: set[tuple[int, int]]
 
     @classmethod
-    def of(cls, raw: FileIO, base: int) -> "_Structures":
-        descriptor = raw.fileno()
+    def of(cls, descriptor: int, base: int) -> "_Structures":
         head = os.pread(descriptor, 16, base).ljust(16, b"\0")
         address, length = head[13:15] if head[8] < 2 else head[9:11]
         if {address, length} - {2, 4, 8}:

@@ -18,7 +18,7 @@ from astropy import units as u
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows
-from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, OneOf, parse_cut
+from dustmap.sky.catalogs._cuts import CardTable, Cut, FlagBits, parse_cut
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import ColumnRef, ColumnType
 
@@ -249,11 +249,10 @@ def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) ->
             raise place.error(f"{name!r} is no column of this card; it has {', '.join(columns)}")
     kind = columns[cut.quantity.columns[0]].kind
     if ("bits_clear" in place or "bits_set" in place) and kind is not ColumnType.INTEGER:
-        raise place.error(f'bits are of whole numbers: {cut.quantity} needs type = "integer"')
-    values = [test.allowed for test in cut.tests if isinstance(test, OneOf)]
-    texts = {isinstance(value, str) for allowed in values for value in allowed}
+        raise place.error(f'bits are of whole numbers: {cut.quantity.text} needs type = "integer"')
+    texts = {isinstance(value, str) for test in cut.tests for value in test.allowed}
     if texts and texts != {kind is ColumnType.TEXT}:
-        raise place.error(f"{cut.quantity} holds {kind.value}; compare it with nothing else")
+        raise place.error(f"{cut.quantity.text} holds {kind.value}; compare it with nothing else")
 
 
 def _check_roles(table: CardTable, card: SchemaCard) -> None:

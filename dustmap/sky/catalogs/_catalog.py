@@ -87,17 +87,14 @@ class IdentifierLog:
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the identifiers of some rows."""
-        identifiers = np.empty(len(rows), np.int64)
-        for i, row in enumerate(rows):
-            self._file.seek(8 * int(row))
-            identifiers[i] = np.frombuffer(self._file.read(8), np.int64)[0]
-        return identifiers
+        return np.array([self._read(row, 1)[0] for row in rows.tolist()], np.int64)
 
     def _repeated_in(self, part: int, bits: int) -> NDArray[np.int64]:
         kept: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
         count = 0
-        for first, block in self._blocks():
+        for first in range(0, self._count, PART):
+            block = self._read(first, min(PART, self._count - first))
             inside = np.flatnonzero(_hash(block, bits) == part)
             kept.append(block[inside])
             rows.append(first + inside)
@@ -109,17 +106,13 @@ class IdentifierLog:
                 )
         return np.asarray(np.concatenate(rows)[repeated(np.concatenate(kept))])
 
-    def _blocks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        self._file.seek(0)
-        for first in range(0, self._count, PART):
-            data = self._file.read(8 * min(PART, self._count - first))
-            yield first, np.frombuffer(data, np.int64)
+    def _read(self, first: int, count: int) -> NDArray[np.int64]:
+        self._file.seek(8 * first)
+        return np.frombuffer(self._file.read(8 * count), np.int64)
 
 
 def _hash(identifiers: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
-    """The upper `bits` bits of identifier · 2^64 / golden ratio."""
-    if bits == 0:
-        return np.zeros(len(identifiers), np.uint64)
+    """The upper `bits` bits of identifier · 2^64 / golden ratio; 0 where there are none."""
     return (identifiers.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
 
 
@@ -208,10 +201,8 @@ def ingest(
         sorter = _store.SkySorter(scratch)
         twice = _sort(sorter, selection, scratch, progress or (lambda rows: None))
         with _store.star_store(target, overwrite) as store:
-            buffer = _Buffer(store)
-            for table in sorter.tables(twice):
-                buffer.append(selection.with_prior(table))
-            buffer.flush()
+            for table in _whole_chunks(map(selection.with_prior, sorter.tables(twice))):
+                store.append(table)
             store.describe({"catalog": _description(selection), "order": dict(_store.SKY_ORDER)})
     return selection.counts
 
@@ -232,26 +223,18 @@ def _sort(
     return twice
 
 
-@final
-class _Buffer:
-    """Appends whole chunks of the store, so that none is compressed twice."""
-
-    def __init__(self, store: _store.StarStoreWriter) -> None:
-        self._store = store
-        self._waiting: list[StarTable] = []
-
-    def append(self, table: StarTable) -> None:
-        self._waiting.append(table)
-        count = sum(map(len, self._waiting))
+def _whole_chunks(tables: Iterator[StarTable]) -> Iterator[StarTable]:
+    """Join tables to whole chunks of the store, so that none is compressed twice."""
+    waiting: list[StarTable] = []
+    for table in tables:
+        waiting.append(table)
+        count = sum(map(len, waiting))
         if count >= _store.CHUNK:
-            joined, whole = concatenate(self._waiting), count - count % _store.CHUNK
-            self._store.append(joined[:whole])
-            self._waiting = [joined[whole:]] if count > whole else []
-
-    def flush(self) -> None:
-        if self._waiting:
-            self._store.append(concatenate(self._waiting))
-            self._waiting = []
+            joined, whole = concatenate(waiting), count - count % _store.CHUNK
+            yield joined[:whole]
+            waiting = [joined[whole:]] if count > whole else []
+    if waiting:
+        yield concatenate(waiting)
 
 
 def _description(selection: Selection) -> dict[str, Any]:

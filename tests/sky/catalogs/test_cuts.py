@@ -62,6 +62,7 @@ def test_what_is_kept(raw: dict[str, object], kept: list[int], words: str) -> No
         ({"column": "x", "one_of": []}, "not empty"),
         ({"ratio": ["x"], "above": 1}, "expected two columns"),
         ({"sum": {"x": "1"}, "above": 1}, "expected a finite number"),
+        ({"sum": {}, "above": 1}, "at least one column"),
         ({"column": "flag", "bits_clear": ["hihg"]}, "'hihg' is no flag; there are low, high"),
         ({"column": "x", "bits_clear": ["low"]}, "names no flags of this column"),
         ({"column": "flag", "bits_clear": [64]}, "expected a bit from 0 to 62"),
