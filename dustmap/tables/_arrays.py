@@ -15,18 +15,8 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables._columns import (
-    MASK,
-    NO_DESCRIPTION,
-    AbstractReader,
-    Chunk,
-    FileColumn,
-    TableDescription,
-    Wanted,
-    text_columns,
-    translating,
-    typed,
-)
+from dustmap.tables import _columns
+from dustmap.tables._columns import MASK, typed
 from dustmap.tables._hdf5_files import open_hdf5
 
 _META = ".__table_column_meta__"  # where astropy keeps units
@@ -38,7 +28,7 @@ _PATH = "table"
 
 
 @final
-class Hdf5Reader(AbstractReader):
+class Hdf5Reader(_columns.AbstractReader):
     """Read slabs of rows; a dataset of vectors, such as `est` (N, 5), is read once a slab."""
 
     def __init__(self, path: Path) -> None:
@@ -66,25 +56,21 @@ class Hdf5Reader(AbstractReader):
             table[column.name].unit = column.unit or None
         return table
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         names = sorted({ref.name for ref in wanted})
         with _opened(self._path) as file:
             for first in range(0, self._rows, rows):
                 part = slice(first, min(first + rows, self._rows))
                 slabs = self._slabs(file, names, part)
-                yield {
-                    ref: typed(
-                        _entry(slabs[ref.name], ref.entry), kind, ref, slabs.get(ref.name + MASK)
-                    )
-                    for ref, kind in wanted.items()
-                }
+                masks = {ref: slabs.get(ref.name + MASK) for ref in wanted}
+                yield {r: typed(r.of(slabs[r.name]), k, r, masks[r]) for r, k in wanted.items()}
 
-    def _find(self, file: h5py.File) -> Iterator[FileColumn]:
+    def _find(self, file: h5py.File) -> Iterator[_columns.FileColumn]:
         if self._table:
             dtype = file[self._table].dtype
             for name in dtype.names or ():
                 width = int(np.prod(dtype[name].shape, dtype=int))
-                yield FileColumn(name, self._description.attribute(name, "unit"), width)
+                yield _columns.FileColumn(name, self._description.attribute(name, "unit"), width)
             return
         for name, dataset in file.items():
             if not isinstance(name, str):
@@ -92,7 +78,7 @@ class Hdf5Reader(AbstractReader):
             if isinstance(dataset, h5py.Dataset) and dataset.ndim in (1, 2):
                 units = [dataset.attrs[key] for key in _UNIT_NAMES if key in dataset.attrs]
                 unit = str(_text(units[0])) if units else ""
-                yield FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
+                yield _columns.FileColumn(name, unit, 1 if dataset.ndim == 1 else dataset.shape[1])
 
     def _length(self, file: h5py.File) -> int:
         if self._table:
@@ -114,7 +100,7 @@ class Hdf5Reader(AbstractReader):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    with translating(path, "HDF5"), open_hdf5(path) as file:
+    with _columns.translating(path, "HDF5"), open_hdf5(path) as file:
         yield file
 
 
@@ -141,24 +127,18 @@ def _check_storage(dataset: h5py.Dataset) -> None:
 
 def _compound(file: h5py.File) -> str:
     """The path of the first table of compound rows, or nothing."""
-    names: list[str] = []
 
-    def visit(name: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1:
-            names.append(name)
+    def visit(name: str, item: object) -> str | None:
+        is_table = isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1
+        return name if is_table else None
 
-    file.visititems(visit)
-    return names[0] if names else ""
+    return file.visititems(visit) or ""
 
 
-def _description(file: h5py.File, table: str) -> TableDescription:
+def _description(file: h5py.File, table: str) -> _columns.TableDescription:
     if not table or not isinstance(file.get(table + _META, getlink=True), h5py.HardLink):
-        return NO_DESCRIPTION
-    return TableDescription.parse([str(_text(line)) for line in file[table + _META][()]])
-
-
-def _entry(slab: NDArray[Any], entry: int | None) -> NDArray[Any]:
-    return slab if entry is None else slab[:, entry]
+        return _columns.NO_DESCRIPTION
+    return _columns.TableDescription.parse([str(_text(line)) for line in file[table + _META][()]])
 
 
 def _text(value: object) -> object:
@@ -168,17 +148,17 @@ def _text(value: object) -> object:
 def write_hdf5(path: Path, table: Table) -> None:
     """Write compound rows, with units and header as astropy keeps them."""
     plain = Table(table)
-    for name in text_columns(plain):  # HDF5 has no letters of four bytes
+    for name in _columns.text_columns(plain):  # HDF5 has no letters of four bytes
         plain[name] = np.char.encode(np.ma.filled(plain[name], "").astype(np.str_), "utf-8")
     plain.write(path, format="hdf5", path=_PATH, serialize_meta=True)
 
 
 @final
-class NpzReader(AbstractReader):
+class NpzReader(_columns.AbstractReader):
     """Hold the arrays of an npz file, which is read whole and without pickles."""
 
     def __init__(self, path: Path) -> None:
-        with translating(path, "npz"), np.load(path, allow_pickle=False) as stored:
+        with _columns.translating(path, "npz"), np.load(path, allow_pickle=False) as stored:
             arrays = {name: np.asarray(stored[name]) for name in stored.files}
         if "columns" in arrays and "data" in arrays:
             names, matrix = arrays.pop("columns"), arrays.pop("data")
@@ -194,14 +174,14 @@ class NpzReader(AbstractReader):
                 f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
             )
         self._path, self._arrays = path, arrays
-        self.columns = tuple(map(FileColumn, arrays))
+        self.columns = tuple(map(_columns.FileColumn, arrays))
 
     def keyword(self, name: str) -> str:
         del name
         return ""
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
-        with translating(self._path, "npz"):
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
+        with _columns.translating(self._path, "npz"):
             for first in range(0, len(next(iter(self._arrays.values()))), rows):
                 part = slice(first, first + rows)
                 yield {r: typed(self._arrays[r.name][part], k, r) for r, k in wanted.items()}

@@ -52,6 +52,10 @@ class ColumnRef:
         match = _ENTRY.match(written)
         return cls(written) if match is None else cls(match[1], int(match[2]))
 
+    def of(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the entry of the values (N,) or (N, K) of the column."""
+        return values if self.entry is None else values[:, self.entry]
+
     def __str__(self) -> str:
         return self.name if self.entry is None else f"{self.name}[:,{self.entry}]"
 
@@ -242,10 +246,9 @@ class TableDescription:
             header = dict(get_header_from_yaml(lines))
             columns = {str(column["name"]): dict(column) for column in header.get("datatype") or ()}
             meta = dict(header.get("meta") or {})
-        except (KeyError, TypeError) as error:  # YAML of another structure
-            raise UserError(f"its YAML header cannot be read: {error}") from None
         except Exception as error:  # PyYAML may raise anything on foreign text
-            words = words_of_damage(error)
+            other_structure = isinstance(error, KeyError | TypeError)
+            words = str(error) if other_structure else words_of_damage(error)
             raise UserError(f"its YAML header cannot be read: {words}") from None
         return cls(columns, meta, str(header.get("delimiter", " ")))
 

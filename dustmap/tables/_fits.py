@@ -16,18 +16,8 @@ from astropy.utils.exceptions import AstropyUserWarning
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables._columns import (
-    AbstractReader,
-    Chunk,
-    ColumnRef,
-    ColumnType,
-    FileColumn,
-    Wanted,
-    opened,
-    text_columns,
-    translating,
-    typed,
-)
+from dustmap.tables import _columns
+from dustmap.tables._columns import ColumnRef, ColumnType
 
 _BLOCK = 2880
 _HEADER = 5000 * _BLOCK  # bytes of a header, at most: a packed one may go on for ever
@@ -67,12 +57,12 @@ class _Field:
 
 
 @final
-class FitsReader(AbstractReader):
+class FitsReader(_columns.AbstractReader):
     """Read the first binary table. Nothing is mapped: one chunk is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with translating(path, "FITS"), opened(self._path) as stream:
+        with _columns.translating(path, "FITS"), _columns.opened(self._path) as stream:
             self._headers: list[fits.Header] = []
             if stream.read(6) != b"SIMPLE":
                 raise UserError(f"{path}: not a FITS file, whatever its name says")
@@ -82,7 +72,7 @@ class FitsReader(AbstractReader):
             self._rows, self._row_bytes = _integer(header, "NAXIS2"), _integer(header, "NAXIS1")
             count = _integer(header, "TFIELDS")
             self._fields = tuple(_field(header, i + 1) for i in range(count))
-            self.columns = tuple(FileColumn(f.name, f.unit, f.width) for f in self._fields)
+            self.columns = tuple(_columns.FileColumn(f.name, f.unit, f.width) for f in self._fields)
             self._dtype = np.dtype([(f"{i}", *f.dtype) for i, f in enumerate(self._fields)])
         if self._rows < 0 or self._row_bytes > _MOST:
             raise UserError(
@@ -96,13 +86,13 @@ class FitsReader(AbstractReader):
             )
 
     def keyword(self, name: str) -> str:
-        with translating(self._path, "FITS"):  # cards are parsed as they are asked for
+        with _columns.translating(self._path, "FITS"):  # cards are parsed as they are asked for
             values = [header[name] for header in self._headers if name in header]
             return str(values[-1]).strip() if values else ""
 
-    def chunks(self, rows: int, wanted: Wanted) -> Iterator[Chunk]:
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
         rows = min(rows, max(1, _MOST // max(1, self._row_bytes)))
-        with translating(self._path, "FITS"), opened(self._path) as stream:
+        with _columns.translating(self._path, "FITS"), _columns.opened(self._path) as stream:
             stream.seek(self._start)
             for first in range(0, self._rows, rows):
                 count = min(rows, self._rows - first)
@@ -117,7 +107,7 @@ class FitsReader(AbstractReader):
                 yield {ref: self._values(table, ref, kind) for ref, kind in wanted.items()}
 
     def whole(self) -> Table:
-        with translating(self._path, "FITS"), warnings.catch_warnings():
+        with _columns.translating(self._path, "FITS"), warnings.catch_warnings():
             # Foreign units and keywords are kept as they are.
             warnings.simplefilter("ignore", UnitsWarning)
             warnings.simplefilter("ignore", AstropyUserWarning)
@@ -146,13 +136,11 @@ class FitsReader(AbstractReader):
 
     def _values(self, table: NDArray[Any], ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
         index = [field.name for field in self._fields].index(ref.name)
-        field, raw = self._fields[index], table[f"{index}"]
-        if ref.entry is not None:
-            raw = raw[:, ref.entry]
+        field, raw = self._fields[index], ref.of(table[f"{index}"])
         if field.code == "L":
-            return typed(raw == b"T", kind, ref, missing=raw == b"\0")
+            return _columns.typed(raw == b"T", kind, ref, missing=raw == b"\0")
         missing = None if field.null is None else raw == field.null
-        return typed(_scaled(raw, field), kind, ref, missing)
+        return _columns.typed(_scaled(raw, field), kind, ref, missing)
 
 
 def _next_header(stream: IO[bytes]) -> fits.Header:
@@ -213,7 +201,7 @@ def write_fits(path: Path, table: Table) -> None:
 
     UserError where a text has letters beyond ASCII, which FITS has no place for.
     """
-    for name in text_columns(table):
+    for name in _columns.text_columns(table):
         if not all(str(word).isascii() for word in table[name]):
             raise UserError(
                 f"column {name}: FITS holds ASCII letters alone, and others are here; choose a "

@@ -2,25 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
 from astropy.table import Table, vstack
 
 from dustmap.errors import UserError
-from dustmap.tables._arrays import Hdf5Reader, NpzReader, write_hdf5, write_npz
-from dustmap.tables._arrow import (
-    ParquetReader,
-    TextReader,
-    write_csv,
-    write_ecsv,
-    write_parquet,
-    write_tabs,
-)
+from dustmap.tables import _arrays, _arrow, _fits, _votable
 from dustmap.tables._columns import AbstractReader
-from dustmap.tables._fits import FitsReader, write_fits
 from dustmap.tables._outputs import replacing
-from dustmap.tables._votable import VotableReader, write_votable
 
 
 @final
@@ -39,15 +30,18 @@ class TableFormat:
         return name.removesuffix(".gz" if self.packed else "").endswith(self.endings)
 
 
+_write_tabs = partial(_arrow.write_csv, separator="\t")
 FORMATS = (
-    TableFormat((".fits", ".fit"), FitsReader, write_fits, packed=True),
-    TableFormat((".h5", ".hdf5", ".hdf"), Hdf5Reader, write_hdf5),
-    TableFormat((".parquet", ".pq"), ParquetReader, write_parquet),
-    TableFormat((".vot", ".votable", ".xml"), VotableReader, write_votable, packed=True),
-    TableFormat((".csv",), TextReader, write_csv, packed=True, bare=True),
-    TableFormat((".ecsv",), TextReader, write_ecsv, packed=True),
-    TableFormat((".tsv", ".txt", ".dat"), TextReader, write_tabs, packed=True, bare=True),
-    TableFormat((".npz",), NpzReader, write_npz, bare=True),
+    TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
+    TableFormat((".h5", ".hdf5", ".hdf"), _arrays.Hdf5Reader, _arrays.write_hdf5),
+    TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
+    TableFormat(
+        (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
+    ),
+    TableFormat((".csv",), _arrow.TextReader, _arrow.write_csv, packed=True, bare=True),
+    TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),
+    TableFormat((".tsv", ".txt", ".dat"), _arrow.TextReader, _write_tabs, packed=True, bare=True),
+    TableFormat((".npz",), _arrays.NpzReader, _arrays.write_npz, bare=True),
 )
 #: All of them, for messages.
 ENDINGS = ", ".join(ending for each in FORMATS for ending in each.endings)
