@@ -25,14 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import h5py
 
 from dustmap.errors import UserError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _SUPERBLOCK, _GLOBAL, _LOCAL, _TREE = b"\x89HDF\r\n\x1a\n", b"GCOL\x01", b"HEAP\x00", b"TREE"
 _NO_BLOCK = 1  # ends a list of free blocks
@@ -66,7 +63,7 @@ class SparedFile(FileIO):
         if self._failed is not None:
             raise _named(self._failed, self.name)
 
-    def write(self, data: "ReadableBuffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         rest = memoryview(data).cast("B")
         count = len(rest)
         while len(rest) and self._failed is None:
@@ -84,7 +81,7 @@ class SparedFile(FileIO):
                 self._failed = error
         return size or 0
 
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         """Zeros where a write failed: HDF5 crashes on missing bytes too."""
         view = memoryview(buffer).cast("B")
         count = super().readinto(view)
@@ -137,7 +134,7 @@ class GuardedFile(FileIO):
                 f"{self.name}: {self._failed}; copy the file again from where it is whole"
             ) from None
 
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         """Zeros behind the end: HDF5 crashes on missing bytes."""
         view, count = memoryview(buffer).cast("B"), 0
         try:

@@ -15,8 +15,9 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from numpy.typing import NDArray
 
-from dustmap.sky.stars import _distances as stars
-from dustmap.sky.stars._distances import AbstractDistancePrior, AbstractDistances, Array
+from dustmap.sky.stars import AbstractDistancePrior, AbstractDistances
+from dustmap.sky.stars import _table as stars
+from dustmap.sky.stars._priors import Array
 from dustmap.tables import ColumnType
 
 Values = dict[str, NDArray[Any]]

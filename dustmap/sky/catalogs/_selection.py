@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky import stars
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
-from dustmap.sky.stars import LearnedPrior, ParallaxDistances, ParallaxSample, StarTable, ToLearn
-from dustmap.sky.stars._distances import AbstractDistancePrior
+from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, open_table
 
@@ -124,7 +124,7 @@ class Selection:
         self.rows = self.duplicates = 0
         self._cut: Counter[str] = Counter()
         self._invalid: Counter[str] = Counter()
-        self._sample = ParallaxSample()
+        self._sample = stars.ParallaxSample()
         self._cuts = rules.card.cuts(rules.preset)
         self.files = tuple(self._open(Path(path)) for path in paths)
         self.system = rules.system or self.files[0].system
@@ -145,7 +145,7 @@ class Selection:
                     yield table
 
     @cached_property
-    def learned(self) -> LearnedPrior | None:
+    def learned(self) -> stars.LearnedPrior | None:
         """The prior that the parallaxes of all tables teach, if that is wanted."""
         if not self._sample or not isinstance(self.rules.prior, ToLearn):
             return None

@@ -9,8 +9,8 @@ from scipy.linalg import cho_solve
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from dustmap.sky.stars._distances import MAS_PC, Array, ParallaxDistances
-from dustmap.sky.stars._priors import ExponentialDensity, SurveyRatio
+from dustmap.sky.stars._priors import MAS_PC, Array, ExponentialDensity, SurveyRatio, ToLearn
+from dustmap.sky.stars._table import ParallaxDistances
 
 #: Stars from which more than the scale is learned, and the most that are used.
 LEAST, MOST = 200, 20_000
@@ -56,21 +56,6 @@ class LearnedPrior:
             "stars_too_negative": self.strange,
             **dict(zip(names, quantiles, strict=True)),
         }
-
-
-@final
-@dataclass(frozen=True)
-class ToLearn:
-    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
-    density, in pc; distance_max: the end of the prior."""
-
-    scale: float = 1350.0
-    distance_max: float = 10_000.0
-
-    @property
-    def stated(self) -> ExponentialDensity:
-        """The prior of stars of which nothing is learned."""
-        return ExponentialDensity(self.scale, self.distance_max)
 
 
 @final

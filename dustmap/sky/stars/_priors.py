@@ -3,6 +3,7 @@
 A `SurveyRatio` is what the selection of a survey makes of the density of its distances.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,13 +14,39 @@ from scipy.interpolate import CubicSpline
 from scipy.special import erfcx, log_ndtr, ndtri_exp
 
 from dustmap.errors import UserError
-from dustmap.sky.stars._distances import MAS_PC, AbstractDistancePrior, Array, check_scale
 
+Array = NDArray[np.float64]
+#: Parallax in mas times distance in pc.
+MAS_PC = 1000.0
 #: Nodes of a star's table, and stars whose tables are in memory at once.
 NODES = 256
 STARS_AT_ONCE = 2048
 #: Depth below the mode, in nats, at which the table ends.
 DEPTH = 30.0
+
+
+class AbstractDistancePrior(ABC):
+    """A prior density of the distance d on (0, distance_max], in pc.
+
+    Parallaxes ϖ and errors σ (n, 1) in mas; they may be zero or negative.
+    """
+
+    @abstractmethod
+    def survival(self, parallax: Array, error: Array, d: Array) -> Array:
+        """Return P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""
+
+    @abstractmethod
+    def quantile(self, parallax: Array, error: Array, p: Array) -> Array:
+        """Return the distances with P(distance ≤ d | ϖ, σ) = p at p (K,): (n, K)."""
+
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """Name and numbers, as a star store has them."""
+
+
+def check_scale(name: str, value: float) -> None:
+    if not 0.0 < value < np.inf:
+        raise UserError(f"{name} must be positive and finite, in pc, got {value}")
 
 
 @final
@@ -311,3 +338,40 @@ class _Table:
         c2, c3 = 3.0 * rise - 2.0 * m0 - m1, m0 + m1 - 2.0 * rise
         value = p0 + u * (m0 + u * (c2 + u * c3))
         return value, m0 + u * (2.0 * c2 + u * 3.0 * c3)
+
+
+@final
+@dataclass(frozen=True)
+class ToLearn:
+    """A prior that is to be learned from the parallaxes. scale: what is expected of that of their
+    density, in pc; distance_max: the end of the prior."""
+
+    scale: float = 1350.0
+    distance_max: float = 10_000.0
+
+    @property
+    def stated(self) -> ExponentialDensity:
+        """The prior of stars of which nothing is learned."""
+        return ExponentialDensity(self.scale, self.distance_max)
+
+
+def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistancePrior | ToLearn:
+    """Make a prior by its name in configurations and commands; lengths in pc."""
+    if name == "learned":
+        return ToLearn(scale, distance_max)
+    return prior_from(
+        {"distance_prior": name, "distance_scale_pc": scale, "distance_max_pc": distance_max}
+    )
+
+
+def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
+    """Make the prior that `AbstractDistancePrior.attributes` describe."""
+    name = attributes.get("distance_prior")
+    if name == "flat-parallax":
+        return FlatParallax(float(attributes["distance_max_pc"]))
+    if name == "exponential-density":
+        scale, furthest = attributes["distance_scale_pc"], attributes["distance_max_pc"]
+        ratio = attributes.get("distance_ratio")
+        table = None if ratio is None else SurveyRatio.of(ratio)
+        return ExponentialDensity(float(scale), float(furthest), table)
+    raise UserError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")

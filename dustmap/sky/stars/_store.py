@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky._zarr import CheckedGroup, create_array
-from dustmap.sky.stars._distances import AbstractDistances
-from dustmap.sky.stars._table import MEASURED, StarTable, concatenate, kind_named, thinned
+from dustmap.sky.stars import _table
+from dustmap.sky.stars._table import MEASURED, StarTable
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import replacing
 
@@ -151,11 +151,13 @@ class StarStore:
         starts = [i * len(self) // parts for i in range(parts)]
         rows = min(CHUNK, len(self) // parts)
         share = max(1, most // parts)
-        return concatenate([thinned(self.part(slice(at, at + rows)), share) for at in starts])
+        return _table.concatenate(
+            [_table.thinned(self.part(slice(at, at + rows)), share) for at in starts]
+        )
 
     def part(self, rows: slice) -> StarTable:
         """Read the stars of these rows."""
-        names = _names(kind_named(self.attributes["distances"]))
+        names = _names(_table.kind_named(self.attributes["distances"]))
         columns = {name: self.group.read(name, rows) for name in names}
         return StarTable.from_columns(columns, self.attributes)
 
@@ -180,7 +182,7 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
     """Every column is there, whole, with as many stars as the attributes say."""
     stars = attributes.get("stars")
     try:
-        names = _names(kind_named(attributes.get("distances")))
+        names = _names(_table.kind_named(attributes.get("distances")))
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
@@ -191,7 +193,7 @@ def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any
             raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
 
 
-def _names(kind: type[AbstractDistances]) -> tuple[str, ...]:
+def _names(kind: type[_table.AbstractDistances]) -> tuple[str, ...]:
     return "source_id", *MEASURED, *kind.fields
 
 
