@@ -12,6 +12,7 @@ import zarr
 import dustmap
 from dustmap import config
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, main
+from dustmap.errors import UserError
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_a_failed_check_ends_with_3(sky: Path, capsys: pytest.CaptureFixture[str
     assert (sky / "run" / "map.fits").is_file()
 
 
-def test_anything_else_ends_with_1(
+def test_a_fault_shows_a_traceback_and_ends_with_1(
     sky: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -174,6 +175,24 @@ def test_anything_else_ends_with_1(
 
     monkeypatch.setattr("dustmap.runs.execute_run", fail)
     assert run(sky) == FAILED
+    *shown, last = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("Traceback") for line in shown)
+    assert last.startswith("dustmap: error: a fault of dustmap, please report it with the lines")
+    assert last.endswith("RuntimeError('first line\\nsecond line')")
+
+
+@pytest.mark.parametrize("kind", [UserError, OSError, MemoryError])
+def test_what_the_user_can_mend_is_one_line(
+    sky: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind("first line\nsecond line")
+
+    monkeypatch.setattr("dustmap.runs.execute_run", fail)
+    assert run(sky) == BAD_INPUT
     assert error(capsys) == "dustmap: error: first line second line"
 
 

@@ -27,7 +27,7 @@ from dustmap.cli._exit import FAILED as FAILED
 from dustmap.cli._exit import PREEMPTED as PREEMPTED
 from dustmap.cli._exit import Preempted, Terminated, terminating
 from dustmap.cli._options import Commands
-from dustmap.cli._tell import write
+from dustmap.cli._tell import STDOUT, write
 from dustmap.errors import UserError
 
 DESCRIPTION = """\
@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with terminating():
             return COMMANDS[options.command].execute(options)
     except (UserError, OSError, MemoryError) as error:
-        return _fail(_noted(_said(error), error), BAD_INPUT)
+        lost = isinstance(error, OSError) and error.filename == STDOUT
+        return _fail(_noted(_said(error), error), FAILED if lost else BAD_INPUT)
     except KeyboardInterrupt as error:
         return _fail(_noted("interrupted", error), FAILED)
     except Terminated:

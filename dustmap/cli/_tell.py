@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from dustmap.runs import Plan, Progress
 
+#: The file name in the error where stdout takes nothing more.
+STDOUT = "stdout"
 #: Seconds before a bar is shown: what is done sooner needs none.
 DELAY = 2.0
 
@@ -33,7 +35,7 @@ def write(text: str) -> None:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         if not isinstance(error, BrokenPipeError):
-            raise OSError(error.errno, error.strerror, "stdout") from error
+            raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
 def tell(values: Mapping[str, Any], as_json: bool) -> None:

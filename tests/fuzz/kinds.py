@@ -15,6 +15,7 @@ import numpy as np
 
 from dustmap import cli
 from dustmap import config as configuration
+from dustmap.errors import UserError
 from dustmap.runs import open_run, open_star_map, prepare
 from dustmap.sky import DustMap
 from dustmap.sky.catalogs import ingest, read_catalog
@@ -153,7 +154,7 @@ def _usual_command(given: Path, out: Path, random: Random) -> None:
 
 
 def _command(words: list[str], given: Path, out: Path) -> None:
-    """The real command line; what it must not do is a Complaint, what it refuses a ValueError."""
+    """The real command line; what it must not do is a Complaint, what it refuses a UserError."""
     arguments = [w.replace("IN", str(given)).replace("OUT", str(out)) for w in words]
     said, told = io.StringIO(), io.StringIO()
     with (
@@ -177,7 +178,7 @@ def _command(words: list[str], given: Path, out: Path) -> None:
         raise Complaint(Verdict.MEMORY, shown)
     if len(errors) != 1 and "--verbose" not in words:
         raise Complaint(Verdict.MESSAGE, shown)
-    raise ValueError(errors[0][:1000] if errors else "verbose")
+    raise UserError(errors[0][:1000] if errors else "verbose")
 
 
 _CATALOGS = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dustmap.errors import UserError
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.oracle import Complaint, Verdict, Watch, judge
 from tests.fuzz.process import Input, inputs, judged
@@ -34,7 +35,7 @@ def _divide() -> None:
 
 
 def _two_lines() -> None:
-    raise ValueError("one\ntwo")
+    raise UserError("one\ntwo")
 
 
 def _allocate() -> None:

@@ -16,7 +16,6 @@ from dustmap.sky.observations._observe import observe_share as observe_share
 from dustmap.sky.observations._observe import stream as stream
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread
 from dustmap.sky.observations._sight_lines import HealpixBeams as HealpixBeams
-from dustmap.sky.observations._sight_lines import NothingSeen as NothingSeen
 from dustmap.sky.observations._sight_lines import SightLines as SightLines
 from dustmap.sky.observations._sight_lines import predict_extinction as predict_extinction
 from dustmap.sky.observations._sight_lines import sight_lines as sight_lines

@@ -158,6 +158,15 @@ def observe(
     Every random rule knows a ray by its row in `stars`, so that batches do not change it.
     """
     lines = _sight_lines.sight_lines(stars.l, stars.b, stars.distances, grid, outside, device)
+    return _along(lines, stars, dtype, device)
+
+
+def _along(
+    lines: _sight_lines.SightLines,
+    stars: StarTable,
+    dtype: torch.dtype,
+    device: torch.device | None,
+) -> Observations:
     y, sigma = stars.extinction[lines.rows], stars.extinction_error[lines.rows]
     measured, noise = (
         torch.from_numpy(values).to(device, dtype) for values in (y, np.square(sigma))
@@ -243,13 +252,13 @@ def stream(
     force, misfit, rays, done = torch.zeros_like(u), 0.0, 0, 0
     for table in stars:
         done += len(table)
-        try:
-            batch = observe(table, grid, outside, device=field.device).batch
-        except _sight_lines.NothingSeen:
+        where = (table.l, table.b, table.distances)
+        lines = _sight_lines.lines_if_any(*where, grid, outside, field.device)
+        if progress is not None:
+            progress(done)
+        if not len(lines):
             continue
-        finally:
-            if progress is not None:
-                progress(done)
+        batch = _along(lines, table, torch.float64, field.device).batch
         assert isinstance(batch.functional, LineIntegrals)
         assert batch.noise_variance is not None
         y = (batch.y if target is None else target(batch)).double()

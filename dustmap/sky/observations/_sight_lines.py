@@ -53,10 +53,6 @@ class HealpixBeams(AbstractBeams):
         )
 
 
-class NothingSeen(ValueError):
-    """No ray of any star is within the box."""
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class SightLines:
@@ -101,7 +97,7 @@ def sight_lines(
 def refuse_nothing(rays: int, stars: int, grid: RegularGrid) -> None:
     """Refuse stars of which none has a ray in the box."""
     if rays == 0:
-        raise NothingSeen(
+        raise UserError(
             f"none of the {stars} stars is seen through the box {grid.lower} to "
             f"{grid.upper} pc; move or enlarge it (grid.center, grid.size)"
         )
