@@ -367,11 +367,18 @@ def prior_named(name: str, scale: float, distance_max: float) -> AbstractDistanc
 def prior_from(attributes: Mapping[str, Any]) -> AbstractDistancePrior:
     """Make the prior that `AbstractDistancePrior.attributes` describe."""
     name = attributes.get("distance_prior")
-    if name == "flat-parallax":
-        return FlatParallax(float(attributes["distance_max_pc"]))
-    if name == "exponential-density":
-        scale, furthest = attributes["distance_scale_pc"], attributes["distance_max_pc"]
+    if name not in ("flat-parallax", "exponential-density"):
+        raise UserError(
+            f"distance_prior must be flat-parallax or exponential-density, got {name!r}"
+        )
+    try:
+        furthest = float(attributes["distance_max_pc"])
+        if name == "flat-parallax":
+            return FlatParallax(furthest)
         ratio = attributes.get("distance_ratio")
         table = None if ratio is None else SurveyRatio.of(ratio)
-        return ExponentialDensity(float(scale), float(furthest), table)
-    raise UserError(f"distance_prior must be flat-parallax or exponential-density, got {name!r}")
+        return ExponentialDensity(float(attributes["distance_scale_pc"]), furthest, table)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"the numbers of distance_prior {name} are damaged: {error!r}") from None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._zarr import CheckedGroup, create_array
 from dustmap.sky.stars import _table
+from dustmap.sky.stars._priors import prior_from
 from dustmap.sky.stars._table import MEASURED, StarTable
 from dustmap.sky.systems import ExtinctionSystem, system_named
 from dustmap.tables import replacing
@@ -179,15 +180,18 @@ def open_star_store(path: str | Path) -> StarStore:
 
 
 def _check_columns(path: Path, group: CheckedGroup, attributes: Mapping[str, Any]) -> None:
-    """Every column is there, whole, with as many stars as the attributes say."""
+    """Refuse attributes that cannot be read, and columns without a number for every star."""
     stars = attributes.get("stars")
     try:
-        names = _names(_table.kind_named(attributes.get("distances")))
-    except ValueError as error:
+        kind = _table.kind_named(attributes.get("distances"))
+        system_named(str(attributes.get("extinction_system")))
+        if kind is _table.ParallaxDistances:
+            prior_from(attributes)
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(stars, int) or stars < 1:
         raise UserError(f"{path}: stars must be a whole number >= 1, got {stars!r}")
-    for name in names:
+    for name in _names(kind):
         shape = group.shape(name)
         if shape != (stars,):
             raise UserError(f"{path}: {name} must have the shape ({stars},), got {shape}")
