@@ -221,7 +221,7 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
 
 def _constants(table: CardTable) -> dict[str, float]:
     constants = table.table("constants")
-    constants.only(role.name for role in _rows.ROLES.values() if role.kind is ColumnType.NUMBER)
+    constants.only(key for key, role in _rows.ROLES.items() if role.kind is ColumnType.NUMBER)
     return {name: constants.number(name) for name in constants.names()}
 
 
