@@ -86,6 +86,16 @@ class Segments:
         empty = self.mean[:, :0]
         return Segments(self.edges[:, :1], empty, empty, np.zeros_like(self.beyond))
 
+    def apart_from(self, behind: "Segments") -> "Segments":
+        """Return these segments and those behind them, with one of weight 0 in between."""
+        box = np.zeros((len(self.mean), 1))
+        edges = np.concatenate([self.edges, behind.edges], axis=1)
+        mean, variance = (
+            np.concatenate([one, box, other], axis=1)
+            for one, other in ((self.mean, behind.mean), (self.variance, behind.variance))
+        )
+        return Segments(edges, mean, variance, behind.beyond)
+
     def subdivided(self, pieces: int) -> "Segments":
         """Return the same with the first segment, which hardly a star ends in, in equal pieces."""
         part = np.arange(1, pieces) / pieces

@@ -4,7 +4,7 @@ The mean extinction of a star is E A(<d) = ∫ρ(s) sf(s) ds along its ray, sf(s
 through the centres of HEALPix pixels are rays that many stars share.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
@@ -113,16 +113,21 @@ def lines_if_any(
 ) -> SightLines:
     """Make `sight_lines` of stars of which none need be seen."""
     if distances.exact:
+        segments, negligible = None, 0.0
         positions = torch.from_numpy(cartesian(l, b, distances.median)).to(device)
         whole = LineIntegrals.from_observer(positions)
-        rays, rows, counts = _clipped(whole, grid, outside, 0.0)
-        beyond = _beyond(rays, distances[rows], grid, outside)
-        return SightLines(rays, rows, counts, None, beyond=beyond)
-    segments = _segments.segments_of(distances)
-    whole = _weighted(cartesian(l, b, np.ones(len(l))), segments, device)
-    rays, rows, counts = _clipped(whole, grid, outside, _segments.NEGLIGIBLE)
-    spread = _within(rays, segments[rows], distances, rows)
+    else:
+        segments, negligible = _segments.segments_of(distances), _segments.NEGLIGIBLE
+        omega = torch.from_numpy(cartesian(l, b, np.ones(len(l)))).to(device)
+        omega = omega / omega.norm(dim=-1, keepdim=True)
+        edges, weights = _tensors(device, segments.edges, segments.mean)
+        whole = LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
+    rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
+    rows = kept.cpu().numpy()
     beyond = _beyond(rays, distances[rows], grid, outside)
+    if segments is None:
+        return SightLines(rays, rows, counts, None, beyond=beyond)
+    spread = _within(rays, segments[rows], distances[rows])
     return SightLines(spread.rays, rows, counts, spread, int(segments.cut[rows].sum()), beyond)
 
 
@@ -144,59 +149,28 @@ def _beyond(
     behind = _segments.segments_of(distances[rows], leave[rows]).subdivided(PIECES)
     if not (enter > 0.0).any():
         before = before.none()
-    along, weights, variance = (
-        torch.from_numpy(values).to(rays.device) for values in _joined(before, behind)
-    )
     index = torch.from_numpy(rows).to(rays.device)
-    mine = rays[index]
-    spread = DistanceSpread(
-        LineIntegrals(mine.origin, mine.direction, along, weights, mine.keys), variance
-    )
+    spread = _spread(rays[index], before.apart_from(behind))
     return BeyondBox(index, spread, behind.mean.shape[1], len(rays))
 
 
-def _joined(before: Segments, behind: Segments) -> tuple[Array, Array, Array]:
-    """Edges, means and variances of the segments before the box, the box itself, those behind."""
-    box = np.zeros((len(behind.mean), 1))
-    mean, variance = (
-        np.concatenate([one, box, other], axis=1)
-        for one, other in ((before.mean, behind.mean), (before.variance, behind.variance))
-    )
-    return np.concatenate([before.edges, behind.edges], axis=1), mean, variance
-
-
-def _clipped(
-    whole: LineIntegrals, grid: RegularGrid, outside: OutsidePolicy, negligible: float
-) -> tuple[LineIntegrals, NDArray[np.int64], Counts]:
-    rays, kept, counts = whole.clipped(grid.lower, grid.upper, outside, negligible)
-    return rays, kept.cpu().numpy(), counts
-
-
-def _weighted(direction: Array, segments: Segments, device: torch.device | None) -> LineIntegrals:
-    """Rays from the Sun, as if dust had no end."""
-    omega = torch.from_numpy(direction).to(device)
-    omega = omega / omega.norm(dim=-1, keepdim=True)
-    edges, weights = (
-        torch.from_numpy(values).to(device) for values in (segments.edges, segments.mean)
-    )
-    return LineIntegrals(torch.zeros_like(omega), omega, edges, weights)
-
-
-def _within(
-    rays: LineIntegrals, whole: Segments, distances: AbstractDistances, rows: NDArray[np.int64]
-) -> DistanceSpread:
-    """Rays and spreads of distances clipped to what the box has left of the rays."""
+def _within(rays: LineIntegrals, whole: Segments, distances: AbstractDistances) -> DistanceSpread:
+    """Clip the distances of N rays, and their segments, to what the box has left of the rays."""
     edges = rays.edges.cpu().numpy()
     short = np.flatnonzero((edges != whole.edges).any(1))
     if len(short) > 0:
-        clipped = _segments.segments_of(distances[rows[short]], edges[short, 0], edges[short, -1])
+        clipped = _segments.segments_of(distances[short], edges[short, 0], edges[short, -1])
         whole = whole.with_rows(short, clipped)
-    along, weights, variance = (
-        torch.from_numpy(values).to(rays.device)
-        for values in (whole.edges, whole.mean, whole.variance)
-    )
-    inside = LineIntegrals(rays.origin, rays.direction, along, weights, rays.keys)
-    return DistanceSpread(inside, variance)
+    return _spread(rays, whole)
+
+
+def _spread(rays: LineIntegrals, segments: Segments) -> DistanceSpread:
+    edges, mean, variance = _tensors(rays.device, segments.edges, segments.mean, segments.variance)
+    return DistanceSpread(replace(rays, edges=edges, weights=mean), variance)
+
+
+def _tensors(device: torch.device | None, *arrays: Array) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
 
 def predict_extinction(
