@@ -1,17 +1,62 @@
 """The formats of tables, by the endings of names: how each is read and written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import final
 
+import numpy as np
 from astropy.table import Table, vstack
 
 from dustmap.errors import UserError
-from dustmap.tables import _arrays, _arrow, _fits, _votable
-from dustmap.tables._columns import AbstractReader
+from dustmap.tables import _arrow, _columns, _fits, _hdf5, _votable
+from dustmap.tables._columns import AbstractReader, typed
 from dustmap.tables._outputs import replacing
+
+
+@final
+class NpzReader(AbstractReader):
+    """Hold the arrays of an npz file, which is read whole and without pickles."""
+
+    def __init__(self, path: Path) -> None:
+        with _columns.translating(path, "npz"), np.load(path, allow_pickle=False) as stored:
+            arrays = {name: np.asarray(stored[name]) for name in stored.files}
+        if "columns" in arrays and "data" in arrays:
+            names, matrix = arrays.pop("columns"), arrays.pop("data")
+            if matrix.ndim != 2 or names.shape != matrix.shape[1:]:
+                raise UserError(
+                    f"{path}: expected data (N, C) with columns (C,), got {matrix.shape} and "
+                    f"{names.shape}"
+                )
+            arrays |= {str(name): matrix[:, i] for i, name in enumerate(names)}
+        shapes = {name: array.shape for name, array in arrays.items()}
+        if not arrays or {len(s) for s in shapes.values()} != {1} or len(set(shapes.values())) > 1:
+            raise UserError(
+                f"{path}: expected arrays of one length (N,), one a column, got {shapes}"
+            )
+        self._path, self._arrays = path, arrays
+        self.columns = tuple(map(_columns.FileColumn, arrays))
+
+    def keyword(self, name: str) -> str:
+        del name
+        return ""
+
+    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
+        with _columns.translating(self._path, "npz"):
+            for first in range(0, len(next(iter(self._arrays.values()))), rows):
+                part = slice(first, first + rows)
+                yield {r: typed(self._arrays[r.name][part], k, r) for r, k in wanted.items()}
+
+    def whole(self) -> Table:
+        return Table(self._arrays)
+
+
+def write_npz(path: Path, table: Table) -> None:
+    """Write one array a column."""
+    arrays = {name: np.asarray(table[name]) for name in table.colnames}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 @final
@@ -33,7 +78,7 @@ class TableFormat:
 _write_tabs = partial(_arrow.write_csv, separator="\t")
 FORMATS = (
     TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
-    TableFormat((".h5", ".hdf5", ".hdf"), _arrays.Hdf5Reader, _arrays.write_hdf5),
+    TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, _hdf5.write_hdf5),
     TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
     TableFormat(
         (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
@@ -41,7 +86,7 @@ FORMATS = (
     TableFormat((".csv",), _arrow.TextReader, _arrow.write_csv, packed=True, bare=True),
     TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),
     TableFormat((".tsv", ".txt", ".dat"), _arrow.TextReader, _write_tabs, packed=True, bare=True),
-    TableFormat((".npz",), _arrays.NpzReader, _arrays.write_npz, bare=True),
+    TableFormat((".npz",), NpzReader, write_npz, bare=True),
 )
 #: All of them, for messages.
 ENDINGS = ", ".join(ending for each in FORMATS for ending in each.endings)
