@@ -18,9 +18,8 @@ from dustmap.gp.features import Taps, chunks
 from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
 from dustmap.linalg import AbstractWorld, Progress, unwatched
 from dustmap.sky.observations import _sight_lines
-from dustmap.sky.observations._beyond import BeyondBox, Moments, PriorDust, crowding
 from dustmap.sky.observations._segments import DistanceSpread
-from dustmap.sky.observations._sight_lines import SightLines
+from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines
 from dustmap.sky.stars import StarTable
 
 #: Stars to read at once, and rays whose rows are made at once.
@@ -109,7 +108,7 @@ class Observations:
         own = _of_all(rays, own) if isinstance(own, Tensor) else torch.zeros_like(mean)
         if self.beyond is None:
             return Moments(mean, own, torch.zeros_like(mean))
-        alike = crowding(_of_all(rays, self.beyond.tracks()), dust)
+        alike = _sight_lines.crowding(_of_all(rays, self.beyond.tracks()), dust)
         return Moments(mean, apart + own, (alike - 1.0) * apart)
 
     def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
