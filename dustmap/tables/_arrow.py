@@ -103,7 +103,7 @@ class ParquetReader(_columns.AbstractReader):
 
 
 def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
-    """A column, null where a second one says that it has no values."""
+    """Take a column, null where a second one says that it has no values."""
     column = table.column(name)
     if name + MASK in table.schema.names:
         column = pc.if_else(table.column(name + MASK), None, column)
@@ -139,14 +139,14 @@ def _is_text(column: pa.Array) -> bool:
 
 
 def _filled(column: pa.Array) -> NDArray[Any]:
-    """Numbers or truth values, masked where they are null."""
+    """Convert numbers or truth values, masked where they are null."""
     missing = column.is_null().to_numpy(zero_copy_only=False)
     column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
     return np.ma.MaskedArray(column.to_numpy(zero_copy_only=False), mask=missing)
 
 
 def _as_stored(column: pa.Array) -> Column:
-    """A column of the array's own type, masked where it is null."""
+    """Convert to a column of the array's own type, masked where it is null."""
     column = _plain(column)
     missing = column.is_null().to_numpy(zero_copy_only=False)
     if _is_text(column):
@@ -208,7 +208,7 @@ class TextReader(_columns.AbstractReader):
         return self._description.keyword(name)
 
     def whole(self) -> Table:
-        """As the reader has it, whatever the file's name says: Gaia's .csv are ECSV, with null."""
+        """Parse by what the header says, not the file's name: Gaia's .csv are ECSV, with null."""
         empty = {"fill_values": [("", "0"), ("null", "0")]}
         options: dict[str, Any] = {"delimiter": self._separator, "comment": "#", "guess": False}
         if self._description is not _columns.NO_DESCRIPTION:
@@ -240,7 +240,7 @@ class TextReader(_columns.AbstractReader):
                 before += table.num_rows
 
     def _parsed(self, lines: bytes, wanted: _columns.Wanted) -> pa.Table:
-        """The wanted columns of whole lines."""
+        """Parse the wanted columns of whole lines."""
         if not lines.strip():
             return pa.table({ref.name: pa.array([], _ARROW[kind]) for ref, kind in wanted.items()})
         options = pcsv.ConvertOptions(
@@ -278,7 +278,7 @@ class TextReader(_columns.AbstractReader):
 
 
 def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines, some _BLOCK bytes of them at a time."""
+    """Yield whole lines, some _BLOCK bytes of them at a time."""
     left = b""
     while block := stream.read(_BLOCK):
         end = block.rfind(b"\n") + 1
@@ -292,19 +292,19 @@ def _blocks(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _squeezed(lines: bytes) -> bytes:
-    """With runs of blanks made one blank, and none at the ends of lines."""
+    """Make one blank of runs of blanks, and none at the ends of lines."""
     clean = re.sub(rb"[ \t\r]+", b" ", lines)
     return re.sub(rb"^ | $", b"", clean, flags=re.MULTILINE)
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Columns that nobody may want, as two have their name, need names that differ, no more."""
+    """Number repeated names: Arrow needs distinct ones, though nobody can ask for these."""
     first = {name: i for i, name in reversed(list(enumerate(names)))}
     return [name if first[name] == i else f"{name}#{i}" for i, name in enumerate(names)]
 
 
 def _header(stream: IO[bytes]) -> tuple[list[str], str]:
-    """The comments before the line of names, without their marks, and that line."""
+    """Read the comments before the line of names, without their marks, and that line."""
     comments: list[str] = []
     size = 0
     while line := _line(stream):
@@ -324,7 +324,7 @@ def _line(stream: IO[bytes]) -> bytes:
 
 
 def _check_length(line: bytes, size: int = 0) -> None:
-    """A packed file may have a line, or a header, without end. size: of all lines so far."""
+    """Refuse a line, or lines of `size` bytes so far, without end: a packed file may have one."""
     if max(len(line), size) > _LONGEST:
         raise UserError(f"a line, or the lines before the data, of more than {_LONGEST} bytes")
 

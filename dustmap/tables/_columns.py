@@ -105,7 +105,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether a frame of this package raised the error, and not one of a library below it."""
+    """Check whether a frame of this package raised the error, not one of a library below it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and frames[-1][0].f_code.co_filename.startswith(_PACKAGE)
 

@@ -114,7 +114,7 @@ class FitsReader(_columns.AbstractReader):
             return Table.read(self._path, format="fits")
 
     def _find_table(self, stream: IO[bytes]) -> fits.Header:
-        """The header of the first binary table; the stream stands at its first row afterwards."""
+        """Read the header of the first binary table; leave the stream at its first row."""
         seen: list[str] = []
         while True:
             try:
@@ -144,7 +144,7 @@ class FitsReader(_columns.AbstractReader):
 
 
 def _next_header(stream: IO[bytes]) -> fits.Header:
-    """Letters that are not ASCII, in comments of many a file, do no harm."""
+    """Read the cards of a header; letters beyond ASCII, in many a comment, do no harm."""
     cards = bytearray()
     while block := stream.read(_BLOCK):
         cards += block
@@ -158,7 +158,7 @@ def _next_header(stream: IO[bytes]) -> fits.Header:
 
 
 def _scaled(raw: NDArray[Any], field: _Field) -> NDArray[Any]:
-    """raw * TSCAL + TZERO, in whole numbers where TZERO only says that they have no sign."""
+    """Return raw * TSCAL + TZERO, in whole numbers where TZERO only makes them unsigned."""
     if field.code == "A" or (field.scale == 1 and field.zero == 0):
         return raw
     if field.scale == 1 and field.zero == _UNSIGNED.get(field.code):

@@ -39,7 +39,6 @@ class NpzReader(AbstractReader):
         self.columns = tuple(map(_columns.FileColumn, arrays))
 
     def keyword(self, name: str) -> str:
-        del name
         return ""
 
     def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
@@ -71,7 +70,7 @@ class TableFormat:
     bare: bool = False
 
     def reads(self, name: str) -> bool:
-        """Whether a name in small letters has one of the endings."""
+        """Check whether a name in small letters has one of the endings."""
         return name.removesuffix(".gz" if self.packed else "").endswith(self.endings)
 
 

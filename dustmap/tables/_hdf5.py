@@ -105,7 +105,7 @@ class SparedFile(FileIO):
 
 
 def _named(error: OSError, path: Any) -> OSError:
-    """The same error of a file, in one line."""
+    """Make the same error name the file."""
     number = error.errno or 0
     again = OSError(number, os.strerror(number), str(path))
     again.__cause__ = error
@@ -179,8 +179,11 @@ class GuardedFile(FileIO):
 @final
 @dataclass(frozen=True, eq=False)
 class _Structures:
-    """Places in a file: the bytes before its superblock, and those of an address and
-    of a length; `ended` are the nodes whose neighbours on a side come to an end, and the side."""
+    """Heaps and B-trees of a file, whose superblock starts at `base`.
+
+    address, length: bytes of one; ended: nodes whose neighbours on a side come to an end, and the
+    side.
+    """
 
     descriptor: int
     size: int
@@ -209,7 +212,7 @@ class _Structures:
             self._neighbours(start)
 
     def _global_heap(self, start: int) -> None:
-        """Objects, padded to 8 bytes, up to the end; number 0 is room that is free."""
+        """Follow objects, padded to 8 bytes, up to the end; number 0 is room that is free."""
         (size,) = self._numbers(start + 8, self.length, 1)
         if not _SMALLEST <= size <= self.size - start:
             return  # the library says so itself
@@ -228,7 +231,7 @@ class _Structures:
             at += taken
 
     def _local_heap(self, start: int) -> None:
-        """A list of the free blocks: each has the place of the next, and its own length."""
+        """Follow the free blocks: each has the place of the next, and its own length."""
         size, block = self._numbers(start + 8, self.length, 2)
         (data,) = self._numbers(start + 8 + 2 * self.length, self.address, 1)
         seen: set[int] = set()
@@ -242,7 +245,7 @@ class _Structures:
             (block,) = self._numbers(self.base + data + block, self.length, 1)
 
     def _neighbours(self, start: int) -> None:
-        """Nodes of one level, from left to right and back."""
+        """Follow the nodes of one level, from left to right and back."""
         for side in (0, 1):
             at, seen = start, set[int]()
             while (at, side) not in self.ended and self._is_tree(at):
@@ -259,7 +262,7 @@ class _Structures:
         return at + 8 < self.size and os.pread(self.descriptor, 4, at) == _TREE
 
     def _numbers(self, at: int, width: int, count: int) -> list[int]:
-        """Zeros behind the end of the file."""
+        """Read numbers, zeros behind the end of the file."""
         data = b"" if at >= self.size else os.pread(self.descriptor, width * count, at)
         data = data.ljust(width * count, b"\0")
         return [int.from_bytes(data[i : i + width], "little") for i in range(0, len(data), width)]
@@ -347,7 +350,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _refuse_links(file: h5py.File) -> None:
-    """All that is read is in this file."""
+    """Refuse links to other files."""
     for name in file:
         link = file.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
@@ -357,7 +360,7 @@ def _refuse_links(file: h5py.File) -> None:
 
 
 def _check_storage(dataset: h5py.Dataset) -> None:
-    """Values that are in the file, not elsewhere, and not promised by the header alone."""
+    """Refuse values that are in other files, or that the header alone promises."""
     if dataset.is_virtual or dataset.external:
         raise UserError(f"{dataset.name} has its values in other files; put a copy in its place")
     stored = dataset.id.get_storage_size()
@@ -368,7 +371,7 @@ def _check_storage(dataset: h5py.Dataset) -> None:
 
 
 def _compound(file: h5py.File) -> str:
-    """The path of the first table of compound rows, or nothing."""
+    """Find the path of the first table of compound rows, "" where there is none."""
 
     def visit(name: str, item: object) -> str | None:
         is_table = isinstance(item, h5py.Dataset) and item.dtype.names and item.ndim == 1

@@ -164,7 +164,6 @@ def undisturbed() -> Iterator[None]:
     waiting: list[int] = []
 
     def wait(number: int, frame: FrameType | None) -> None:
-        del frame
         waiting.append(number)
 
     handlers = {number: signal.getsignal(number) for number in _ENDING}
@@ -201,14 +200,14 @@ def _renamed(part: object, partial: Path, target: Path) -> object:
 
 
 def _tag(target: Path) -> str:
-    """The name of the target, cut where a longer one would be too long."""
+    """Return the name of the target, or its hash where a longer one would be too long."""
     if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}-"):
         return target.name
     return hashlib.sha256(os.fsencode(target.name)).hexdigest()
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two names in one step; False where the system or the file system cannot."""
+    """Swap two names in one step; False where the system or the file system cannot."""
     swap = getattr(ctypes.CDLL(None), "renameat2", None)
     names = os.fsencode(one), os.fsencode(other)
     return swap is not None and (
@@ -224,7 +223,7 @@ def _left_beside(target: Path) -> list[Path]:
 
 
 def _alive(left: Path) -> bool:
-    """Whether the process in its name is at work; this one has not begun yet."""
+    """Check whether the process in its name is at work; this one has not begun yet."""
     process = int(left.name.split("-")[1])
     if process == os.getpid():
         return False
@@ -325,7 +324,7 @@ def _refuse_other_directory(target: Path) -> None:
 
 
 def _is_own_store(directory: Path) -> bool:
-    """Whether its metadata say that dustmap made it: a star store or a map."""
+    """Check whether its metadata say that dustmap made it: a star store or a map."""
     try:
         content = json.loads((directory / "zarr.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -357,7 +356,7 @@ def check_enclosed(directory: Path) -> None:
 
 
 def _entries(root: Path) -> Iterator[Path]:
-    """Everything below that is no directory, links to directories among it."""
+    """Yield everything below that is no directory, links to directories among it."""
 
     def refuse(error: OSError) -> NoReturn:
         raise error

@@ -83,21 +83,21 @@ class VotableReader(_columns.AbstractReader):
 
 
 def _elements(arraysize: str | None) -> int | None:
-    """Elements of a cell; None where each row has its own number."""
+    """Count the elements of a cell; None where each row has its own number."""
     if arraysize is None:
         return 1
     return None if "*" in arraysize else math.prod(int(n) for n in arraysize.split("x"))
 
 
 def _width(field: Field, dtype: np.dtype[Any]) -> int:
-    """1 for a number or a text, 0 for vectors whose length differs from row to row."""
+    """Return 1 for a number or a text, 0 for vectors whose length differs from row to row."""
     if field.datatype in _TEXTS:
         return 1
     return 0 if _elements(field.arraysize) is None else math.prod(dtype.shape)
 
 
 def _cell_bytes(field: Field, dtype: np.dtype[Any]) -> int | None:
-    """Bytes of a cell in BINARY and BINARY2; None where each row has its own number."""
+    """Count the bytes of a cell in BINARY and BINARY2; None where each row has its own."""
     count = _elements(field.arraysize)
     if count is None:
         return None
@@ -209,8 +209,7 @@ def scanned(stream: IO[bytes]) -> Scan:
 
 
 def _refuse_entities(name: str, *described: object) -> None:
-    """A few of them may stand for gigabytes of text, or for other files."""
-    del described
+    """Refuse what may stand for gigabytes of text, or for other files."""
     raise UserError(f"the VOTable declares the entity {name}, which no table needs; remove it")
 
 

@@ -47,7 +47,7 @@ class Alias:
 @final
 @dataclass(frozen=True)
 class CardColumn:
-    """A column by the names that it goes by, the first found counts.
+    """A column by its names in files, of which the first there counts.
 
     `unit` is what its values are converted to: the unit of the role, or the card's own.
     """
@@ -106,7 +106,7 @@ class SchemaCard:
 
 
 def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
-    """A column that a file calls `written`, or what stands before the unit in brackets."""
+    """Parse the name that a file has for a column, with or without a unit in brackets."""
     place = CardTable({}, f"column {column.name}={written}")
     parts = re.fullmatch(r"(.+?)\s+\[([^\[\]]*)\]", written)
     if parts is None:
@@ -159,7 +159,7 @@ def _system(table: CardTable) -> ExtinctionSystem | None:
     name = table.text_or("system", "")
     try:
         return system_named(name) if name else None
-    except ValueError as error:
+    except UserError as error:
         raise table.error(f"system: {error}") from None
 
 
@@ -234,16 +234,15 @@ def _presets(
     table: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]
 ) -> dict[str, tuple[Cut, ...]]:
     presets = table.table("cuts")
-    parsed: dict[str, tuple[Cut, ...]] = {}
-    for name in presets.names():
-        tables = presets.tables(name)
-        parsed[name] = tuple(parse_cut(cut, flags) for cut in tables)
-        for cut, place in zip(parsed[name], tables, strict=True):
-            _check_cut(cut, place, columns)
+    parsed = {
+        name: tuple(_cut(cut, flags, columns) for cut in presets.tables(name))
+        for name in presets.names()
+    }
     return {"default": (), **parsed, NO_CUTS: ()}
 
 
-def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) -> None:
+def _cut(place: CardTable, flags: Mapping[str, FlagBits], columns: Mapping[str, CardColumn]) -> Cut:
+    cut = parse_cut(place, flags)
     for name in cut.quantity.columns:
         if name not in columns:
             raise place.error(f"{name!r} is no column of this card; it has {', '.join(columns)}")
@@ -253,10 +252,11 @@ def _check_cut(cut: Cut, place: CardTable, columns: Mapping[str, CardColumn]) ->
     texts = {isinstance(value, str) for test in cut.tests for value in test.allowed}
     if texts and texts != {kind is ColumnType.TEXT}:
         raise place.error(f"{cut.quantity.text} holds {kind.value}; compare it with nothing else")
+    return cut
 
 
 def _check_roles(table: CardTable, card: SchemaCard) -> None:
-    """Every alternative that the card lists has its columns."""
+    """Refuse alternatives, identifiers and flags without their columns."""
     for alternative in (*card.positions, *card.distances, *card.extinctions):
         for name in alternative.columns:
             if name not in card.columns and name not in card.constants:
@@ -306,7 +306,7 @@ def card_path(name: str | Path) -> Path:
 
 
 def _content(path: Path, name: str) -> dict[str, Any]:
-    """All keys of a card, with those of the card that it inherits from."""
+    """Read all keys of a card, with those of the card that it inherits from."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -112,7 +112,7 @@ class IdentifierLog:
 
 
 def _hash(identifiers: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
-    """The upper `bits` bits of identifier · 2^64 / golden ratio; 0 where there are none."""
+    """Return the upper `bits` bits of identifier · 2^64 / golden ratio; 0 for no bits."""
     return (identifiers.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
 
 

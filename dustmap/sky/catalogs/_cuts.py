@@ -218,7 +218,7 @@ def _quantity(table: CardTable, key: str) -> Quantity:
 
 
 def _linear_form(factors: tuple[float, ...], *columns: NDArray[Any]) -> NDArray[np.float64]:
-    """Σ factor · column."""
+    """Return Σ factor · column."""
     return np.asarray(sum(f * _numbers(x) for f, x in zip(factors, columns, strict=True)))
 
 
@@ -272,7 +272,7 @@ def _bit(entry: str | float, flags: FlagBits | None) -> int:
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Float64, NaN where a whole number is missing."""
+    """Convert to float64, NaN where a whole number is missing."""
     return np.asarray(np.ma.filled(values.astype(np.float64), np.nan))
 
 

@@ -1,8 +1,4 @@
-"""Rows of a catalog: the columns that a star is made of, what makes a row one, and the stars.
-
-Directions become Galactic by one rotation, distances pc; of 16/50/84 percentiles of an extinction
-the value is the median and the error (p84 - p16) / 2.
-"""
+"""Rows of a catalog: the columns that a star is made of, what makes a row one, and the stars."""
 
 import enum
 import functools
@@ -84,14 +80,14 @@ class DistanceKind(Alternative):
 
 
 class ExtinctionKind(Alternative):
-    """Columns of extinctions; of percentiles: median, and (p84 - p16) / 2."""
+    """Columns of extinctions."""
 
     ERROR = ("error", "extinction", "extinction_error")
     PERCENTILES = ("percentiles", "extinction_p16", "extinction_p50", "extinction_p84")
 
 
 class IdentifierPolicy(enum.Enum):
-    """Where the identifiers of stars come from."""
+    """Source of the identifiers of stars."""
 
     COLUMN = "column"
     ROW = "row"  # the number of the row, counted from 0 over all files
@@ -107,7 +103,7 @@ class InvalidRows(enum.Enum):
 
 @functools.cache
 def _rotation() -> Array:
-    """R (3, 3): Galactic unit vector = R · ICRS unit vector, from astropy's own frames."""
+    """Return R (3, 3), Galactic = R · ICRS unit vectors, from astropy's own frames."""
     axes = SkyCoord(
         x=[1.0, 0.0, 0.0], y=[0.0, 1.0, 0.0], z=[0.0, 0.0, 1.0], representation_type="cartesian"
     )
@@ -162,7 +158,7 @@ def distance_problems(kind: DistanceKind, values: Values) -> Problems:
 
 
 def _parallax_problems(parallax: Array, error: Array) -> Problems:
-    """A parallax below zero is noise, one far below it stands for something else."""
+    """Find parallaxes far below zero, or above any star's; below zero may be noise."""
     spread = np.where(error > 0.0, error, np.inf)
     return {
         f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
@@ -229,6 +225,6 @@ def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
 
 
 def _length(values: Values) -> Array:
-    """√(x² + y² + z²), infinite where that is beyond the numbers."""
+    """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
     with np.errstate(over="ignore"):
         return np.asarray(np.sqrt(values["x"] ** 2 + values["y"] ** 2 + values["z"] ** 2))

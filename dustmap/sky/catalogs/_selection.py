@@ -1,7 +1,4 @@
-"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for.
-
-rows = Σ cuts + Σ invalid + duplicates + kept.
-"""
+"""Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
 
 import hashlib
 from collections import Counter
@@ -83,7 +80,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True)
 class Rules:
-    """How rows become stars. `system` None: as the files or the card say."""
+    """Choices by which rows become stars. `system` None: as the files or the card say."""
 
     card: SchemaCard
     preset: str
@@ -122,10 +119,10 @@ class Selection:
             raise UserError("expected at least one catalog, got none")
         self.rules = rules
         self.rows = self.duplicates = 0
-        self._cut: Counter[str] = Counter()
+        self._cuts = rules.card.cuts(rules.preset)
+        self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid: Counter[str] = Counter()
         self._sample = stars.ParallaxSample()
-        self._cuts = rules.card.cuts(rules.preset)
         self.files = tuple(self._open(Path(path)) for path in paths)
         self.system = rules.system or self.files[0].system
         self._check_files()
@@ -133,8 +130,6 @@ class Selection:
     def tables(self) -> Iterator[StarTable]:
         """Yield stars of `self.system` in chunks; duplicates are still among them, and their
         distance prior is not yet that of `with_prior`."""
-        for cut in self._cuts:
-            self._cut[str(cut)] += 0
         for file in self.files:
             factor = conversion(file.system, self.system)
             for chunk in file.reader.chunks(ROWS, file.binding.wanted):
@@ -152,7 +147,7 @@ class Selection:
         return self._sample.learned(self.rules.prior)
 
     def _prior(self) -> dict[str, Any]:
-        """Provenance of the distances, where they are from parallaxes."""
+        """Describe the prior of the distances, where they are from parallaxes."""
         if self.learned is not None:
             return {"distance_prior": self.learned.as_dict()}
         if self.files[0].binding.distance is not DistanceKind.PARALLAX:
@@ -211,11 +206,11 @@ class Selection:
         return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
-        """System of the extinctions of the file; the caller declares it if nobody else does."""
+        """Choose the system of a file: by its header, its card, or else the caller."""
         card = self.rules.card
         try:
             named = system_named(label) if label else None
-        except ValueError as error:
+        except UserError as error:
             raise UserError(f"{path}: EXTSYS in its header: {error}") from None
         if named and card.system and named != card.system:
             raise UserError(
@@ -241,7 +236,7 @@ class Selection:
                 )
             try:
                 conversion(file.system, self.system)
-            except ValueError as error:
+            except UserError as error:
                 raise UserError(f"{file.path}: {error}") from None
             mine, its = _kinds(first.binding), _kinds(file.binding)
             if mine != its:
@@ -288,7 +283,7 @@ class Selection:
     def _valid(
         self, path: Path, problems: _rows.Problems, rows: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """The rows without a problem. The others are counted, or end the reading."""
+        """Mask rows without a problem; count the others, or end the reading."""
         valid = np.ones(len(rows), bool)
         for reason, bad in problems.items():
             fresh = bad & valid

@@ -112,7 +112,7 @@ class Observations:
         return Moments(mean, apart + own, (alike - 1.0) * apart)
 
     def _outside(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
-        """Expectation and variance beyond the box, of this rank's rays."""
+        """Return expectation and variance beyond the box, of this rank's rays."""
         if self.beyond is not None:
             return self.beyond.moments(dust)
         rays = self.batch.functional

@@ -118,7 +118,7 @@ class PriorDust:
 
     @cached_property
     def _table(self) -> CubicHermiteSpline:
-        """G and its slope ∫₀ᵗ c du, by Gauss-Legendre in every cell; linear beyond the last."""
+        """Tabulate G and its slope ∫₀ᵗ c du, by Gauss-Legendre in every cell."""
         reach = float(self.kernel.cutoff(FAINT).max())
         t = np.linspace(0.0, reach, NODES)
         node, weight = np.polynomial.legendre.leggauss(4)
@@ -204,7 +204,7 @@ class BeyondBox:
 
 
 def _joint(mean: Tensor, variance: Tensor) -> Tensor:
-    """E U_i U_k (N, K, K)."""
+    """Return E U_i U_k (N, K, K)."""
     count = mean.shape[1]
     later = torch.arange(count, device=mean.device)
     joint = mean[:, torch.maximum(later[:, None], later[None, :])]
@@ -212,7 +212,7 @@ def _joint(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _pairs(edges: Tensor, dust: PriorDust) -> Tensor:
-    """∬ c over all pairs of segments (N, K, K)."""
+    """Return ∬ c over all pairs of segments (N, K, K)."""
     g = dust.pairs((edges[:, :, None] - edges[:, None, :]).abs())
     return g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
 

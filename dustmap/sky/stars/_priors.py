@@ -41,7 +41,7 @@ class AbstractDistancePrior(ABC):
 
     @abstractmethod
     def attributes(self) -> dict[str, Any]:
-        """Name and numbers, as a star store has them."""
+        """Return name and numbers, as a star store has them."""
 
 
 def check_scale(name: str, value: float) -> None:
@@ -143,7 +143,7 @@ class FlatParallax(AbstractDistancePrior):
 
 
 def _polished(start: Array, step: Array, log_p: Array) -> Array:
-    """Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
+    """Take Newton's steps to ln Q(start + step) − ln Q(start) = ln p where start > 0.
 
     Far out in the tail x − start has lost its digits: x is large and step is −ln p / x.
     """
@@ -157,7 +157,7 @@ def _polished(start: Array, step: Array, log_p: Array) -> Array:
 
 
 def _log_tail_ratio(start: Array, step: Array) -> Array:
-    """ln Q(start + step) − ln Q(start), step ≥ 0."""
+    """Return ln Q(start + step) − ln Q(start), step ≥ 0."""
     far = np.maximum(start, 0.0)
     # Q(x) = exp(−x²/2) erfcx(x/√2) / 2, whose large exponents cancel by hand.
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -217,7 +217,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return value + more, slope + steeper
 
     def _volume(self, parallax: Array, error: Array, t: Array) -> tuple[Array, Array]:
-        """The same for r = 1."""
+        """Return `log_density` for r = 1."""
         d, true = np.exp(t), MAS_PC * np.exp(-t)
         misfit = (parallax - true) / error
         return 3 * t - d / self.scale - 0.5 * misfit**2, 3 - d / self.scale - misfit * true / error
@@ -241,8 +241,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return _Table(left, step, below / total, density / total)
 
     def _range(self, parallax: Array, error: Array) -> tuple[Array, Array]:
-        """Where g for r = 1 is within DEPTH, and what r may add, of its highest value: both ends
-        of t (n, 1)."""
+        """Find both ends of t (n, 1) where g for r = 1 is DEPTH below its mode, more for r."""
         depth = DEPTH if self.ratio is None else DEPTH + self.ratio.span
         last = np.log(self.distance_max)
         modes = np.minimum(self._stationary(parallax, error), last)
@@ -263,7 +262,7 @@ class ExponentialDensity(AbstractDistancePrior):
         return left, right
 
     def _stationary(self, parallax: Array, error: Array) -> Array:
-        """ln d (n, 3) of the modes and the valley: g' = 0 is a cubic in the true parallax x,
+        """Return ln d (n, 3) of the modes and the valley: g' = 0 is a cubic in the true parallax x,
 
             x³ − ϖ x² + 3σ² x − σ²/L = 0,
 
@@ -281,7 +280,7 @@ class ExponentialDensity(AbstractDistancePrior):
 
 
 def _crossing(excess: Callable[[Array], Array], outside: Array, inside: Array) -> Array:
-    """Between a place where the excess is ≥ 0 and one beyond, its zero; or the latter if ≥ 0."""
+    """Bisect the excess, ≥ 0 inside, to its zero; return the place outside where ≥ 0, too."""
     beyond = excess(outside) >= 0.0
     low, high = outside.copy(), inside.copy()
     for _ in range(40):
@@ -323,7 +322,7 @@ class _Table:
         return self.left + self.step * (cell + u)
 
     def _cell(self, p: Array) -> NDArray[np.int64]:
-        """The cell of every p: one search in all tables, set apart by 2 per star."""
+        """Find the cell of every p: one search in all tables, set apart by 2 per star."""
         n, count = self.below.shape
         shift = 2.0 * np.arange(n)[:, None]
         place = np.searchsorted((self.below + shift).ravel(), (p + shift).ravel(), side="right")
@@ -331,7 +330,7 @@ class _Table:
         return np.asarray(np.clip(cell, 0, count - 2), np.int64)
 
     def _cubic(self, cell: NDArray[np.int64], u: Array) -> tuple[Array, Array]:
-        """The cubic of a cell by values and slopes at its ends, at u in [0, 1]; and its slope."""
+        """Evaluate cubics by values and slopes at the ends of cells at u in [0, 1]; and slopes."""
         p0, p1 = (np.take_along_axis(self.below, cell + k, 1) for k in (0, 1))
         m0, m1 = (np.take_along_axis(self.slope, cell + k, 1) for k in (0, 1))
         rise = p1 - p0

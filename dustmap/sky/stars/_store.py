@@ -264,7 +264,7 @@ class SkySorter:
                     yield StarTable.from_columns(columns, self._attributes)
 
     def _sorted(self, path: Path) -> Iterator[NDArray[Any]]:
-        """The records of a file in order, at most `ROWS` at a time."""
+        """Yield the records of a file in order, at most `ROWS` at a time."""
         if not path.exists():
             return
         count = path.stat().st_size // self._dtype.itemsize
@@ -285,8 +285,7 @@ class SkySorter:
             yield from self._sorted(_part(path, place))
 
     def _limits(self, path: Path, count: int) -> NDArray[np.int64]:
-        """Keys that divide a file into parts of less than `ROWS` stars, as far as a sample tells;
-        none where all keys are equal."""
+        """Sample keys that divide a file into parts below `ROWS` stars; none if all are equal."""
         low, high = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         sample: list[NDArray[np.int64]] = []
         for records in self._blocks(path):
@@ -307,7 +306,7 @@ class SkySorter:
                 yield records
 
     def _divide(self, records: NDArray[Any], limits: NDArray[np.int64], path: Path) -> None:
-        """Appends records to the files of the parts between limits, in their order."""
+        """Append records to the files of the parts between limits, in their order."""
         place = np.searchsorted(limits, records["key"], side="right")
         order = np.argsort(place, kind="stable")
         records, place = records[order], place[order]

@@ -146,7 +146,7 @@ class GaussianDistances(AbstractDistances):
         return self.distance
 
     def _kept(self) -> Array:
-        """Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
+        """Return Φ(μ/σ) (N, 1), what the cut at 0 leaves."""
         return np.asarray(ndtr(self.distance / self.error), np.float64)[:, None]
 
 
@@ -195,7 +195,7 @@ class PercentileDistances(AbstractDistances):
         return self.p50
 
     def _widths(self) -> tuple[Array, Array]:
-        """d ln d / dz below and above the median, (N, 1) each."""
+        """Return d ln d / dz below and above the median, (N, 1) each."""
         middle = np.log(self.p50)
         below, above = middle - np.log(self.p16), np.log(self.p84) - middle
         return below[:, None] / _Z, above[:, None] / _Z
@@ -204,7 +204,7 @@ class PercentileDistances(AbstractDistances):
 @final
 @dataclass(frozen=True, eq=False)
 class ParallaxDistances(AbstractDistances):
-    """Distances given parallax ± error (N,) in mas and a prior. A parallax is never inverted.
+    """Distances by parallax ± error (N,) in mas and a prior. A parallax is never inverted.
 
     p(d | ϖ) ∝ prior(d) exp(−(ϖ − 1/d)² / 2σ²): parallaxes of zero and below are data as any other.
     """

@@ -44,7 +44,7 @@ def known_systems() -> MappingProxyType[str, ExtinctionSystem]:
 
 
 def _per_a_v(name: str, entry: dict[str, Any], above: dict[str, ExtinctionSystem]) -> float:
-    """From `left = factor · right`, of which one side is `name` and the other stands above it."""
+    """Solve `left = factor · right`, of which one side is `name` and the other stands above it."""
     if "relation" not in entry:
         return 1.0
     left, factor, right = entry["relation"]
