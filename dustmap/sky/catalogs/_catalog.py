@@ -19,7 +19,7 @@ from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
 from dustmap.sky.catalogs._rows import InvalidRows
-from dustmap.sky.catalogs._selection import Counts, Rules, Selection
+from dustmap.sky.catalogs._selection import Counts, Selection
 from dustmap.sky.stars import (
     AbstractDistancePrior,
     AbstractDistances,
@@ -154,8 +154,8 @@ def read_catalog(
         An angle, or mas: subtracted from parallaxes after the cuts, which are on the catalog's own
         values.
     """
-    rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
-    selection = Selection(_listed(paths), rules)
+    prior = prior or DEFAULT_PRIOR
+    selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     parts = list(selection.tables())
     selection.check_some()
     stars = selection.with_prior(concatenate(parts))
@@ -193,8 +193,8 @@ def ingest(
     target = Path(store_path)
     cards = [str(card)] if str(card).endswith(".toml") else []
     check_output(target, overwrite, [*_listed(paths), *cards])
-    rules = _rules(card, cuts, system, prior, invalid, parallax_zero_point)
-    selection = Selection(_listed(paths), rules)
+    prior = prior or DEFAULT_PRIOR
+    selection = Selection(_listed(paths), card, cuts, system, prior, invalid, parallax_zero_point)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, where there is room for the store as well.
     with scratch_for(target) as scratch:
@@ -246,31 +246,12 @@ def _check_repeated(
 ) -> None:
     """Count stars that occur before, or refuse them."""
     selection.duplicates = len(rows)
-    if len(rows) and selection.rules.invalid is InvalidRows.ERROR:
+    if len(rows) and selection.invalid is InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
             f'{example[0]}; remove them, or keep the first of each with invalid = "drop"'
         )
-
-
-def _rules(
-    card: SchemaCard | str | Path,
-    cuts: str,
-    system: ExtinctionSystem | None,
-    prior: AbstractDistancePrior | ToLearn | None,
-    invalid: str | None,
-    zero_point: float | u.Quantity,
-) -> Rules:
-    known = card if isinstance(card, SchemaCard) else card_named(card)
-    policy = next((p for p in InvalidRows if p.value == invalid), known.invalid)
-    if invalid not in (None, "", policy.value):
-        raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
-    return Rules(known, cuts, system, prior or DEFAULT_PRIOR, milliarcseconds(zero_point), policy)
-
-
-def milliarcseconds(angle: float | u.Quantity) -> float:
-    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
 
 
 def _listed(paths: Paths) -> list[str | Path]:
@@ -329,7 +310,7 @@ def read_places(
         if bad.any():
             raise _selection.invalid_row(path, reason, np.flatnonzero(bad))
     l, b = _rows.directions(binding.position, values)
-    zero_point, known = milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
+    zero_point, known = _rows.milliarcseconds(parallax_zero_point), prior or DEFAULT_PRIOR.stated
     distances = _rows.distances(binding.distance, values, known, zero_point)
     table = reader.whole()
     if len(table) != len(l):

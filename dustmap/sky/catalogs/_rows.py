@@ -224,6 +224,10 @@ def extinctions(kind: ExtinctionKind, values: Values) -> tuple[Array, Array]:
     return middle, (high - low) / 2.0
 
 
+def milliarcseconds(angle: float | u.Quantity) -> float:
+    return float(angle.to_value(u.mas) if isinstance(angle, u.Quantity) else angle)
+
+
 def _length(values: Values) -> Array:
     """Return √(x² + y² + z²), infinite where that is beyond the numbers."""
     with np.errstate(over="ignore"):

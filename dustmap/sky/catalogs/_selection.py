@@ -11,14 +11,15 @@ from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
+from astropy import units as u
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _rows
 from dustmap.sky.catalogs._binding import Binding, bind
-from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._rows import DistanceKind, InvalidRows
+from dustmap.sky.catalogs._card import SchemaCard, card_named
+from dustmap.sky.catalogs._rows import InvalidRows
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion, known_systems, system_named
 from dustmap.tables import AbstractReader, open_table
@@ -79,19 +80,6 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 @final
 @dataclass(frozen=True)
-class Rules:
-    """Choices by which rows become stars. `system` None: as the files or the card say."""
-
-    card: SchemaCard
-    preset: str
-    system: ExtinctionSystem | None
-    prior: AbstractDistancePrior | ToLearn
-    zero_point: float
-    invalid: InvalidRows
-
-
-@final
-@dataclass(frozen=True)
 class CatalogFile:
     """One file, opened and understood; no row of it is read yet."""
 
@@ -112,19 +100,36 @@ class CatalogFile:
 
 @final
 class Selection:
-    """The stars of some files. `tables` goes through them once and fills counts and sample."""
+    """The stars of some files. `tables` goes through them once and fills counts and sample.
 
-    def __init__(self, paths: Sequence[str | Path], rules: Rules) -> None:
+    system: of the extinctions that come out, None for what the first file or the card says.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path],
+        card: SchemaCard | str | Path,
+        cuts: str,
+        system: ExtinctionSystem | None,
+        prior: AbstractDistancePrior | ToLearn,
+        invalid: str | None,
+        zero_point: float | u.Quantity,
+    ) -> None:
+        self.card = card if isinstance(card, SchemaCard) else card_named(card)
+        policy = next((p for p in InvalidRows if p.value == invalid), self.card.invalid)
+        if invalid not in (None, "", policy.value):
+            raise UserError(f'invalid = {invalid!r}: expected "error" or "drop"')
         if not paths:
             raise UserError("expected at least one catalog, got none")
-        self.rules = rules
+        self._preset, self._declared, self._prior = cuts, system, prior
+        self.invalid, self._zero_point = policy, _rows.milliarcseconds(zero_point)
         self.rows = self.duplicates = 0
-        self._cuts = rules.card.cuts(rules.preset)
+        self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid: Counter[str] = Counter()
         self._sample = stars.ParallaxSample()
         self.files = tuple(self._open(Path(path)) for path in paths)
-        self.system = rules.system or self.files[0].system
+        self.system = system or self.files[0].system
         self._check_files()
 
     def tables(self) -> Iterator[StarTable]:
@@ -142,18 +147,9 @@ class Selection:
     @cached_property
     def learned(self) -> stars.LearnedPrior | None:
         """The prior that the parallaxes of all tables teach, if that is wanted."""
-        if not self._sample or not isinstance(self.rules.prior, ToLearn):
+        if not self._sample or not isinstance(self._prior, ToLearn):
             return None
-        return self._sample.learned(self.rules.prior)
-
-    def _prior(self) -> dict[str, Any]:
-        """Describe the prior of the distances, where they are from parallaxes."""
-        if self.learned is not None:
-            return {"distance_prior": self.learned.as_dict()}
-        if self.files[0].binding.distance is not DistanceKind.PARALLAX:
-            return {}
-        assert isinstance(self.rules.prior, AbstractDistancePrior)
-        return {"distance_prior": self.rules.prior.attributes()}
+        return self._sample.learned(self._prior)
 
     def with_prior(self, table: StarTable) -> StarTable:
         """Return the stars under the prior that was learned, once all tables have been seen."""
@@ -175,8 +171,13 @@ class Selection:
 
     def provenance(self) -> dict[str, Any]:
         """Return all that the stars depend on beside the rows themselves."""
-        card, binding = self.rules.card, self.files[0].binding
+        card, binding, prior = self.card, self.files[0].binding, {}
         assert binding.extinction is not None
+        if self.learned is not None:
+            prior = {"distance_prior": self.learned.as_dict()}
+        elif binding.distance is _rows.DistanceKind.PARALLAX:
+            assert isinstance(self._prior, AbstractDistancePrior)
+            prior = {"distance_prior": self._prior.attributes()}
         return {
             "card": card.name,
             "title": card.title,
@@ -187,10 +188,10 @@ class Selection:
             "distances_from": binding.distance.value,
             "extinctions_from": binding.extinction.value,
             "identifiers": "column" if self.has_identifiers else "row",
-            "cuts": {"preset": self.rules.preset, "rules": [str(cut) for cut in self._cuts]},
-            "invalid_rows": self.rules.invalid.value,
-            "parallax_zero_point_mas": self.rules.zero_point,
-            **self._prior(),
+            "cuts": {"preset": self._preset, "rules": [str(cut) for cut in self._cuts]},
+            "invalid_rows": self.invalid.value,
+            "parallax_zero_point_mas": self._zero_point,
+            **prior,
         }
 
     def check_some(self) -> None:
@@ -202,12 +203,12 @@ class Selection:
 
     def _open(self, path: Path) -> CatalogFile:
         reader = open_table(path)
-        binding = bind(path, self.rules.card, reader.columns, self._cuts, with_extinctions=True)
+        binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
         return CatalogFile(path, reader, binding, self._system(path, reader.keyword("EXTSYS")))
 
     def _system(self, path: Path, label: str) -> ExtinctionSystem:
         """Choose the system of a file: by its header, its card, or else the caller."""
-        card = self.rules.card
+        card = self.card
         try:
             named = system_named(label) if label else None
         except UserError as error:
@@ -217,7 +218,7 @@ class Selection:
                 f"{path}: the extinctions are {named} by the file's header and {card.system} by "
                 f"the card {card.name}; use the card of this file, such as generic"
             )
-        system = named or card.system or self.rules.system
+        system = named or card.system or self._declared
         if system is None:
             raise UserError(
                 f"{path}: nothing says which extinction this is; name its system "
@@ -229,7 +230,7 @@ class Selection:
     def _check_files(self) -> None:
         first = self.files[0]
         for file in self.files:
-            if self.rules.system is None and file.system != first.system:
+            if self._declared is None and file.system != first.system:
                 raise UserError(
                     f"{first.path} is in {first.system} and {file.path} in {file.system}; name the "
                     f"system to convert both to (data.system, --system)"
@@ -247,7 +248,7 @@ class Selection:
     def _table(
         self, file: CatalogFile, values: dict[str, NDArray[Any]], factor: float
     ) -> StarTable | None:
-        binding, first, prior = file.binding, self.rows, self.rules.prior
+        binding, first, prior = file.binding, self.rows, self._prior
         kept = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
         for cut in self._cuts:
@@ -273,7 +274,7 @@ class Selection:
                 binding.distance,
                 values,
                 prior.stated if isinstance(prior, ToLearn) else prior,
-                self.rules.zero_point,
+                self._zero_point,
             ),
             extinction=extinction * factor,
             extinction_error=error * factor,
@@ -287,7 +288,7 @@ class Selection:
         valid = np.ones(len(rows), bool)
         for reason, bad in problems.items():
             fresh = bad & valid
-            if self.rules.invalid is InvalidRows.ERROR and fresh.any():
+            if self.invalid is InvalidRows.ERROR and fresh.any():
                 raise invalid_row(path, reason, rows[fresh])
             if fresh.any():
                 self._invalid[reason] += int(fresh.sum())
