@@ -168,21 +168,22 @@ def bind(
     position = _first(matcher, card.positions, "directions")
     distance = _first(matcher, card.distances, "distances")
     extinction = _first(matcher, card.extinctions, "extinctions") if with_extinctions else None
-    names = {*position.columns, *distance.columns}
-    names |= set() if extinction is None else set(extinction.columns)
+    ways = [way for way in (position, distance, extinction) if way is not None]
+    names = {name for way in ways for name in way.columns}
     if with_extinctions and _reads_identifiers(matcher):
         names.add("source_id")
     for cut in cuts:
-        _check_cut(matcher, cut)
+        missing = [name for name in cut.quantity.columns if not matcher.has(name)]
+        if missing:
+            raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
         names |= set(cut.quantity.columns)
     sources = {name: source for name in sorted(names) if (source := matcher.source(name))}
     _check_distinct(path, sources)
+    _check_named(card, ways, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
-    binding = Binding(
+    return Binding(
         MappingProxyType(sources), MappingProxyType(constants), position, distance, extinction
     )
-    _check_named(binding, card)
-    return binding
 
 
 def has_extinctions(path: Path, card: SchemaCard, columns: tuple[FileColumn, ...]) -> bool:
@@ -213,21 +214,14 @@ def _reads_identifiers(matcher: _Matcher) -> bool:
     return present
 
 
-def _check_cut(matcher: _Matcher, cut: Cut) -> None:
-    missing = [name for name in cut.quantity.columns if not matcher.has(name)]
-    if missing:
-        raise _missing(matcher, f'the cut "{cut}"; other cuts may do, such as none', missing)
-
-
-def _check_named(binding: Binding, card: SchemaCard) -> None:
+def _check_named(
+    card: SchemaCard, ways: Sequence[_rows.Alternative], sources: Mapping[str, Source]
+) -> None:
     """Refuse names of the user that no star is made of."""
-    kinds: list[type[_rows.Alternative]] = [_rows.PositionKind, _rows.DistanceKind]
-    kinds += [] if binding.extinction is None else [_rows.ExtinctionKind]
-    roles = {name for kind in kinds for way in kind for name in way.columns}
-    idle = sorted((card.named & roles) - set(binding.sources))
+    roles = {name for way in ways for other in type(way) for name in other.columns}
+    idle = sorted((card.named & roles) - set(sources))
     if idle:
-        extinction = () if binding.extinction is None else binding.extinction.columns
-        used = (*binding.position.columns, *binding.distance.columns, *extinction)
+        used = [name for way in ways for name in way.columns]
         raise UserError(
             f"column {', '.join(idle)}: named, but stars are made of {', '.join(used)}; name all "
             "columns that belong together, or leave it out"
