@@ -11,8 +11,8 @@ the tables of a card that say so; every error names the key and the card.
 """
 
 import difflib
-import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -111,8 +111,9 @@ def text(raw: object) -> str | None:
 
 
 def number(raw: object) -> float | None:
-    fine = isinstance(raw, int | float) and not isinstance(raw, bool) and math.isfinite(raw)
-    return float(raw) if isinstance(raw, int | float) and fine else None
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        return None
+    return float(raw) if abs(raw) <= sys.float_info.max else None
 
 
 def bit(raw: object) -> int | None:

@@ -58,6 +58,8 @@ def test_what_is_kept(raw: dict[str, object], kept: list[int], words: str) -> No
         ({"column": "x", "abov": 1}, "unknown key 'abov'; did you mean above?"),
         ({"column": "x", "above": "1"}, "above = '1': expected a finite number"),
         ({"column": "x", "above": True}, "expected a finite number"),
+        ({"column": "x", "above": 10**400}, "expected a finite number"),
+        ({"column": "x", "above": float("nan")}, "expected a finite number"),
         ({"column": "x", "one_of": 3}, "expected a list"),
         ({"column": "x", "one_of": []}, "not empty"),
         ({"ratio": ["x"], "above": 1}, "expected two columns"),
