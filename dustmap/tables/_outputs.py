@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from dustmap.errors import UserError
 
@@ -298,10 +297,8 @@ def refuse_special(target: Path) -> None:
 def foreign_entries(directory: Path, own: str) -> list[str]:
     """List what is in a directory beside the files that `own` matches, a pattern of their paths."""
     known = re.compile(f"{own}|{_TEMPORARY}")
-    names = [entry.relative_to(directory).as_posix() for entry in _entries(directory)]
-    return sorted(
-        name for name in names if os.path.islink(directory / name) or not known.fullmatch(name)
-    )
+    links = {_name(entry, directory): entry.is_symlink() for entry in _entries(directory)}
+    return sorted(name for name, link in links.items() if link or not known.fullmatch(name))
 
 
 def listed(names: list[str], most: int = 3) -> str:
@@ -343,24 +340,30 @@ def check_enclosed(directory: Path) -> None:
     """
     root = Path(os.path.realpath(directory))
     for entry in _entries(root):
-        name = entry.relative_to(root)
         if entry.is_symlink():
-            target = Path(os.path.realpath(entry))
+            target = Path(os.path.realpath(entry.path))
             if not target.is_relative_to(root):
                 raise UserError(
-                    f"{directory}: {name} is a link to {target}, outside of it; put a copy in its "
-                    "place"
+                    f"{directory}: {_name(entry, root)} is a link to {target}, outside of it; put "
+                    "a copy in its place"
                 )
         elif not entry.is_file():
-            raise UserError(f"{directory}: {name} is neither a file nor a directory; remove it")
+            raise UserError(
+                f"{directory}: {_name(entry, root)} is neither a file nor a directory; remove it"
+            )
 
 
-def _entries(root: Path) -> Iterator[Path]:
+def _entries(directory: Path) -> Iterator["os.DirEntry[str]"]:
     """Yield everything below that is no directory, links to directories among it."""
+    waiting = [str(directory)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    yield entry
 
-    def refuse(error: OSError) -> NoReturn:
-        raise error
 
-    for folder, folders, files in os.walk(root, onerror=refuse):
-        yield from (Path(folder, name) for name in files)
-        yield from (path for name in folders if (path := Path(folder, name)).is_symlink())
+def _name(entry: "os.DirEntry[str]", directory: Path) -> str:
+    return Path(entry.path).relative_to(directory).as_posix()
