@@ -48,7 +48,11 @@ class ColumnRef:
 
     @classmethod
     def parse(cls, written: str) -> Self:
-        """Split `name[:,entry]`; any other text is a name."""
+        """Split `name[:,entry]`; any other text is a name.
+
+        >>> ColumnRef.parse("est[:,4]")
+        ColumnRef(name='est', entry=4)
+        """
         match = _ENTRY.match(written)
         return cls(written) if match is None else cls(match[1], int(match[2]))
 

@@ -47,7 +47,7 @@ class AbstractDistances(ABC):
     """
 
     kind: ClassVar[str]
-    exact: ClassVar[bool]
+    exact: ClassVar[bool] = False
     fields: ClassVar[Mapping[str, str]]
 
     def columns(self) -> dict[str, Array]:
@@ -124,7 +124,6 @@ class GaussianDistances(AbstractDistances):
     """
 
     kind = "gaussian"
-    exact = False
     fields = MappingProxyType({"distance_pc": "distance", "distance_error_pc": "error"})
     distance: Array
     error: Array
@@ -161,10 +160,13 @@ class PercentileDistances(AbstractDistances):
 
     z(ln d) is linear from the 16th to the 50th and from the 50th to the 84th percentile, and goes
     on with the same slope beyond: P(D > d) = Φ(−z(ln d)).
+
+    >>> star = PercentileDistances(*np.array([[90.0], [100.0], [120.0]]))
+    >>> star.survival(np.array([[90.0, 100.0]])).round(2)
+    array([[0.84, 0.5 ]])
     """
 
     kind = "percentile"
-    exact = False
     fields = MappingProxyType(
         {"distance_p16_pc": "p16", "distance_p50_pc": "p50", "distance_p84_pc": "p84"}
     )
@@ -210,7 +212,6 @@ class ParallaxDistances(AbstractDistances):
     """
 
     kind = "parallax"
-    exact = False
     fields = MappingProxyType({"parallax_mas": "parallax", "parallax_error_mas": "error"})
     parallax: Array
     error: Array

@@ -70,7 +70,11 @@ def system_named(name: str) -> ExtinctionSystem:
 
 
 def conversion(source: ExtinctionSystem, target: ExtinctionSystem) -> float:
-    """Return the factor that takes extinctions and densities from `source` to `target`."""
+    """Return the factor that takes extinctions and densities from `source` to `target`.
+
+    >>> conversion(system_named("E(B-V)"), system_named("A_V"))
+    3.1
+    """
     if source == target:
         return 1.0
     for system in (source, target):
