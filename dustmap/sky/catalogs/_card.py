@@ -135,7 +135,12 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
     table.only(_KEYS)
     named = table.table("columns")
     columns = {key: _column(named.table(key), key) for key in named.names()}
-    flags = {key: _flag_bits(table.table("flags"), key) for key in table.table("flags").names()}
+    constants, flagged = table.table("constants"), table.table("flags")
+    constants.only(key for key, role in _rows.ROLES.items() if role.kind is ColumnType.NUMBER)
+    bits = {key: flagged.table(key) for key in flagged.names()}
+    flags = {
+        key: FlagBits({name: each.bit(name) for name in each.names()}) for key, each in bits.items()
+    }
     card = SchemaCard(
         name=name,
         title=table.text("title"),
@@ -147,7 +152,7 @@ def parse_card(content: Mapping[str, Any], name: str) -> SchemaCard:
         distances=_several(table, "distances", _rows.DistanceKind),
         extinctions=_several(table, "extinctions", _rows.ExtinctionKind),
         columns=MappingProxyType(columns),
-        constants=MappingProxyType(_constants(table)),
+        constants=MappingProxyType({key: constants.number(key) for key in constants.names()}),
         flags=MappingProxyType(flags),
         presets=MappingProxyType(_presets(table, flags, columns)),
     )
@@ -217,17 +222,6 @@ def _unit(table: CardTable, written: str) -> u.UnitBase:
         return u.Unit(written)
     except ValueError:
         raise table.error(f"unit = {written!r}: expected a unit such as pc, mas or mag") from None
-
-
-def _constants(table: CardTable) -> dict[str, float]:
-    constants = table.table("constants")
-    constants.only(key for key, role in _rows.ROLES.items() if role.kind is ColumnType.NUMBER)
-    return {name: constants.number(name) for name in constants.names()}
-
-
-def _flag_bits(flags: CardTable, column: str) -> FlagBits:
-    bits = flags.table(column)
-    return FlagBits(MappingProxyType({name: bits.bit(name) for name in bits.names()}))
 
 
 def _presets(

@@ -95,7 +95,9 @@ class IdentifierLog:
         count = 0
         for first in range(0, self._count, PART):
             block = self._read(first, min(PART, self._count - first))
-            inside = np.flatnonzero(_hash(block, bits) == part)
+            # The upper bits of identifier · 2^64 / golden ratio; 0 for no bits.
+            hashes = (block.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
+            inside = np.flatnonzero(hashes == part)
             kept.append(block[inside])
             rows.append(first + inside)
             count += len(inside)
@@ -109,11 +111,6 @@ class IdentifierLog:
     def _read(self, first: int, count: int) -> NDArray[np.int64]:
         self._file.seek(8 * first)
         return np.frombuffer(self._file.read(8 * count), np.int64)
-
-
-def _hash(identifiers: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
-    """Return the upper `bits` bits of identifier · 2^64 / golden ratio; 0 for no bits."""
-    return (identifiers.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)
 
 
 @final

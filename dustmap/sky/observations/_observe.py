@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dustmap.gp import AbstractPosterior, Batch, RegularGrid
-from dustmap.gp.features import Taps, chunks
+from dustmap.gp.features import Taps
 from dustmap.gp.functionals import AbstractFunctional, Counts, LineIntegrals, OutsidePolicy, Sharded
-from dustmap.linalg import AbstractWorld, Progress, unwatched
+from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._segments import DistanceSpread
 from dustmap.sky.observations._sight_lines import BeyondBox, Moments, PriorDust, SightLines

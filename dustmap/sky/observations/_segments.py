@@ -5,7 +5,6 @@ A(<d) = Σ_k a_k U_k; E U_k is the mean of sf(s) = P(d > s) over the segment. U_
 U_i = 1 for all i < k, so that Cov(U_i, U_k) = E U_k (1 − E U_i).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from dustmap.gp import AbstractPosterior
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
-from dustmap.linalg import Progress, unwatched
+from dustmap.linalg import Progress, chunks, unwatched
 from dustmap.sky.stars import AbstractDistances
 
 Array = NDArray[np.float64]
@@ -131,8 +130,7 @@ def segments_of(
     far = np.full(n, np.inf) if far is None else far
     parts = [
         _segments(distances[rows], near[rows, None], far[rows, None])
-        for start in range(0, n, STARS_AT_ONCE)
-        for rows in (slice(start, start + STARS_AT_ONCE),)
+        for rows in chunks(n, STARS_AT_ONCE)
     ]
     arrays = zip(*(part._arrays() for part in parts), strict=True)
     return Segments(*(np.concatenate(values) for values in arrays))
@@ -220,7 +218,8 @@ class DistanceSpread:
         stored = _stored_draws(posterior)
         count = samples if stored is None else min(samples, stored)
         parts = [torch.zeros(0, dtype=self.variance.dtype, device=self.rays.device)]
-        for rows in self._chunks(_DENSE if stored is None else _STORED):
+        segments = _DENSE if stored is None else _STORED
+        for rows in chunks(len(self), max(1, segments // self.variance.shape[1])):
             # Draws know a segment by its key: neither chunks nor ranks change them.
             progress(_SPREADS, rows.start, len(self))
             chunk = self[rows]
@@ -229,11 +228,6 @@ class DistanceSpread:
             parts.append(chunk.of_segments(a, more).mean(0))
         progress(_SPREADS, len(self), len(self))
         return torch.cat(parts)
-
-    def _chunks(self, segments: int) -> Iterator[slice]:
-        step = max(1, segments // self.variance.shape[1])
-        for start in range(0, len(self), step):
-            yield slice(start, start + step)
 
     def _segment_draws(
         self, posterior: AbstractPosterior, samples: int, generator: torch.Generator

@@ -23,6 +23,7 @@ from dustmap.gp import AbstractMean, AbstractPosterior, Prediction, RegularGrid,
 from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.gp.kernels import AbstractKernel
+from dustmap.linalg import chunks
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.observations import _segments
 from dustmap.sky.observations._segments import Array, DistanceSpread, Segments
@@ -173,10 +174,9 @@ class BeyondBox:
     def moments(self, dust: PriorDust) -> tuple[Tensor, Tensor]:
         """Return E A and Var A (N,), float64; 0 for rays that are in the box from end to end."""
         mean, variance = torch.zeros(2, self.total, dtype=torch.float64, device=self.rows.device)
-        for start in range(0, len(self.rows), RAYS_AT_ONCE):
-            rows = self.rows[start : start + RAYS_AT_ONCE]
-            part = self.spread[start : start + RAYS_AT_ONCE]
-            mean[rows], variance[rows] = self._moments(part, dust)
+        for part in chunks(len(self.rows), RAYS_AT_ONCE):
+            rows = self.rows[part]
+            mean[rows], variance[rows] = self._moments(self.spread[part], dust)
         return mean, variance
 
     def tracks(self) -> Tensor:
@@ -196,7 +196,9 @@ class BeyondBox:
         a = density * length
         joint = _joint(rays.weights, spread.variance)
         size = dust.size(density) * (rays.weights > 0)
-        covariance = size[:, :, None] * size[:, None, :] * _pairs(rays.edges, dust)
+        g = dust.pairs((rays.edges[:, :, None] - rays.edges[:, None, :]).abs())
+        pairs = g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
+        covariance = size[:, :, None] * size[:, None, :] * pairs
         prior = (covariance * joint).sum((1, 2)).clamp_min(0.0)
         mean = (a * rays.weights).sum(-1)
         level = (dust.level_std / dust.level * mean).square()
@@ -209,12 +211,6 @@ def _joint(mean: Tensor, variance: Tensor) -> Tensor:
     later = torch.arange(count, device=mean.device)
     joint = mean[:, torch.maximum(later[:, None], later[None, :])]
     return joint + torch.diag_embed(variance + mean.square() - mean)
-
-
-def _pairs(edges: Tensor, dust: PriorDust) -> Tensor:
-    """Return ∬ c over all pairs of segments (N, K, K)."""
-    g = dust.pairs((edges[:, :, None] - edges[:, None, :]).abs())
-    return g[:, :-1, 1:] + g[:, 1:, :-1] - g[:, :-1, :-1] - g[:, 1:, 1:]
 
 
 def crowding(tracks: Tensor, dust: PriorDust) -> Tensor:
