@@ -18,16 +18,9 @@ from dustmap.errors import UserError
 from dustmap.sky.catalogs import _rows, _selection
 from dustmap.sky.catalogs._binding import bind, has_extinctions
 from dustmap.sky.catalogs._card import SchemaCard, card_named
-from dustmap.sky.catalogs._rows import InvalidRows
 from dustmap.sky.catalogs._selection import Counts, Selection
-from dustmap.sky.stars import (
-    AbstractDistancePrior,
-    AbstractDistances,
-    StarTable,
-    ToLearn,
-    _store,
-    concatenate,
-)
+from dustmap.sky.stars import AbstractDistancePrior, StarTable, ToLearn, _store, concatenate
+from dustmap.sky.stars._table import AbstractDistances
 from dustmap.sky.systems import ExtinctionSystem
 from dustmap.tables import check_output, open_table, scratch_for
 
@@ -243,7 +236,7 @@ def _check_repeated(
 ) -> None:
     """Count stars that occur before, or refuse them."""
     selection.duplicates = len(rows)
-    if len(rows) and selection.invalid is InvalidRows.ERROR:
+    if len(rows) and selection.invalid is _rows.InvalidRows.ERROR:
         names = ", ".join(str(file.path) for file in selection.files)
         raise UserError(
             f"{names}: {len(rows)} stars have the source_id of an earlier one, such as "
