@@ -227,18 +227,17 @@ def _alive(left: Path) -> bool:
     if process == os.getpid():
         return False
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):
+            os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
     return True
 
 
 def check_output(target: Path, overwrite: bool, inputs: Iterable[str | Path] = ()) -> None:
     """Refuse an output that would replace what it must not; inputs: what the command reads.
 
-    ValueError, FileExistsError, FileNotFoundError with a line that names the output and says what
+    UserError, FileExistsError, FileNotFoundError with a line that names the output and says what
     stands in its way.
     """
     place = followed(target)

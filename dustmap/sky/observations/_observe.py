@@ -86,26 +86,24 @@ class Observations:
 
     def uniform(self, density: float, dust: PriorDust) -> Moments:
         """Return what distances and dust beyond the box add, with one density all over it."""
-        outside = self._outside(dust)
-        own = 0.0 if self.spread is None else self.spread.uniform(density, outside[0])
-        return self._added(outside, own, dust)
+        mean, apart = self._outside(dust)
+        own = torch.zeros_like(mean) if self.spread is None else self.spread.uniform(density, mean)
+        return self._added(mean, apart, own, dust)
 
     def added(
         self, posterior: AbstractPosterior, dust: PriorDust, progress: Progress = unwatched
     ) -> Moments:
         """Return the same with the posterior density in the box: the mean over its draws."""
-        outside, spread = self._outside(dust), self.spread
-        if spread is None:
-            return self._added(outside, 0.0, dust)
-        own = spread.added_variance(posterior, behind=outside[0], progress=progress)
-        return self._added(outside, own, dust)
+        mean, apart = self._outside(dust)
+        own = torch.zeros_like(mean)
+        if self.spread is not None:
+            own = self.spread.added_variance(posterior, behind=mean, progress=progress)
+        return self._added(mean, apart, own, dust)
 
-    def _added(
-        self, outside: tuple[Tensor, Tensor], own: Tensor | float, dust: PriorDust
-    ) -> Moments:
+    def _added(self, mean: Tensor, apart: Tensor, own: Tensor, dust: PriorDust) -> Moments:
+        """Gather mean and variance beyond the box and the variance of distances of all ranks."""
         rays = self.batch.functional
-        mean, apart = (_of_all(rays, values) for values in outside)
-        own = _of_all(rays, own) if isinstance(own, Tensor) else torch.zeros_like(mean)
+        mean, apart, own = (_of_all(rays, values) for values in (mean, apart, own))
         if self.beyond is None:
             return Moments(mean, own, torch.zeros_like(mean))
         alike = _sight_lines.crowding(_of_all(rays, self.beyond.tracks()), dust)

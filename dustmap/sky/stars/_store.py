@@ -113,7 +113,7 @@ class StarStoreWriter:
 
 
 def check_same(expected: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a table does not belong into a store."""
+    """Refuse a table that does not belong into a store."""
     if attributes != expected:
         raise UserError(
             f"a star store holds one extinction system and one kind of distances, {expected}; "
