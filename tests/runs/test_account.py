@@ -14,7 +14,7 @@ import torch
 from dustmap.cli import COMMANDS, parser
 from dustmap.inference import scores_of_normal
 from dustmap.runs import Check, LogProgress, Report, Stage
-from dustmap.runs._seconds import rounded
+from dustmap.runs._machine import rounded
 from dustmap.runs.reports._calibration import (
     PIT_BINS,
     Predictions,

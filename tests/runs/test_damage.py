@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dustmap.runs.checkpoints import translating_damage
-from dustmap.runs.checkpoints._written import report_of
+from dustmap.runs.checkpoints._layout import report_of
 from dustmap.runs.stars._hyperparameters import Hyperparameters
 
 RUN = Path("RUN")

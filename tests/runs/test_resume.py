@@ -12,7 +12,7 @@ import pytest
 from dustmap.config import load
 from dustmap.inference import State
 from dustmap.runs import Report, Stage, execute_run, prepare
-from dustmap.runs.checkpoints._file import write_state
+from dustmap.runs.checkpoints._state_file import write_state
 from dustmap.sky.simulation import Measurements, write_sky
 from tests.run_outputs import contents, differences, left_over
 from tests.skies import plain_sky, write_plain_sky

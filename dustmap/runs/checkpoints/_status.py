@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from dustmap.runs.checkpoints._lock import holder
-from dustmap.runs.checkpoints._written import METRICS, REPORT, check_run, lines_of, report_of
+from dustmap.runs.checkpoints._layout import METRICS, REPORT, check_run, holder, lines_of, report_of
 
 #: Of a line of metrics: what is no number of a step.
 _NOT_NUMBERS = ("time", "rank", "stage", "event")

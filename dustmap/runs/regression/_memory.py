@@ -14,7 +14,7 @@ from dustmap.engines import (
 )
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
-from dustmap.runs._run import dtype_of
+from dustmap.runs._machine import dtype_of
 from dustmap.runs.regression._data import Rows
 
 #: Dense matrices of the rows that learn, or that are conditioned on: covariance, factor, gradient.

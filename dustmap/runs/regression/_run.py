@@ -18,9 +18,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Scores, State, scores
 from dustmap.linalg import AbstractWorld
-from dustmap.runs._ranks import ALONE
+from dustmap.runs._machine import ALONE, dense_seconds, rounded
 from dustmap.runs._run import AbstractRun, Plan
-from dustmap.runs._seconds import dense_seconds, rounded
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.regression._data import Rows, grid_of, rows_of, within
 from dustmap.runs.regression._field import GriddedField, plot_field, write_field

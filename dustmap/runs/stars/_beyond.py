@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.runs._ranks import predicted
+from dustmap.runs._machine import predicted
 from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 from dustmap.runs.stars._model import GaussianDensity, density_of, kernel_of
 from dustmap.sky.observations import Moments, Observations, PriorDust

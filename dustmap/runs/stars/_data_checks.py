@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dustmap.config import Config
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.runs._run import dtype_of
+from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._share import SAMPLE, StarShare
 from dustmap.sky import cartesian

@@ -20,7 +20,7 @@ from dustmap.engines import Arrays, Learning, OnStep, no_step
 from dustmap.gp import Batch
 from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, StateReader, state_of
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._ranks import predicted
+from dustmap.runs._machine import predicted
 from dustmap.runs.stars._beyond import first_dust, with_level
 from dustmap.runs.stars._engines import fit_stars, load_stars
 from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit

@@ -29,7 +29,7 @@ from dustmap.gp import Batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import NO_CHECKPOINTS, AbstractCheckpointer, RobustSettings
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._run import dtype_of
+from dustmap.runs._machine import dtype_of
 from dustmap.runs.stars._hyperparameters import Hyperparameters, StarFit
 from dustmap.runs.stars._model import (
     density_of,

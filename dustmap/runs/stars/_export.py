@@ -10,7 +10,7 @@ from dustmap.config import ComputeConfig, Config
 from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.linalg import AbstractWorld, AdaptiveBatch
-from dustmap.runs._ranks import ALONE
+from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Progress, WatchedField
 from dustmap.runs.stars._field import request_of

@@ -10,7 +10,7 @@ from dustmap.config import Config
 from dustmap.engines import MIB, Component, During
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals
-from dustmap.runs._ranks import own_rays
+from dustmap.runs._machine import own_rays
 from dustmap.sky.catalogs import ROWS
 from dustmap.sky.maps import MapRequest, bytes_per_plane, slab_memory
 from dustmap.sky.observations import Observations

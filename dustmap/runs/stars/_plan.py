@@ -12,7 +12,8 @@ from dustmap.config import Config
 from dustmap.engines import SPECTRA, GriddedSizes, MemoryPlan, drawing_bytes, shown
 from dustmap.errors import UserError
 from dustmap.gp import own_batch
-from dustmap.runs._run import Plan, dtype_of
+from dustmap.runs._machine import dtype_of
+from dustmap.runs._run import Plan
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._memory import finish_components, star_components
 from dustmap.runs.stars._model import density_of, grid_of, kernel_of

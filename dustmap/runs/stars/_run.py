@@ -18,9 +18,8 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld, unwatched
-from dustmap.runs._ranks import ALONE, own_rays, predicted
-from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs._seconds import rounded
+from dustmap.runs._machine import ALONE, device_of, own_rays, predicted, rounded
+from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import (
     Check,

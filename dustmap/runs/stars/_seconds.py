@@ -12,8 +12,12 @@ from dustmap.gp.features import BeamTable, interpolation
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.gp.kernels import StationaryKernel
 from dustmap.linalg import AbstractOperator
-from dustmap.runs._run import dtype_of
-from dustmap.runs._seconds import dense_seconds, measured_seconds, seconds_per_operation
+from dustmap.runs._machine import (
+    dense_seconds,
+    dtype_of,
+    measured_seconds,
+    seconds_per_operation,
+)
 from dustmap.runs.stars._model import density_of, kernel_of
 from dustmap.sky.observations import HealpixBeams
 

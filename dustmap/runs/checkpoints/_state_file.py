@@ -1,4 +1,4 @@
-"""A state that a computation can go on from, as one file that is whole or not there.
+"""The state of a computation as one file that is whole or not there.
 
 An npz file without pickles: `header`, JSON in bytes; `header_sha256` of these; `array_0`, ...
 The header has the schema of the file, the scope of the state, its place among the states of the
@@ -9,14 +9,14 @@ all the bits of a float.
 import hashlib
 import json
 import os
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, final
+from tokenize import TokenError
+from typing import IO, Any, BinaryIO, TypeAlias, final
 
 import numpy as np
 import torch
@@ -24,13 +24,15 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dustmap.errors import UserError
+from dustmap.errors import UserError, one_line
 from dustmap.inference import State
+from dustmap.tables import raised_here
 from dustmap.tables._outputs import naming
 
 SCHEMA = 1
-#: What a file that cannot be used is answered with.
-REMEDY = "delete {folder} or start anew with --overwrite"
+#: Of the computations around one: the token of the state that each had saved last, and how often
+#: it could have saved another since.
+Place: TypeAlias = tuple[tuple[str, int], ...]
 
 _PIECE = 1 << 24  # bytes read at once
 #: numpy has no bfloat16: its bits are kept as those of an integer.
@@ -43,86 +45,97 @@ _DTYPES = {
         *(torch.complex128, torch.complex64),
     )
 }
-# What a damaged archive makes of its readers.
+# What values of the wrong type, shape or size, and damaged archives, make of their readers.
 _DAMAGE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    EOFError,
-    OverflowError,
-    OSError,  # of a seek to where nothing is
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
+    *(ValueError, EOFError, SyntaxError, TokenError, MemoryError, zipfile.BadZipFile, zlib.error),
 )
+# Of these, faults of ours where a frame of this package raises them.
+_FAULTS = (TypeError, AttributeError, AssertionError)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class StateFile:
-    """What a file holds. token: the sha256 of its header, and so of all of it.
-
-    place: of the computations around this one, the token of the state that each had kept last and
-    how often it could have kept another since.
-    """
+    """What a file holds; token: the sha256 of its header, and so of all of it."""
 
     scope: str
-    place: tuple[tuple[str, int], ...]
+    place: Place
     state: State
     token: str
 
 
-def write_state(path: Path, scope: str, place: tuple[tuple[str, int], ...], state: State) -> str:
-    """Writes the file whole or not at all, and waits until the disk has it; its token."""
-    arrays = {name: _to_numpy(name, tensor) for name, tensor in state.arrays.items()}
-    written = _header(scope, place, state, arrays)
-    token = hashlib.sha256(written).hexdigest()
-    members = {f"array_{i}": array for i, array in enumerate(arrays.values())}
+def write_state(path: Path, scope: str, place: Place, state: State) -> str:
+    """Write the file whole or not at all, wait until the disk has it, and return its token."""
+    header, arrays = _packed(scope, place, state)
+    digest = hashlib.sha256(header)
     with durable(path) as file:
         np.savez(
             file,
             allow_pickle=False,
-            header=np.frombuffer(written, np.uint8),
-            header_sha256=np.frombuffer(bytes.fromhex(token), np.uint8),
-            **members,
+            header=np.frombuffer(header, np.uint8),
+            header_sha256=np.frombuffer(digest.digest(), np.uint8),
+            **{f"array_{i}": array for i, array in enumerate(arrays)},
         )
-    return token
+    return digest.hexdigest()
 
 
-def token_of(scope: str, place: tuple[tuple[str, int], ...], state: State) -> str:
-    """That of the file which `write_state` would write."""
-    arrays = {name: _to_numpy(name, tensor) for name, tensor in state.arrays.items()}
-    return hashlib.sha256(_header(scope, place, state, arrays)).hexdigest()
+def token_of(scope: str, place: Place, state: State) -> str:
+    """Return the token of the file that `write_state` would write."""
+    return hashlib.sha256(_packed(scope, place, state)[0]).hexdigest()
 
 
 def read_state(path: Path, folder: Path | None = None) -> StateFile:
-    """What `write_state` has written; anything else is a UserError that says what to do.
+    """Read what `write_state` has written; anything else is a UserError that says what to do.
 
     folder: what is to be deleted then.
     """
-    remedy = REMEDY.format(folder=folder or path)
+    remedy = f"delete {folder or path} or start anew with --overwrite"
     with path.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 return _read(archive)
         except _Newer as error:
             raise UserError(
-                f"{path} has schema {error.schema} of a newer dustmap, and this reads {SCHEMA}: "
+                f"{path} has schema {error} of a newer dustmap, and this reads {SCHEMA}: "
                 f"go on with that version, or {remedy}"
             ) from None
         except _Foreign:
             raise UserError(f"{path} is no state that dustmap has kept: {remedy}") from None
-        except _DAMAGE as error:
-            raise UserError(f"{path} is damaged ({_line(error)}): {remedy}") from None
+        except (*_DAMAGE, OSError) as error:  # OSError: of a seek to where nothing is
+            _refuse_fault(error)
+            raise UserError(f"{path} is damaged ({one_line(error)}): {remedy}") from None
+
+
+@contextmanager
+def translating_damage(path: Path) -> Iterator[None]:
+    """Turn errors of damaged files of the run at `path` into one UserError that says what to do.
+
+    A TypeError, AttributeError or AssertionError that this package raises itself passes as it is:
+    values in files are checked where they are read.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except _DAMAGE as error:
+        _refuse_fault(error)
+        words = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path}: the files of this run are damaged or not of one run ({type(error).__name__}: "
+            f"{words}); run it again"
+        ) from error
+
+
+def _refuse_fault(error: Exception) -> None:
+    """Raise an error that is a fault of this package and not of a file."""
+    if isinstance(error, _FAULTS) and raised_here(error):
+        raise error
 
 
 @contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when it is safe on the disk; a failure leaves what was there."""
+    """Yield a file that takes its name when it is on the disk; a failure leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".partial-{path.name}")
     try:
@@ -139,7 +152,7 @@ def durable(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the disk has the names in a directory."""
+    """Wait until the disk has the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -154,27 +167,25 @@ class _Foreign(Exception):
 
 @final
 class _Newer(Exception):
-    """A schema that is not known yet."""
-
-    def __init__(self, schema: object) -> None:
-        super().__init__(schema)
-        self.schema = schema
+    """A schema that is not known yet, its argument."""
 
 
-def _header(
-    scope: str,
-    place: tuple[tuple[str, int], ...],
-    state: State,
-    arrays: Mapping[str, NDArray[np.generic]],
-) -> bytes:
+def _packed(scope: str, place: Place, state: State) -> tuple[bytes, list[NDArray[np.generic]]]:
+    """Return the header and the arrays of a file."""
+    arrays, described = [], []
+    for name, tensor in state.arrays.items():
+        array, dtype = _to_numpy(name, tensor), _named(tensor.dtype)
+        row = {"name": name, "dtype": dtype, "shape": list(tensor.shape), "sha256": _sha256(array)}
+        arrays.append(array)
+        described.append(row)
     header = {
         "schema": SCHEMA,
         "scope": scope,
-        "place": [list(step) for step in place],
+        "place": place,
         "values": dict(state.values),
-        "arrays": [_described(name, state.arrays[name], array) for name, array in arrays.items()],
+        "arrays": described,
     }
-    return json.dumps(header, default=dict).encode()
+    return json.dumps(header, default=dict).encode(), arrays
 
 
 def _read(archive: zipfile.ZipFile) -> StateFile:
@@ -189,34 +200,29 @@ def _read(archive: zipfile.ZipFile) -> StateFile:
     if header["schema"] != SCHEMA:
         raise _Newer(header["schema"])
     arrays = {
-        told["name"]: _array(archive, f"array_{i}.npy", told)
-        for i, told in enumerate(header["arrays"])
+        row["name"]: _array(archive, f"array_{i}.npy", row)
+        for i, row in enumerate(header["arrays"])
     }
     place = tuple((str(token), int(count)) for token, count in header["place"])
     return StateFile(header["scope"], place, State(header["values"], arrays), token)
 
 
 def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
-    # Some hundred bytes more than a header can have would be none.
     with archive.open(name) as member:
-        if npy.read_magic(member) != (1, 0):
-            raise UserError(f"{name} is of no version that is written")
-        npy.read_array_header_1_0(member)
+        _npy_header(member)
         return member.read()
 
 
-def _array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> Tensor:
-    """An array that is what the header says of it, which is known to be sound."""
-    dtype = _DTYPES[told["dtype"]]
-    shape = tuple(told["shape"])
-    bits = torch.empty(shape, dtype=_AS_BITS.get(dtype, dtype)).numpy()
+def _array(archive: zipfile.ZipFile, name: str, row: Mapping[str, Any]) -> Tensor:
+    """Read an array that is what the header says of it, which is known to be sound."""
+    dtype = _DTYPES[row["dtype"]]
+    bits = torch.empty(row["shape"], dtype=_AS_BITS.get(dtype, dtype)).numpy()
     with archive.open(name) as member:
-        found_shape, fortran, found_dtype = _npy_header(member)
-        if (found_shape, fortran, found_dtype) != (shape, False, bits.dtype):
-            raise UserError(f"the array {told['name']} is not what its header says")
+        if _npy_header(member) != (bits.shape, False, bits.dtype):
+            raise UserError(f"the array {row['name']} is not what its header says")
         _fill(member, bits)
-    if _sha256(bits) != told["sha256"]:
-        raise UserError(f"the array {told['name']} does not match its checksum")
+    if _sha256(bits) != row["sha256"]:
+        raise UserError(f"the array {row['name']} does not match its checksum")
     tensor = torch.from_numpy(bits)
     return tensor.view(dtype) if dtype in _AS_BITS else tensor
 
@@ -230,7 +236,7 @@ def _npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
 
 
 def _fill(member: IO[bytes], array: NDArray[np.generic]) -> None:
-    """Reads the bytes of an array without a copy of them all."""
+    """Read the bytes of an array without a copy of them all."""
     flat, start = _as_bytes(array), 0
     while start < len(flat):
         piece = member.read(min(_PIECE, len(flat) - start))
@@ -249,11 +255,6 @@ def _to_numpy(name: str, tensor: Tensor) -> NDArray[np.generic]:
     return found
 
 
-def _described(name: str, tensor: Tensor, array: NDArray[np.generic]) -> dict[str, Any]:
-    dtype = _named(tensor.dtype)
-    return {"name": name, "dtype": dtype, "shape": list(tensor.shape), "sha256": _sha256(array)}
-
-
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -264,7 +265,3 @@ def _sha256(array: NDArray[np.generic]) -> str:
 
 def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
