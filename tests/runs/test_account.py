@@ -22,9 +22,8 @@ from dustmap.runs.reports._calibration import (
     calibration,
     quality_proxies,
 )
-from dustmap.runs.reports._progress import _Course
+from dustmap.runs.reports._progress import Stopwatch, _Course, peak_memory
 from dustmap.runs.reports._report import Picture
-from dustmap.runs.reports._stages import Stopwatch, peak_memory
 
 
 def predictions(n: int, scale: float) -> Predictions:
