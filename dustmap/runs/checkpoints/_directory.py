@@ -66,13 +66,17 @@ class RunDirectory:
 
     def record(self, **values: Any) -> None:
         """Append one line to metrics.jsonl, with time, rank and peak memory."""
-        if self.rank > 0:
-            return
-        line = {"time": round(time.time(), 3), "rank": self.rank, **values}
-        append(self.path / METRICS, line | {"peak_bytes": peak_memory()})
+        if self.rank == 0:
+            line = {"time": round(time.time(), 3), "rank": 0, **values}
+            append(self.path / METRICS, line | {"peak_bytes": peak_memory()})
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write a file whole or not at all."""
+        if self.rank == 0:
+            with durable(self.path / name) as file:
+                file.write(content.encode())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a JSON file whole or not at all."""
         self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -80,10 +84,9 @@ class RunDirectory:
 
     def write_arrays(self, name: str, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Write an npz file whole or not at all; none where there are no arrays."""
-        if not arrays or self.rank > 0:
-            return
-        with durable(self.path / name) as file:
-            np.savez(file, allow_pickle=False, **arrays)
+        if arrays and self.rank == 0:
+            with durable(self.path / name) as file:
+                np.savez(file, allow_pickle=False, **arrays)
 
     def read_arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
         """Read what `write_arrays` wrote under this name; nothing where it wrote none."""
@@ -95,12 +98,6 @@ class RunDirectory:
                 return {key: stored[key] for key in stored.files}
         except (ValueError, EOFError, BadZipFile) as error:
             raise UserError(f"{path} is damaged ({error}); run it again") from error
-
-    def write_text(self, name: str, content: str) -> None:
-        if self.rank > 0:
-            return
-        with durable(self.path / name) as file:
-            file.write(content.encode())
 
 
 @final

@@ -19,9 +19,9 @@ from dustmap.linalg import AbstractWorld
 from dustmap.runs.checkpoints import _layout
 from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, has_states
 from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
-from dustmap.runs.checkpoints._identity import IDENTITY, Identity, proves_run
+from dustmap.runs.checkpoints._identity import IDENTITY, Identity, differences, proves_run
 from dustmap.runs.checkpoints._layout import CHECKPOINT, CONFIG, REPORT, STATES
-from dustmap.runs.checkpoints._state_file import durable, sync_directory
+from dustmap.runs.checkpoints._state_file import sync_directory
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
 from dustmap.tables import _outputs
@@ -146,7 +146,7 @@ def resumed_run(
         try:
             with _at_work(path, config, notice, world) as directory:
                 _clean(path)
-                for change in there.changes_of_setup(here):
+                for change in differences(there.setup, here.setup):
                     log.warning("%s: the result is the same within rounding alone", change)
                 _write_identity(path, config, here)
                 directory.record(stage="run", event="goes on")
@@ -159,7 +159,7 @@ def resumed_run(
 
 
 def joined_run(path: Path, config: Config, notice: Notice, world: AbstractWorld) -> RunDirectory:
-    """Open the directory of the first rank's run as another, which writes nothing."""
+    """Open the directory of a run at work as this rank, which writes if it is the first."""
     seconds = config.compute.checkpoint_seconds
     return RunDirectory(path, DiskCheckpoints(path / STATES, seconds, notice, world))
 
@@ -190,12 +190,9 @@ def _identity_of(path: Path, here: Identity) -> Identity:
 
 
 def _write_identity(path: Path, config: Config, identity: Identity) -> None:
-    for name, content in (
-        (CONFIG, configuration.echo(config)),
-        (f"{CHECKPOINT}/{IDENTITY}", identity.text()),
-    ):
-        with durable(path / name) as file:
-            file.write(content.encode())
+    directory = RunDirectory(path)
+    directory.write_text(CONFIG, configuration.echo(config))
+    directory.write_text(f"{CHECKPOINT}/{IDENTITY}", identity.text())
 
 
 @contextmanager
@@ -215,24 +212,18 @@ def _at_work(
     except BaseException as error:
         # On a full disk there is no room for this either.
         with suppress(OSError):
-            directory.record(stage="run", event=_event(error, notice), error=one_line(error))
+            event = "failed" if isinstance(error, Exception) else "interrupted"
+            event = "pre-empted" if notice.pending else event
+            directory.record(stage="run", event=event, error=one_line(error))
         raise
     finally:
         package.removeHandler(handler)
 
 
-def _event(error: BaseException, notice: Notice) -> str:
-    if notice.pending:
-        return "pre-empted"
-    return "failed" if isinstance(error, Exception) else "interrupted"
-
-
 def _clean(path: Path) -> None:
     """Remove what a process that was killed has left half written."""
     places = (path, path / CHECKPOINT, path / STATES, path / "plots")
-    left = [
-        p for place in places for what in ("partial", "replaced") for p in place.glob(f".{what}-*")
-    ]
+    left = [p for place in places for p in (*place.glob(".partial-*"), *place.glob(".replaced-*"))]
     for partial in left:
         _outputs.remove(partial)
     if left:

@@ -9,18 +9,17 @@ all the bits of a float.
 import hashlib
 import json
 import os
-import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any, BinaryIO, TypeAlias, final
+from typing import Any, BinaryIO, TypeAlias, final
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,7 +33,6 @@ SCHEMA = 1
 #: it could have saved another since.
 Place: TypeAlias = tuple[tuple[str, int], ...]
 
-_PIECE = 1 << 24  # bytes read at once
 #: numpy has no bfloat16: its bits are kept as those of an integer.
 _AS_BITS = {torch.bfloat16: torch.int16}
 _DTYPES = {
@@ -48,7 +46,7 @@ _DTYPES = {
 # What values of the wrong type, shape or size, and damaged archives, make of their readers.
 _DAMAGE = (
     *(LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
-    *(ValueError, EOFError, SyntaxError, TokenError, MemoryError, zipfile.BadZipFile, zlib.error),
+    *(ValueError, EOFError, SyntaxError, TokenError, MemoryError, BadZipFile, zlib.error),
 )
 # Of these, faults of ours where a frame of this package raises them.
 _FAULTS = (TypeError, AttributeError, AssertionError)
@@ -93,7 +91,10 @@ def read_state(path: Path, folder: Path | None = None) -> StateFile:
     remedy = f"delete {folder or path} or start anew with --overwrite"
     with path.open("rb") as file:
         try:
-            with zipfile.ZipFile(file) as archive:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise _Foreign
+            with archive:
                 return _read(archive)
         except _Newer as error:
             raise UserError(
@@ -188,62 +189,35 @@ def _packed(scope: str, place: Place, state: State) -> tuple[bytes, list[NDArray
     return json.dumps(header, default=dict).encode(), arrays
 
 
-def _read(archive: zipfile.ZipFile) -> StateFile:
-    names = set(archive.namelist())
-    if not {"header.npy", "header_sha256.npy"} <= names:
+def _read(archive: "np.lib.npyio.NpzFile") -> StateFile:
+    if not {"header", "header_sha256"} <= set(archive.files):
         raise _Foreign
-    written = _bytes(archive, "header.npy")
+    # What is no array for want of its first bytes, numpy hands out as it is.
+    written, digest = (np.asarray(archive[n]).tobytes() for n in ("header", "header_sha256"))
     token = hashlib.sha256(written).hexdigest()
-    if _bytes(archive, "header_sha256.npy").hex() != token:
+    if digest.hex() != token:
         raise UserError("its header does not match its checksum")
     header = json.loads(written)
     if header["schema"] != SCHEMA:
         raise _Newer(header["schema"])
     arrays = {
-        row["name"]: _array(archive, f"array_{i}.npy", row)
+        row["name"]: _tensor(np.asarray(archive[f"array_{i}"]), row)
         for i, row in enumerate(header["arrays"])
     }
     place = tuple((str(token), int(count)) for token, count in header["place"])
     return StateFile(header["scope"], place, State(header["values"], arrays), token)
 
 
-def _bytes(archive: zipfile.ZipFile, name: str) -> bytes:
-    with archive.open(name) as member:
-        _npy_header(member)
-        return member.read()
-
-
-def _array(archive: zipfile.ZipFile, name: str, row: Mapping[str, Any]) -> Tensor:
-    """Read an array that is what the header says of it, which is known to be sound."""
+def _tensor(array: NDArray[np.generic], row: Mapping[str, Any]) -> Tensor:
+    """Return an array that is what the header, which is known to be sound, says of it."""
     dtype = _DTYPES[row["dtype"]]
-    bits = torch.empty(row["shape"], dtype=_AS_BITS.get(dtype, dtype)).numpy()
-    with archive.open(name) as member:
-        if _npy_header(member) != (bits.shape, False, bits.dtype):
-            raise UserError(f"the array {row['name']} is not what its header says")
-        _fill(member, bits)
-    if _sha256(bits) != row["sha256"]:
+    expected = torch.empty(0, dtype=_AS_BITS.get(dtype, dtype)).numpy().dtype
+    if (array.shape, array.dtype) != (tuple(row["shape"]), expected):
+        raise UserError(f"the array {row['name']} is not what its header says")
+    if _sha256(array) != row["sha256"]:
         raise UserError(f"the array {row['name']} does not match its checksum")
-    tensor = torch.from_numpy(bits)
+    tensor = torch.from_numpy(array)
     return tensor.view(dtype) if dtype in _AS_BITS else tensor
-
-
-def _npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    if npy.read_magic(member) != (1, 0):
-        raise UserError("an array is of no version that is written")
-    shape, fortran, dtype = npy.read_array_header_1_0(member)
-    # numpy says that of arrays with one axis, too.
-    return shape, fortran and len(shape) > 1, dtype
-
-
-def _fill(member: IO[bytes], array: NDArray[np.generic]) -> None:
-    """Read the bytes of an array without a copy of them all."""
-    flat, start = _as_bytes(array), 0
-    while start < len(flat):
-        piece = member.read(min(_PIECE, len(flat) - start))
-        if not piece:
-            raise EOFError("an array ends too early")
-        flat[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
-        start += len(piece)
 
 
 def _to_numpy(name: str, tensor: Tensor) -> NDArray[np.generic]:
@@ -260,8 +234,4 @@ def _named(dtype: torch.dtype) -> str:
 
 
 def _sha256(array: NDArray[np.generic]) -> str:
-    return hashlib.sha256(_as_bytes(array).data).hexdigest()
-
-
-def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
+    return hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
