@@ -1,8 +1,8 @@
 """Runs: a configuration in, a directory with map, pictures and report out.
 
-`prepare` reads and checks what a configuration names, by its data.kind; the run it returns says
-what it would do (`plan`) and does it (`execute_run`). A `RunDirectory` keeps what a run made, and
-`open_run` brings its posterior back.
+`prepare` reads and checks what a configuration names, by its data.kind; the run that it returns has
+a `plan`, and `execute_run` executes it. A `RunDirectory` holds what a run made, and `open_run`
+brings its posterior back.
 """
 
 from typing import TYPE_CHECKING

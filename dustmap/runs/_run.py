@@ -1,4 +1,4 @@
-"""What every kind of run offers to the command line."""
+"""The interface of runs of every kind, before and after they are executed."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from dustmap.sky import SchemaCard
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a run is about to do: counts, settings, and what it holds in memory in which chunks.
+    """Counts and settings of a run to come, and what it holds in memory in which chunks.
 
     remedies: settings of the configuration with which it would fit, for one that does not; checks:
     those of the report that are known before anything is computed. The program itself, some 0.5 GiB
@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def bytes_needed(self) -> int:
-        """Those of the part of the run that holds the most."""
+        """The bytes of the part of the run that holds the most."""
         return self.memory.peak
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ def _joined(value: object) -> str:
 
 
 class AbstractRun(ABC):
-    """A run whose input has been read and found good; nothing has been written yet."""
+    """A run whose input has been read and checked; nothing has been written yet."""
 
     @abstractmethod
     def plan(self) -> Plan:

@@ -60,7 +60,7 @@ class Undisturbed:
 @final
 @dataclass
 class DiskCheckpoints:
-    """What the checkpointers of one run share.
+    """The files, the clock and the ranks that the checkpointers of one run share.
 
     folder: of their files; interval: seconds between two states; world: the ranks of the run;
     on_write: called with the scope of each state that is saved.
@@ -72,19 +72,17 @@ class DiskCheckpoints:
     world: AbstractWorld = field(default_factory=Alone)
     on_write: Callable[[str], None] = lambda scope: None
     clock: Callable[[], float] = time.monotonic
-    last: float | None = None
+    last: float = field(init=False)
     # Of each scope: the token of its last state, and the places passed since.
     passed: dict[str, tuple[str, int]] = field(default_factory=dict)
     # Scopes that have loaded a state, and passed no place since.
     fresh: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.last is None:
-            self.last = self.clock()
+        self.last = self.clock()
 
     @property
     def due(self) -> bool:
-        assert self.last is not None
         return self.clock() - self.last >= self.interval
 
     def checkpointer(self, scope: str) -> "DiskCheckpointer":
@@ -103,18 +101,18 @@ class DiskCheckpoints:
         path = self.path(scope)
         if not path.is_file():
             return None
-        found = read_state(path, self.folder)
-        if found.scope != scope:
+        saved = read_state(path, self.folder)
+        if saved.scope != scope:
             raise UserError(
-                f"{path} is the state of {found.scope}, not of {scope}: delete "
+                f"{path} is the state of {saved.scope}, not of {scope}: delete "
                 f"{self.folder} or start anew with --overwrite"
             )
-        if found.place != self.place(scope):
+        if saved.place != self.place(scope):
             return None
-        self.passed[scope] = (found.token, 0)
+        self.passed[scope] = (saved.token, 0)
         self.fresh.add(scope)
         log.info("going on from what %s has kept", scope)
-        return found.state
+        return saved.state
 
     def pass_by(self, scope: str, make: Callable[[], State]) -> None:
         """Count a place where a state could be saved, and is not."""

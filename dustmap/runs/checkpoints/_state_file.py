@@ -2,7 +2,7 @@
 
 An npz file without pickles: `header`, JSON in bytes; `header_sha256` of these; `array_0`, ...
 The header has the schema of the file, the scope of the state, its place among the states of the
-computations around it, its values, and the name, type, shape and sha256 of every array. JSON keeps
+computations around it, its values, and the name, type, shape and sha256 of every array. JSON has
 all the bits of a float.
 """
 
@@ -33,7 +33,7 @@ SCHEMA = 1
 #: it could have saved another since.
 Place: TypeAlias = tuple[tuple[str, int], ...]
 
-#: numpy has no bfloat16: its bits are kept as those of an integer.
+# numpy has no bfloat16: its bits are written as those of an integer.
 _AS_BITS = {torch.bfloat16: torch.int16}
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -55,7 +55,7 @@ _FAULTS = (TypeError, AttributeError, AssertionError)
 @final
 @dataclass(frozen=True, eq=False)
 class StateFile:
-    """What a file holds; token: the sha256 of its header, and so of all of it."""
+    """The content of a file; token: the sha256 of its header, and so of all of it."""
 
     scope: str
     place: Place
@@ -225,8 +225,8 @@ def _to_numpy(name: str, tensor: Tensor) -> NDArray[np.generic]:
         known = ", ".join(_DTYPES)
         raise TypeError(f"{name}: {_named(tensor.dtype)} cannot be kept; known are {known}")
     bits = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    found: NDArray[np.generic] = bits.view(_AS_BITS.get(bits.dtype, bits.dtype)).numpy()
-    return found
+    array: NDArray[np.generic] = bits.view(_AS_BITS.get(bits.dtype, bits.dtype)).numpy()
+    return array
 
 
 def _named(dtype: torch.dtype) -> str:

@@ -108,19 +108,21 @@ def plot_field(field: GriddedField, rows: Rows, height: float | None = None) -> 
 
     height: where to slice the third axis, instead of at its quarters.
     """
-    if field.grid.dim == 1:
-        return _curve(field, rows)
-    if field.grid.dim == 2:
-        return _pair(field, rows)
-    return _slices(field, height)
+    if field.grid.dim == 3:
+        return _slices(field, height)
+    label, shown = "data", rows
+    if len(rows) > _MOST_DOTS:
+        # The same ones every time.
+        shown = rows[np.random.default_rng(0).choice(len(rows), _MOST_DOTS, replace=False)]
+        label = f"{_MOST_DOTS:,} of {len(rows):,} data"
+    return (_curve if field.grid.dim == 1 else _pair)(field, shown, label)
 
 
-def _curve(field: GriddedField, rows: Rows) -> Figure:
+def _curve(field: GriddedField, shown: Rows, data: str) -> Figure:
     figure = Figure(figsize=(8.0, 4.6), layout="constrained")
     axis = figure.subplots()
     (x,) = field.axes()
-    shown = _some(rows)
-    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=_data_label(rows))
+    axis.plot(shown.X[:, 0], shown.y, ".", color="0.45", markersize=3, label=data)
     for width, shade in ((2.0, 0.18), (1.0, 0.3)):
         low, high = field.mean - width * field.std, field.mean + width * field.std
         label = f"±{width:g} standard deviations"
@@ -133,33 +135,37 @@ def _curve(field: GriddedField, rows: Rows) -> Figure:
     return figure
 
 
-def _pair(field: GriddedField, rows: Rows) -> Figure:
+def _pair(field: GriddedField, shown: Rows, data: str) -> Figure:
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
-    shown = _some(rows)
     for axis, (title, values, colours) in zip(axes, _coloured(field), strict=True):
         image = _draw(axis, field, values, colours, None)
         axis.set_title(title)
         figure.colorbar(image, ax=axis, label=field.target)
     axes[1].plot(*shown.X.T, ".", color="white", markersize=1.2, alpha=0.5)
-    axes[1].set_title(f"standard deviation, {_data_label(rows)} as dots")
+    axes[1].set_title(f"standard deviation, {data} as dots")
     axes[0].set_ylabel(field.inputs[1])
     return figure
 
 
 def _slices(field: GriddedField, height: float | None) -> Figure:
-    levels = field.axes()[2]
+    levels, name = field.axes()[2], field.inputs[2]
     chosen = [round(part * (len(levels) - 1)) for part in _SLICES]
     if height is not None:
-        chosen = [_nearest(levels, height, field.inputs[2])]
+        nearest = int(np.abs(levels - height).argmin())
+        if not abs(levels[nearest] - height) <= field.grid.spacing[2] / 2:
+            raise UserError(
+                f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}"
+            )
+        chosen = [nearest]
     figure = Figure(figsize=(3.6 * len(chosen) + 1.4, 6.8), layout="constrained")
     rows = figure.subplots(2, len(chosen), sharex=True, sharey=True, squeeze=False)
     for axes, (title, values, colours) in zip(rows, _coloured(field), strict=True):
-        planes = [values[:, :, k] for k in chosen]
-        scale = Normalize(min(p.min() for p in planes), max(p.max() for p in planes))
-        for axis, plane, k in zip(axes, planes, chosen, strict=True):
-            image = _draw(axis, field, plane, colours, scale)
-            axis.set_title(f"{title}, {field.inputs[2]} = {levels[k]:.4g}", fontsize="medium")
+        planes = values[:, :, chosen]
+        scale = Normalize(planes.min(), planes.max())
+        for axis, k in zip(axes, chosen, strict=True):
+            image = _draw(axis, field, values[:, :, k], colours, scale)
+            axis.set_title(f"{title}, {name} = {levels[k]:.4g}", fontsize="medium")
         axes[0].set_ylabel(field.inputs[1])
         figure.colorbar(image, ax=list(axes), label=field.target)
     for axis in rows[0]:
@@ -173,11 +179,7 @@ def _coloured(field: GriddedField) -> Iterator[tuple[str, Array, str]]:
 
 
 def _draw(
-    axis: Axes,
-    field: GriddedField,
-    plane: Array,
-    colours: str,
-    scale: Normalize | None,
+    axis: Axes, field: GriddedField, plane: Array, colours: str, scale: Normalize | None
 ) -> AxesImage:
     half = [h / 2 for h in field.grid.spacing]
     x, y = field.axes()[:2]
@@ -191,23 +193,3 @@ def _draw(
         norm=scale,
         interpolation="nearest",
     )
-
-
-def _nearest(levels: Array, height: float, name: str) -> int:
-    half = (levels[1] - levels[0]) / 2
-    if not levels[0] - half <= height <= levels[-1] + half:
-        raise UserError(f"--slice {name}={height:g}: expected {levels[0]:.6g} to {levels[-1]:.6g}")
-    return int(np.abs(levels - height).argmin())
-
-
-def _some(rows: Rows) -> Rows:
-    """At most _MOST_DOTS rows, the same ones every time."""
-    if len(rows) <= _MOST_DOTS:
-        return rows
-    chosen = np.random.default_rng(0).choice(len(rows), _MOST_DOTS, replace=False)
-    return rows[chosen]
-
-
-def _data_label(rows: Rows) -> str:
-    shown = min(len(rows), _MOST_DOTS)
-    return "data" if shown == len(rows) else f"{shown:,} of {len(rows):,} data"

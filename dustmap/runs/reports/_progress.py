@@ -36,7 +36,7 @@ class Stage(enum.Enum):
     EXPORT = "export"
 
     def reached_by(self, until: "Stage") -> bool:
-        """Whether a run that goes on until the end of `until` has this stage."""
+        """Whether a run until the end of `until` has this stage."""
         order = list(Stage)
         return order.index(self) <= order.index(until)
 
