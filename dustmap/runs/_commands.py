@@ -129,15 +129,15 @@ def execute_run(
 def export_plan(finished: stars.StarMap, grid: RegularGrid, request: MapRequest) -> Plan:
     """Plan to write cubes of `grid`; slabs follow the memory that is allowed."""
     compute, posterior = finished.run.config.compute, finished.fit.posterior
-    held = {f.name: getattr(posterior, f.name) for f in dataclasses.fields(posterior)}  # type: ignore[arg-type]
-    tensors = sum(v.nbytes for v in held.values() if isinstance(v, torch.Tensor))
-    samples = max((len(v) for v in held.values() if isinstance(v, torch.Tensor)), default=1)
+    values = (getattr(posterior, f.name) for f in dataclasses.fields(posterior))  # type: ignore[arg-type]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    held, samples = 2 * sum(v.nbytes for v in tensors), max(map(len, tensors), default=1)
     slabs, depth = stars.export_components(
         grid, request, min(samples, finished.field().n_samples), slab_memory(compute.memory_bytes)
     )
     parts = (
         *stars.star_components(finished.run.stars, finished.run.observed),
-        Component("posterior", 2 * tensors, During.WHOLE, "what the run has kept, and densities"),
+        Component("posterior", held, During.WHOLE, "what the run has kept, and densities"),
         *slabs,
     )
     counts = {

@@ -9,8 +9,10 @@ from zipfile import BadZipFile
 import pytest
 import torch
 
+from dustmap.errors import UserError
 from dustmap.runs.checkpoints import translating_damage
 from dustmap.runs.checkpoints._layout import report_of
+from dustmap.runs.checkpoints._life import ended_with
 from dustmap.runs.stars._hyperparameters import Hyperparameters
 
 RUN = Path("RUN")
@@ -49,6 +51,15 @@ def test_faults_of_the_package_are_not_called_damage() -> None:
     ):
         with pytest.raises((TypeError, AttributeError)), translating_damage(RUN):
             use()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "{}", '{"status": "done", "stages": {"until": "x"}}']
+)
+def test_damaged_reports_are_the_users_to_replace(content: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(UserError, match=r"damaged.*; run it again$"):
+        ended_with(tmp_path)
 
 
 def test_want_of_memory_is_not_called_damage() -> None:

@@ -45,7 +45,10 @@ def check_run(path: Path) -> None:
 
 def report_of(path: Path) -> dict[str, Any]:
     """Read report.json of a finished run."""
-    return read_json(path / REPORT)
+    report = read_json(path / REPORT)
+    if "status" not in report:
+        raise UserError(f"{path / REPORT} is damaged (it has no status); run it again")
+    return report
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -55,9 +58,11 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} is missing: the run did not get there; go on with dustmap run --resume"
         )
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); run it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged (expected an object of JSON); run it again")
     return content
 
 

@@ -21,7 +21,7 @@ from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, Notice, has_
 from dustmap.runs.checkpoints._directory import LogFile, RunDirectory
 from dustmap.runs.checkpoints._identity import IDENTITY, Identity, differences, proves_run
 from dustmap.runs.checkpoints._layout import CHECKPOINT, CONFIG, REPORT, STATES
-from dustmap.runs.checkpoints._state_file import sync_directory
+from dustmap.runs.checkpoints._state_file import sync_directory, translating_damage
 from dustmap.runs.reports import Stage
 from dustmap.sky import check_enclosed
 from dustmap.tables import _outputs
@@ -84,7 +84,8 @@ def ended_with(path: Path) -> Stage | None:
     if not (path / REPORT).is_file():
         return None
     stages = _layout.report_of(path).get("stages", {})
-    return Stage(stages.get("until", Stage.EXPORT.value))
+    with translating_damage(path):
+        return Stage(stages.get("until", Stage.EXPORT.value))
 
 
 def finished_run(path: Path) -> RunDirectory:
