@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints
 from dustmap.runs.checkpoints._layout import CONFIG, LOG, METRICS, append, read_json
 from dustmap.runs.checkpoints._state_file import durable
 from dustmap.runs.reports import peak_memory
+from dustmap.tables import words_of_damage
 
 
 @final
@@ -96,25 +96,27 @@ class RunDirectory:
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return {key: stored[key] for key in stored.files}
-        except (ValueError, EOFError, BadZipFile) as error:
-            raise UserError(f"{path} is damaged ({error}); run it again") from error
+        except Exception as error:
+            raise UserError(
+                f"{path} is damaged ({words_of_damage(error)}); run it again"
+            ) from error
 
 
 @final
 class LogFile(logging.Handler):
-    """Write what is logged to log.jsonl, a line of JSON each."""
+    """Write what the first rank logs to log.jsonl, a line of JSON each."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self._directory = directory
+        self._path = path / LOG
 
     def emit(self, record: logging.LogRecord) -> None:
         line = {
             "time": round(record.created, 3),
             "level": record.levelname,
-            "rank": self._directory.rank,
+            "rank": 0,
             "message": record.getMessage(),
         }
         # A log that cannot be written ends no run: what matters is in the other files, too.
         with suppress(OSError):
-            append(self._directory.path / LOG, line)
+            append(self._path, line)

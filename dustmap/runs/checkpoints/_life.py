@@ -206,7 +206,7 @@ def _at_work(
     directory.checkpoints.on_write = lambda scope: directory.record(
         stage=scope.partition(".")[0], event="kept", scope=scope
     )
-    handler, package = LogFile(directory), logging.getLogger("dustmap")
+    handler, package = LogFile(path), logging.getLogger("dustmap")
     package.addHandler(handler)
     try:
         yield directory
