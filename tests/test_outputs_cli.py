@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dustmap.cli import BAD_INPUT, DONE, FAILED, main
-from dustmap.runs.checkpoints._written import OWN
+from dustmap.runs.checkpoints._layout import OWN
 from dustmap.tables._outputs import foreign_entries
 from tests.run_outputs import left_over
 

@@ -18,7 +18,7 @@ from dustmap.gp.functionals import PointValues
 from dustmap.inference._checkpoint import NoCheckpoints
 from dustmap.inference.solve import _blocks
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
-from dustmap.runs.reports._stages import Stopwatch
+from dustmap.runs.reports._progress import Stopwatch
 from dustmap.runs.stars import _export
 
 CPU = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"

@@ -10,7 +10,7 @@ from dustmap import config as configuration
 from dustmap.linalg import _toeplitz
 from dustmap.linalg._toeplitz import cropped_irfftn
 from dustmap.runs import Stage, execute_run, prepare
-from dustmap.runs import _seconds as timing
+from dustmap.runs import _machine as timing
 from dustmap.runs.stars import _plan
 from dustmap.sky.simulation import SkyModel, simulate, write_sky
 from tests.cuda.pretended import pretended_gpu

@@ -21,7 +21,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, Sharded
 from dustmap.inference import MGVISettings, Scores
-from dustmap.runs._run import dtype_of
+from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, coverage_check
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of

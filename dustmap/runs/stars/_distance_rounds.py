@@ -25,7 +25,7 @@ from dustmap.config import Config
 from dustmap.engines import Arrays, Learning, Watch
 from dustmap.gp import Batch
 from dustmap.inference import StateReader, state_of
-from dustmap.runs._ranks import predicted
+from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _model
 from dustmap.runs.stars._engines import StarFit, fit_stars, load_stars
 from dustmap.runs.stars._model import Hyperparameters

@@ -12,8 +12,7 @@ from dustmap.gp import AbstractPosterior, Batch, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.inference import RobustSettings
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._ranks import predicted
-from dustmap.runs._run import dtype_of
+from dustmap.runs._machine import dtype_of, predicted
 from dustmap.runs.reports import Predictions
 from dustmap.runs.stars import _model
 from dustmap.runs.stars._model import Hyperparameters

@@ -18,7 +18,7 @@ from dustmap.gp import RegularGrid
 from dustmap.inference import LogNormalPosterior, PathwisePosterior, scores
 from dustmap.linalg import AbstractWorld, AdaptiveBatch, Progress
 from dustmap.runs import reports
-from dustmap.runs._ranks import ALONE
+from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps

@@ -17,7 +17,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy, PointValues
 from dustmap.inference import scores
 from dustmap.linalg import Progress, unwatched
-from dustmap.runs._ranks import TOGETHER
+from dustmap.runs._machine import TOGETHER
 from dustmap.runs._run import AbstractFinishedRun
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import comparison_of

@@ -18,9 +18,9 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid, covariances, features, own_batch, torus_for
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.linalg import AbstractOperator
-from dustmap.runs import _seconds
-from dustmap.runs._ranks import own_rays
-from dustmap.runs._run import Plan, dtype_of
+from dustmap.runs import _machine
+from dustmap.runs._machine import dtype_of, own_rays
+from dustmap.runs._run import Plan
 from dustmap.runs.stars._engines import engine_of, problem_of
 from dustmap.runs.stars._export import request_of
 from dustmap.runs.stars._model import PADDING, grid_of, is_lognormal, start_kernel
@@ -199,8 +199,8 @@ def estimated_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) ->
         return _global_seconds(config, rays, grid)
     n, device = len(rays), rays.device
     rows, pair = min(n, config.fit.learn_rows), _pair_seconds(config, rays)
-    learning = _seconds.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
-    operation = _seconds.seconds_per_operation(device)
+    learning = _machine.dense_seconds(rows, device) + DENSE_COVARIANCES * pair * rows**2
+    operation = _machine.seconds_per_operation(device)
     if config.fit.engine == "exact":
         return learning + pair * n**2 + operation * n**3
     return learning + operation * n * grid.size
@@ -211,13 +211,13 @@ def _pair_seconds(config: Config, rays: LineIntegrals) -> float:
     kernel, trial = start_kernel(config).to(rays.device), rays[:TRIAL_RAYS]
     work = functools.partial(covariances.ClosedForm().between, kernel, trial, trial)
     with torch.no_grad():
-        return _seconds.measured_seconds(work, rays.device) / len(trial) ** 2
+        return _machine.measured_seconds(work, rays.device) / len(trial) ** 2
 
 
 def _global_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> float:
     torus = torus_for(start_kernel(config), grid, PADDING)
     field = torch.zeros(torus, dtype=dtype_of(config.compute), device=rays.device)
-    fft = _seconds.measured_seconds(
+    fft = _machine.measured_seconds(
         lambda: torch.fft.irfftn(torch.fft.rfftn(field), s=field.shape), rays.device
     )
     product = 2 * ROW_NODES[config.density] * _row_seconds(config, rays, grid)
@@ -248,4 +248,4 @@ def _row_seconds(config: Config, rays: LineIntegrals, grid: RegularGrid) -> floa
 
 def _product_seconds(rows: AbstractOperator) -> float:
     x = torch.zeros((1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    return _seconds.measured_seconds(lambda: rows.matmul(x), rows.device)
+    return _machine.measured_seconds(lambda: rows.matmul(x), rows.device)

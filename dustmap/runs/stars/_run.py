@@ -19,9 +19,8 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import AbstractWorld
 from dustmap.runs import reports
-from dustmap.runs._ranks import ALONE, own_rays
-from dustmap.runs._run import AbstractRun, Plan, device_of
-from dustmap.runs._seconds import rounded
+from dustmap.runs._machine import ALONE, device_of, own_rays, rounded
+from dustmap.runs._run import AbstractRun, Plan
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check, Predictions, Progress, Report, Stage
 from dustmap.runs.stars import _checks, _engines, _export, _input, _model, _plan, _share, _tiles

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from dustmap.inference import State
-from dustmap.runs.checkpoints import _file
-from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, last_saved
-from dustmap.runs.checkpoints._file import read_state, token_of, write_state
+from dustmap.runs.checkpoints import _state_file
+from dustmap.runs.checkpoints._checkpointer import DiskCheckpoints, has_states
+from dustmap.runs.checkpoints._state_file import read_state, token_of, write_state
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32),
@@ -148,7 +148,7 @@ def test_a_header_that_was_changed_is_refused(stored: Path) -> None:
 
 
 def test_foreign_and_newer_files_are_refused(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_file, "SCHEMA", 2)
+    monkeypatch.setattr(_state_file, "SCHEMA", 2)
     write_state(stored, "fit", (), a_state())
     monkeypatch.undo()
     refused(stored, "has schema 2 of a newer dustmap, and this reads 1")
@@ -209,7 +209,7 @@ def test_a_result_takes_the_place_of_what_its_parts_have_kept(tmp_path: Path) ->
     checkpoints.checkpointer("fitness").save_if_due(numbered(2))
     checkpointer.finish(numbered(3)())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.npz", "fitness.npz"]
-    assert last_saved(tmp_path) is not None
+    assert has_states(tmp_path)
     with pytest.raises(ValueError, match=r"a part is called '\.\./x'; expected letters"):
         checkpointer.child("../x")
 
