@@ -43,6 +43,7 @@ from dustmap.engines._learning import best_start as best_start
 from dustmap.engines._learning import evidence as evidence
 from dustmap.engines._learning import most_exact as most_exact
 from dustmap.engines._learning import random_part as random_part
+from dustmap.engines._learning import searched_start as searched_start
 from dustmap.engines._lognormal import LogNormalEngine as LogNormalEngine
 from dustmap.engines._lognormal import LogNormalSettings as LogNormalSettings
 from dustmap.engines._lognormal import drawing_bytes as drawing_bytes

@@ -59,15 +59,15 @@ class FreePointSettings:
     epochs. learn_points: move the inducing points, too. max_steps: of L-BFGS (sgpr).
     """
 
-    inducing: int | None
-    batch_size: int
-    epochs: int | None
-    learning_rate: float
-    patience: int | None
-    learn_points: bool
-    dtype: torch.dtype
-    max_memory: int
-    seed: int
+    inducing: int | None = None
+    batch_size: int = 256
+    epochs: int | None = None
+    learning_rate: float = 0.02
+    patience: int | None = None
+    learn_points: bool = True
+    dtype: torch.dtype = torch.float64
+    max_memory: int = 2**32
+    seed: int = 0
     most_points: int = AUTO_INDUCING
     max_steps: int = 100
 
