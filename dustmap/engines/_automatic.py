@@ -32,21 +32,22 @@ class AutomaticEngine(AbstractEngine):
         return self.pathwise.most_rows
 
     def plan(self, problem: Problem) -> MemoryPlan:
-        """That of the engine which the model as it stands would get."""
+        """The plan of the engine for the model where learning starts."""
         return self._chosen(problem).plan(problem)
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
-        """Learn by the exact evidence of a random part, and leave the rest to the engine chosen."""
+        """Learn by the exact evidence of a random part; the engine for the result does the rest."""
         settings = self.exact.settings
         learned = learn_from_start(problem, settings.learning, settings.max_memory, watch)
         engine = self._chosen(replace(problem, model=learned.model))
         return engine.finish(problem, learned, watch)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
-        """Nothing: a fit is loaded by the engine that was chosen."""
+        """Refused: a fit is loaded by the engine that was chosen."""
         raise TypeError("load the fit by the engine that was chosen for it")
 
     def _chosen(self, problem: Problem) -> ExactEngine | InducingEngine | PathwiseEngine:
+        """The engine for the kernel and the noise of the problem."""
         settings = self.inducing.settings
         plan, choice = planned(problem, replace(settings, grid=None))
         is_fine = choice is not None and choice.fits and choice.fine_enough

@@ -18,7 +18,7 @@ from dustmap import inference
 from dustmap.engines import _pathwise_points
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._exact import ExactEngine
-from dustmap.engines._learning import EvidenceSettings, Learned, learn, random_part, searched_start
+from dustmap.engines._learning import EvidenceSettings, learn, random_part, searched_start
 from dustmap.engines._memory import MemoryPlan
 from dustmap.engines._pathwise import PathwiseEngine
 from dustmap.errors import UserError
@@ -63,12 +63,11 @@ class StudentTEngine(AbstractEngine):
 
     def fit(self, problem: Problem, watch: Watch) -> EngineFit:
         """Kernel and noise of a part of the data; noise and sites of all, and their posterior."""
-        model, data, settings = problem.model, problem.data, self.learning
+        data = problem.data
         with watch.stage("learning"):
-            model = searched_start(model, ordinary_part(data, len(data), settings.seed), settings)
-            robust, learned = learn_robustly(model, data, settings)
+            robust, learning = learn_robustly(problem.model, data, self.learning)
         with watch.stage("posterior"):
-            robust, sites, rests = self._sites(robust, replace(problem, model=learned.model))
+            robust, sites, rests = self._sites(robust, replace(problem, model=robust.model))
         normal = replace(robust.model, likelihood=GaussianLikelihood())
         normal_data = site_batch(data, sites)
         fit = self.inner.condition(replace(problem, model=normal, data=normal_data), watch)
@@ -76,7 +75,7 @@ class StudentTEngine(AbstractEngine):
             fit,
             model=replace(fit.model, likelihood=robust.model.likelihood),
             report={**fit.report, "student_t": {"dof": robust.noise.nu, "converged": rests}},
-            learning=learned.learning,
+            learning=learning,
             noise=robust.noise,
             evidence=None,
         )
@@ -110,14 +109,6 @@ class RobustModel:
         likelihood = self.model.noise
         return StudentTModel.of(self.noise, likelihood, likelihood.is_learned, False)
 
-    def under(self, law: StudentTModel) -> "RobustModel":
-        """With this law of the noise."""
-        return RobustModel(replace(self.model, likelihood=law.likelihood), law.noise)
-
-    def width2(self, data: Batch) -> Tensor:
-        """s_n² (N,)."""
-        return self.noise.scale**2 * self.model.likelihood.noise_variance(data).double()
-
 
 #: The model with its noise refitted, the sites, and whether both came to rest.
 SiteFit: TypeAlias = tuple[RobustModel, Sites, bool]
@@ -130,23 +121,18 @@ def plain_rows(y: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray(off <= _GROSS * width if width > 0 else np.ones(len(y), bool))
 
 
-def ordinary_part(data: Batch, n: int, seed: int) -> Batch:
-    """At most n of the rows that do not stand out, picked at random."""
-    rows = torch.from_numpy(plain_rows(data.y.numpy())).nonzero().squeeze(-1)
-    return random_part(data[rows], n, seed)
-
-
 def learn_robustly(
     model: GPModel, data: Batch, settings: EvidenceSettings
-) -> tuple[RobustModel, Learned]:
+) -> tuple[RobustModel, Learning]:
     """Kernel, widths and ν from a part of the rows, in turns until both rest.
 
     They start from the maximum under normal noise of rows that do not stand out.
     """
-    seed, normal = settings.seed, GaussianLikelihood()
-    ordinary = ordinary_part(data, LEARNING_ROWS, seed)
-    model = learn(model, ordinary, replace(settings, rows=LEARNING_ROWS), Watch()).model
-    data = random_part(data, LEARNING_ROWS, seed)
+    plain = data[torch.from_numpy(plain_rows(data.y.numpy())).nonzero().squeeze(-1)]
+    model = searched_start(model, plain, settings)
+    plain = random_part(plain, LEARNING_ROWS, settings.seed)
+    model = learn(model, plain, replace(settings, rows=LEARNING_ROWS), Watch()).model
+    data, normal = random_part(data, LEARNING_ROWS, settings.seed), GaussianLikelihood()
     robust, sites = RobustModel(model, StudentTNoise(_START_NU)), _first(model, data)
     nats, before, n = [float("inf")], robust.law.logs(), len(data)
     for _ in range(_TURNS):
@@ -155,7 +141,7 @@ def learn_robustly(
         moved, before = noise_nats(before, after, n), after
         if not model.kernel.is_learned:
             status = FitStatus.CONVERGED if rests else FitStatus.MAX_STEPS
-            return robust, Learned(robust.model, Learning.of(status, n))
+            return robust, Learning.of(status, n)
         climb = fit_hyperparameters(
             replace(robust.model, likelihood=normal),
             site_batch(data, sites),
@@ -166,12 +152,12 @@ def learn_robustly(
         robust = replace(robust, model=replace(climb.model, likelihood=likelihood))
         gain = n * (climb.objective[-1] - climb.objective[0])
         nats.append(max(gain, 0.0) + moved)
-        if rests and nats_left(nats[1:]) <= _NATS_LEFT:
+        is_settled = rests and nats_left(nats[1:]) <= _NATS_LEFT
+        if is_settled:
             break
-    is_settled = rests and nats_left(nats[1:]) <= _NATS_LEFT
     status = climb.status if is_settled else FitStatus.MAX_STEPS
     summary = {"turns_nats": nats[1:], "largest_gradient": climb.largest_gradient}
-    return robust, Learned(robust.model, Learning.of(status, n, summary=summary))
+    return robust, Learning.of(status, n, summary=summary)
 
 
 def fit_on_grid(robust: RobustModel, data: Batch, plan: _pathwise_points.PointPlan) -> SiteFit:
@@ -214,9 +200,9 @@ def _dense_rounds(robust: RobustModel, data: Batch, sites: Sites) -> SiteFit:
         model, mean, variance = _posterior(robust.model, data, covariance, sites)
         robust, before = replace(robust, model=model), robust.law
         law = _widened(model, data, inference.fitted_around(before, data, mean, variance, None))
-        robust = robust.under(law)
+        robust = RobustModel(replace(model, likelihood=law.likelihood), law.noise)
         nats.append(noise_nats(before.logs(), law.logs(), n))
-        width2 = robust.width2(data)
+        width2 = law.noise.scale**2 * law.likelihood.noise_variance(data).double()
         moments = inference.student_t_moments(data.y, mean, variance, width2, robust.noise.nu)
         change = sites.change(moments, mean, width2)
         sites = sites.updated(moments, mean, width2, 1.0 if k == 0 else _STEP)
@@ -284,5 +270,5 @@ class _Solver(inference.AbstractSolver[_Solution]):
     def snapshot(self, solution: _Solution) -> inference.State:
         return inference.State({}, {})
 
-    def restored(self, model: inference.GridModel, kept: inference.State) -> _Solution:
+    def restored(self, model: inference.GridModel, state: inference.State) -> _Solution:
         raise UserError("a regression saves no states to go on from: fit it again")

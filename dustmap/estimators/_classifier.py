@@ -56,6 +56,14 @@ class HIPGPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     kernels_ : the learned kernel of each latent function: one of two classes, else one per class
     elbos_ : lower bounds of ln P(y) of the same
     report_ : list of dicts of plain values, one per latent function: sizes, passes, advice
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.linspace(0.0, 1.0, 30)[:, None]
+    >>> model = HIPGPClassifier(epochs=5).fit(X, np.where(X[:, 0] > 0.5, "above", "below"))
+    >>> model.predict(np.array([[0.1], [0.9]])).tolist()
+    ['below', 'above']
     """
 
     def __init__(

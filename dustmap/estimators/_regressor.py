@@ -115,6 +115,15 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     log_evidence_ : ln p(y) of the exact engine, at the learned hyperparameters; Gaussian noise only
     elbo_ : its lower bound of the hip, svgp and sgpr engines
     report_ : dict of plain values: sizes, statuses of the solvers, Var r / σ², seconds, advice
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.linspace(0.0, 6.0, 40)[:, None]
+    >>> model = HIPGPRegressor("matern52", noise=0.1).fit(X, np.sin(X[:, 0]))
+    >>> mean, std = model.predict(np.array([[1.5]]), return_std=True)
+    >>> bool(abs(mean[0] - np.sin(1.5)) < 2 * std[0] < 0.2), model.engine_
+    (True, 'exact')
     """
 
     def __init__(

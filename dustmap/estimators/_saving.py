@@ -139,7 +139,8 @@ def _read(path: Path, name: str) -> tuple[_Json, dict[str, NDArray[Any]]]:
             f"reads {FORMAT}: fit the model again"
         )
     try:
-        with np.load(path / ARRAYS, allow_pickle=False) as stored:
+        # NumPy leaves a damaged file open that it has opened itself.
+        with (path / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return content, {key: stored[key] for key in stored.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as damage:
         raise UserError(f"{path / ARRAYS} is damaged ({damage}): save the model again") from damage
