@@ -69,6 +69,10 @@ class Problem:
             raise UserError("this engine solves on the map's grid: give the problem a box")
         return self.box
 
+    def robust(self, settings: inference.RobustSettings | None) -> inference.RobustSettings | None:
+        """Settings of Student-t noise at the degrees of freedom of an earlier fit, if any."""
+        return settings if settings is None or self.nu is None else replace(settings, nu=self.nu)
+
     def sizes(self, samples: int, itemsize: int) -> GriddedSizes:
         """Sizes on the box, at the length scale of a first fit: later ones share its bytes."""
         kernel = (self.origin or self.model).kernel

@@ -6,16 +6,8 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from dustmap.engines import _learning
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Problem,
-    Watch,
-    arrays_of,
-    tensors_of,
-)
+from dustmap.engines import _engine, _learning
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
 from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
@@ -31,7 +23,7 @@ WEIGHTED_ROWS = 300
 #: of a dense covariance; and how many draws.
 POINTS_PER_LENGTH, MOST_NODES, DRAWS = 2.5, 3_000, 8
 _DOUBLE = 8
-#: Bytes of a table of antiderivatives, and of a chunk of covariances with rays.
+#: Bytes of a table of antiderivatives, and of the chunks of predictions.
 _TABLE, _PREDICTIONS = 18 * MIB, 64 * MIB
 
 
@@ -69,9 +61,8 @@ class ExactEngine(AbstractEngine):
         if not isinstance(problem.data.functional, PointValues):
             what = "covariances of rays that are being made"
             parts.append(Component("chunks", _learning.CHUNK, During.SOLVING, what))
-        parts.append(
-            Component("predictions", _PREDICTIONS, During.EXPORT, "covariances, in chunks")
-        )
+        what = "covariances, in chunks"
+        parts.append(Component("predictions", _PREDICTIONS, During.EXPORT, what))
         if self.settings.draws and problem.box is not None:
             nodes = draw_grid(problem.box, first_length(problem.model.kernel)).size
             what = f"root of a covariance of {nodes:,} nodes, for uncertain distances"
@@ -105,8 +96,7 @@ class ExactEngine(AbstractEngine):
         with watch.stage("posterior"):
             if model.mean.is_learned and isinstance(data.functional, PointValues):
                 noise_variance = model.likelihood.noise_variance(data)
-                gp = self._gp(model)
-                beta = gp.fitted_coefficients(data.functional, data.y, noise_variance)
+                beta = self._gp(model).fitted_coefficients(data.functional, data.y, noise_variance)
                 model = model.with_coefficients(beta)
             return self._conditioned(replace(problem, model=model))
 
@@ -115,18 +105,19 @@ class ExactEngine(AbstractEngine):
         del plan
         if not arrays:
             return self._conditioned(problem)
-        tensors = tensors_of(arrays)
+        tensors = _engine.tensors_of(arrays)
         normal = replace(problem.model, likelihood=GaussianLikelihood())
         data = Batch(PointValues(tensors["x"]), tensors["y"], tensors["noise"])
-        return replace(
-            self._conditioned(replace(problem, model=normal, data=data)), model=problem.model
-        )
+        fit = self._conditioned(replace(problem, model=normal, data=data))
+        return replace(fit, model=problem.model)
 
     def _gp(self, model: GPModel) -> ExactGP:
+        """The dense process of the model."""
         return ExactGP(model.kernel, model.mean, self.settings.estimator)
 
     @torch.no_grad()
     def _conditioned(self, problem: Problem) -> EngineFit:
+        """Factor the covariance of all data."""
         model, box = problem.model, problem.box
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
@@ -136,7 +127,7 @@ class ExactEngine(AbstractEngine):
         )
         arrays: Arrays = {}
         if isinstance(points, PointValues):
-            arrays = arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
+            arrays = _engine.arrays_of({"x": points.x, "y": data.y, "noise": noise_variance})
 
         @cache
         def on_grid() -> GriddedDraws:

@@ -15,16 +15,8 @@ from typing import Any, ClassVar, final
 import torch
 
 from dustmap import inference
-from dustmap.engines import _learning
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Problem,
-    Watch,
-    arrays_of,
-    tensors_of,
-)
+from dustmap.engines import _engine, _learning
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch
 from dustmap.engines._grids import coarse_advice, first_length
 from dustmap.engines._inducing_plan import InducingPlan, InducingSettings, planned
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
@@ -296,12 +288,12 @@ class InducingEngine(AbstractEngine):
 def variational_arrays(posterior: VariationalPosterior) -> Arrays:
     """Arrays of q(ε) and of the spread of a fitted mean, for `variational_posterior`."""
     q = posterior.state
-    return arrays_of({"mean": q.mean, "statistics": q.statistics}, posterior.spread)
+    return _engine.arrays_of({"mean": q.mean, "statistics": q.statistics}, posterior.spread)
 
 
 def variational_posterior(model: VariationalModel, arrays: Arrays) -> VariationalPosterior:
     """The posterior of `variational_arrays`."""
-    tensors = tensors_of(arrays)
+    tensors = _engine.tensors_of(arrays)
     q = model.family.posterior(tensors["mean"], tensors["statistics"])
     spread = inference.CoefficientSpread.of_tensors(tensors)
     return VariationalPosterior(model, q, spread)

@@ -12,17 +12,8 @@ from typing import Any, ClassVar, final
 import torch
 
 from dustmap import inference
-from dustmap.engines import _memory
-from dustmap.engines._engine import (
-    AbstractEngine,
-    Arrays,
-    EngineFit,
-    Learning,
-    Problem,
-    Watch,
-    arrays_of,
-    tensors_of,
-)
+from dustmap.engines import _engine, _memory
+from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Learning, Problem, Watch
 from dustmap.engines._memory import Component, During, MemoryPlan
 from dustmap.gp import GPModel, GridPrior, Parameters, features
 from dustmap.gp.functionals import LineIntegrals, world_of
@@ -109,9 +100,6 @@ class LogNormalEngine(AbstractEngine):
         settings, data = self.settings, problem.data
         if settings.samples % 2:
             log.info("%d samples: %d are drawn, in pairs", settings.samples, settings.drawn)
-        robust = settings.robust
-        if robust is not None and problem.nu is not None:
-            robust = replace(robust, nu=problem.nu)
         names = problem.model.log_names
         solution = inference.fit_mgvi(
             self._model(problem),
@@ -120,7 +108,7 @@ class LogNormalEngine(AbstractEngine):
                 samples=settings.drawn,
                 cg_steps=settings.cg_steps,
                 seed=settings.seed,
-                robust=robust,
+                robust=problem.robust(settings.robust),
             ),
             _logged(names, watch),
             origin=Parameters.of(problem.origin or problem.model, without=("mean",)).theta,
@@ -134,7 +122,7 @@ class LogNormalEngine(AbstractEngine):
         posterior = solution.posterior
         assert posterior.explained is not None
         names_kept = ("explained", "log_density", "log_samples")
-        arrays = arrays_of({name: getattr(posterior, name) for name in names_kept})
+        arrays = _engine.arrays_of({name: getattr(posterior, name) for name in names_kept})
         trace = [_numbers(line, names) for line in solution.history]
         return replace(
             self.load(replace(problem, model=learned), arrays),
@@ -150,7 +138,7 @@ class LogNormalEngine(AbstractEngine):
         goes by that variance.
         """
         del plan
-        tensors = tensors_of(arrays, problem.data.y.device)
+        tensors = _engine.tensors_of(arrays, problem.data.y.device)
         posterior = inference.LogNormalPosterior(
             self._rows(problem),
             tensors["log_density"],

@@ -161,9 +161,7 @@ class PathwiseEngine(AbstractEngine):
     def _global_settings(self, problem: Problem) -> GlobalSettings:
         """Settings of the solve; learning that goes on from an earlier fit skips the first part."""
         settings, points = self.settings, self.settings.points
-        allotment, robust = self.allotment(problem), settings.robust
-        if robust is not None and problem.nu is not None:
-            robust = replace(robust, nu=problem.nu)
+        allotment = self.allotment(problem)
         return GlobalSettings(
             samples=points.samples,
             rtol=settings.rtol,
@@ -176,7 +174,7 @@ class PathwiseEngine(AbstractEngine):
             solve_memory=allotment.vectors,
             start_rows=GlobalSettings.start_rows if problem.origin is None else 0,
             learn_rows=LEARN_ROWS,
-            robust=robust,
+            robust=problem.robust(settings.robust),
         )
 
     def sizes(self, problem: Problem) -> _memory.GriddedSizes:
