@@ -178,6 +178,7 @@ def arguments(plain: _Json) -> _Json:
 
 
 def _plain(value: Any) -> Any:
+    """Write one argument as a value of JSON."""
     if isinstance(value, AbstractKernel):
         return {"kernel": _terms(value)}
     if isinstance(value, RegularGrid):
@@ -190,6 +191,7 @@ def _plain(value: Any) -> Any:
 
 
 def _argument(value: Any) -> Any:
+    """Read one argument."""
     if not isinstance(value, dict):
         return value
     if "kernel" in value:
@@ -198,6 +200,7 @@ def _argument(value: Any) -> Any:
 
 
 def _plain_kernel_and_mean(model: GPModel) -> _Json:
+    """Write kernel and mean of a model."""
     return {
         "kernel": _terms(model.kernel),
         "mean": model.mean.coefficients().tolist(),
@@ -206,6 +209,7 @@ def _plain_kernel_and_mean(model: GPModel) -> _Json:
 
 
 def _kernel_and_mean(content: _Json, learn: bool = True) -> tuple[AbstractKernel, AbstractMean]:
+    """Read kernel and mean; `learn` is whether coefficients of the mean were fitted."""
     value = content["mean"]
     mean: AbstractMean = ConstantMean(value[0], learn=learn)
     if content["linear_mean"]:
@@ -214,6 +218,7 @@ def _kernel_and_mean(content: _Json, learn: bool = True) -> tuple[AbstractKernel
 
 
 def _terms(kernel: AbstractKernel) -> list[_Json]:
+    """Write the terms of a kernel."""
     return [
         {
             "profile": term.profile.name,
@@ -225,11 +230,12 @@ def _terms(kernel: AbstractKernel) -> list[_Json]:
 
 
 def _kernel(terms: list[_Json]) -> AbstractKernel:
-    """The kernel of `_terms`."""
+    """Read the kernel of `_terms`."""
     return kernel_of([kernel_named(t["profile"], t["lengthscale"], t["variance"]) for t in terms])
 
 
 def _plain_classes(classes: NDArray[Any]) -> _Json:
+    """Write labels with their dtype."""
     if classes.dtype.kind not in "OUSiufb":
         raise TypeError(
             f"labels of dtype {classes.dtype} cannot be saved: use strings, numbers or booleans"
