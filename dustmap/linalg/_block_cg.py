@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.linalg._chunks import STEPS, Progress, unwatched
 from dustmap.linalg._iteration import (
     GO_ON,
     Outcome,
@@ -15,12 +16,10 @@ from dustmap.linalg._iteration import (
     System,
     is_stuck,
     norms,
-    safe_norms,
     take_rows,
     with_rows,
 )
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._progress import STEPS, Progress, unwatched
 from dustmap.linalg._world import gram, row_factor, symmetric
 
 # Rounding errors of a Gram matrix of vectors, in units of their precision.
@@ -66,26 +65,7 @@ def block_pcg(
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
 
-    Parameters
-    ----------
-    b : (..., n)
-        Right-hand sides.
-    preconditioner
-        Approximation T of A⁻¹, symmetric positive definite.
-    x0 : (..., n)
-        Where to start; 0 by default.
-    progress
-        Called before every step with the most there may be.
-
-    Returns
-    -------
-    SolveResult
-        x (..., n) with a status, the number of steps and the true residual of every column.
-
-    Raises
-    ------
-    ValueError
-        As `pcg` does.
+    Arguments, result and errors are those of `pcg`.
 
     Examples
     --------
@@ -122,23 +102,16 @@ class _Block:
 
     def __init__(self, system: System, rule: StepRule) -> None:
         self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
-        b = system.b
-        self.rounding = _ROUNDING * torch.finfo(b.dtype).eps
-        self.floor = max((_NOISE * torch.finfo(b.dtype).eps) ** 2, _LEAST_FLOOR)
-        scale = safe_norms(b)
-        self.index = scale.nonzero().squeeze(1)
-        self.scale = scale[self.index]
-        self.b = take_rows(b, self.index) / self.scale[:, None]
+        eps = torch.finfo(system.b.dtype).eps
+        self.rounding, self.floor = _ROUNDING * eps, max((_NOISE * eps) ** 2, _LEAST_FLOOR)
+        self.index, self.scale, self.b, self.x = system.scaled()
         self.lie = torch.full_like(self.scale, math.inf)
         self.stalls = torch.zeros_like(self.index)
         self.is_open = torch.ones_like(self.index, dtype=torch.bool)
         self.trouble = GO_ON
         self.is_warm = system.start is not None
-        self.x = torch.zeros_like(self.b)
-        if system.start is not None:
-            self.x = take_rows(system.start, self.index) / self.scale[:, None]
         self.p: Tensor | None = None
-        self.weights = torch.zeros(len(self.index), 0, dtype=torch.float64, device=b.device)
+        self.weights = self.b.new_zeros(len(self.index), 0, dtype=torch.float64)
 
     def solve_into(self, outcome: Outcome, progress: Progress) -> None:
         """Iterate until the status of every column is known."""
@@ -211,15 +184,12 @@ class _Block:
         self._factor(torch.addmm(self.q, alpha.to(dtype), self.Ap, alpha=-1.0), 1.0)
         self.weights = self.weights @ self.expand
 
-    def _claimed(self) -> Tensor:
-        """Return the norms (a,) of the residuals K q that the recursion believes in."""
-        if self.preconditioner is None:
-            return norms(self.weights)
-        return ((self.weights @ gram(self.q, self.q)) * self.weights).sum(1).clamp_min(0).sqrt()
-
     def _examine(self, outcome: Outcome, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
-        claimed = self._claimed()
+        claimed = norms(self.weights)
+        if self.preconditioner is not None:  # ‖K q‖ where q is orthonormal in T only
+            squares = (self.weights @ gram(self.q, self.q)) * self.weights
+            claimed = squares.sum(1).clamp_min(0).sqrt()
         doubtful = ~(claimed > self.rule.rtol)
         if self.trouble != GO_ON or self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
@@ -231,22 +201,16 @@ class _Block:
         residual = norms(true_r)
         drift = norms(true_r - take_rows(r, which))
         lied = (claimed[which] <= self.rule.rtol) | (drift > _DRIFT_FACTOR * residual)
-        stuck = self._count_stalls(which, residual, lied)
-        self._finish(outcome, which, residual, stuck, step)
+        stalled = lied & is_stuck(residual, self.lie[which])
+        fresh = lied & ~stalled
+        self.stalls[which] = torch.where(fresh, 0, self.stalls[which] + stalled)
+        self.lie[which] = torch.where(fresh, residual, self.lie[which])
+        self._finish(outcome, which, residual, self.stalls[which] >= _PATIENCE, step)
         remain = self.is_open[which]
         if bool(remain.any()):
             self._restart(with_rows(r, which, true_r))
             if bool(lied[remain].any()):
                 self.p = None
-
-    def _count_stalls(self, which: Tensor, residual: Tensor, lied: Tensor) -> Tensor:
-        """Count lies without progress in columns `which`; tell which have had too many."""
-        stalled = lied & is_stuck(residual, self.lie[which])
-        fresh = lied & ~stalled
-        self.stalls[which] = torch.where(stalled, self.stalls[which] + 1, self.stalls[which])
-        self.stalls[which] = torch.where(fresh, 0, self.stalls[which])
-        self.lie[which] = torch.where(fresh, residual, self.lie[which])
-        return self.stalls[which] >= _PATIENCE
 
     def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
+from dustmap.linalg._chunks import SOLVES, STEPS, Progress, unwatched
 from dustmap.linalg._iteration import (
     GO_ON,
     Outcome,
@@ -21,12 +23,10 @@ from dustmap.linalg._iteration import (
     is_frozen,
     is_stuck,
     norms,
-    safe_norms,
     take_rows,
     with_rows,
 )
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._progress import SOLVES, STEPS, Progress, unwatched
 from dustmap.linalg._toeplitz import (
     CACHE_BYTES,
     PLANNED_ROWS,
@@ -69,19 +69,12 @@ def pcg(
 
     Parameters
     ----------
-    b : (..., n)
-        Right-hand sides.
+    b, x0 : (..., n)
+        Right-hand sides, and where to start: 0 by default.
     preconditioner
         Approximation of A⁻¹, symmetric positive definite.
-    x0 : (..., n)
-        Where to start; 0 by default.
     progress
         Called before every step with the most there may be.
-
-    Returns
-    -------
-    SolveResult
-        x (..., n) with a status, the number of steps and the true residual of every column.
 
     Raises
     ------
@@ -125,15 +118,12 @@ class _Columns:
 
     def __init__(self, system: System, first: int, rule: StepRule) -> None:
         self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
-        scale = safe_norms(system.b)
-        nonzero = scale.nonzero().squeeze(1)
-        self.index, self.scale = first + nonzero, scale[nonzero]
+        nonzero, self.scale, self.b, self.x = system.scaled()
+        self.index = first + nonzero
         # r and p start as b itself: arithmetic below changes no vector but x in place.
-        self.b = self.r = self.p = take_rows(system.b, nonzero) / self.scale[:, None]
-        self.x = torch.zeros_like(self.b)
+        self.r = self.p = self.b
         self.is_warm = system.start is not None
-        if system.start is not None:
-            self.x = take_rows(system.start, nonzero) / self.scale[:, None]
+        if self.is_warm:
             self.r = self.b - self.A.matmul(self.x)
         self.rz = torch.ones_like(self.scale)
         self.keep = torch.zeros_like(self.scale)
@@ -191,8 +181,10 @@ class _Columns:
         which = doubtful.nonzero().squeeze(1)
         if which.numel() == 0:
             return
-        claimed = claimed[which]
-        residual = claimed if step == 1 and not self.is_warm else self._replace_residual(which)
+        residual = claimed = claimed[which]
+        if step > 1 or self.is_warm:
+            r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
+            self.r, residual = with_rows(self.r, which, r), norms(r)
         lied = self.rule.has_lied(claimed, residual)
         stuck = lied & is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
@@ -202,12 +194,6 @@ class _Columns:
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
         self._finish(outcome, which, residual, trouble[which], step)
-
-    def _replace_residual(self, which: Tensor) -> Tensor:
-        """r ← b − A x in columns `which`; its norms."""
-        true_r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
-        self.r = with_rows(self.r, which, true_r)
-        return norms(true_r)
 
     def _finish(
         self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
@@ -220,10 +206,7 @@ class _Columns:
             return
         x = take_rows(self.x, done) * self.scale[done, None]
         outcome.write(self.index[done], x, status[known], residual[known], step)
-        self._drop(done)
-
-    def _drop(self, done: Tensor) -> None:
-        """Forget columns `done`: the last ones that stay move into their places."""
+        # the last columns that stay move into the places of those that leave
         count = len(self.index) - len(done)
         if count == 0:
             self.index = self.index[:0]
@@ -236,10 +219,8 @@ class _Columns:
         def packed(v: Tensor) -> Tensor:
             return v.index_copy_(0, holes, v.index_select(0, movers))[:count]
 
-        self.index, self.scale, self.rz = packed(self.index), packed(self.scale), packed(self.rz)
-        self.keep, self.lie = packed(self.keep), packed(self.lie)
-        self.seen = packed(self.seen)
-        self.b, self.x, self.r, self.p = (packed(v) for v in (self.b, self.x, self.r, self.p))
+        for name in ("index", "scale", "rz", "keep", "lie", "seen", "b", "x", "r", "p"):
+            setattr(self, name, packed(getattr(self, name)))
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
@@ -254,18 +235,12 @@ def _columns_together(system: System) -> int:
     vectors stay in cache is faster than all of them; other operators share work over columns.
     """
     b, operators = system.b, [op for op in (system.A, system.preconditioner) if op is not None]
-    tori = [size for op in operators if (size := _torus_size(op)) is not None]
+    circulants = [op.circulant if isinstance(op, ToeplitzOperator) else op for op in operators]
+    tori = [math.prod(C.torus_shape) for C in circulants if isinstance(C, CirculantOperator)]
     if b.device.type != "cpu" or len(tori) < len(operators):
         return max(1, b.shape[0])
     bytes_per_column = (_VECTORS * b.shape[1] + _TRANSFORMS * max(tori)) * b.dtype.itemsize
     return max(PLANNED_ROWS, CACHE_BYTES // bytes_per_column)
-
-
-def _torus_size(A: AbstractOperator) -> int | None:
-    """Count the points of the torus of an FFT operator, None for others."""
-    if isinstance(A, ToeplitzOperator):
-        return math.prod(A.circulant.torus_shape)
-    return math.prod(A.torus_shape) if isinstance(A, CirculantOperator) else None
 
 
 def toeplitz_solve(
@@ -284,21 +259,10 @@ def toeplitz_solve(
     so the backward pass is one more solve with the same settings. It is exact for K in any
     number of dimensions, up to the tolerance of the two solves.
 
-    Parameters
-    ----------
-    lags : (M1, …, MD)
-        K as in `ToeplitzOperator`.
-    b : (..., M)
-        Right-hand sides; their precision is the working precision.
-    operator
-        Any operator equal to `ToeplitzOperator(lags)`, used for the products; `lags` then only
-        carries the gradient.
-
-    Returns
-    -------
-    tuple[Tensor, SolveResult]
-        x (..., M) and the report of the forward solve, for the caller to judge. A backward solve
-        has no caller to report to: it warns with `UnconvergedWarning`.
+    lags (M1, …, MD): as in `ToeplitzOperator`; b (..., M): in the working precision; operator: any
+    equal to `ToeplitzOperator(lags)`, used for the products, `lags` then only carrying the
+    gradient. Returns x (..., M) and the report of the forward solve, for the caller to judge; a
+    backward solve that falls short warns with `UnconvergedWarning`.
     """
     if operator is None:
         operator = ToeplitzOperator(lags.detach(), b.dtype)
@@ -307,11 +271,7 @@ def toeplitz_solve(
             f"operator: expected shape {(lags.numel(), lags.numel())} for lags of shape "
             f"{tuple(lags.shape)}, got {operator.shape}"
         )
-    system = operator
-
-    def solve(right: Tensor) -> SolveResult:
-        return pcg(system, right, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps)
-
+    solve = partial(pcg, operator, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps)
     report: list[SolveResult] = []
     x: Tensor = _ToeplitzSolve.apply(lags, b, solve, report)  # type: ignore[no-untyped-call]
     return x, report[0]

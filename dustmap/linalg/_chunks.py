@@ -1,11 +1,11 @@
-"""Division of work: chunks that get smaller where memory runs out, tiles of a grid."""
+"""Division of work: progress through it, chunks that adapt to the memory, tiles of a grid."""
 
 import gc
 import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -21,7 +21,17 @@ HALVINGS = 3
 #: What torch's allocator of the CPU says in a RuntimeError when there is nothing left.
 _CPU_SAYS = "can't allocate memory"
 
+#: Progress of a long computation, which a command line shows as bars or lines: (what is being
+#: done, parts done, parts in all); the last call has as many done as there are.
+Progress: TypeAlias = Callable[[str, int, int], None]
+#: Its parts in solvers: right-hand sides, steps of those at work, products with vectors.
+SOLVES, STEPS, PRODUCTS = "solves", "steps of CG", "products for the preconditioner"
+
 T = TypeVar("T")
+
+
+def unwatched(what: str, done: int, total: int) -> None:
+    """Ignore progress: the default of whatever reports any."""
 
 
 @final
@@ -39,13 +49,9 @@ def chunks(n: int, size: int) -> Iterator[slice]:
 class AdaptiveBatch:
     """The size of the chunks of one step: halved when one runs out of memory, HALVINGS times.
 
-    Parameters
-    ----------
-    what
-        The step, for people.
-    advice
-        What to set where that does not help. The size stays small for the chunks that follow. Every
-        halving is one warning of the logger of this module, which a run counts for its report.
+    what: the step, for people; advice: what to set where halving does not help. The size stays
+    small for the chunks that follow. Every halving is one warning of the logger of this module,
+    which a run counts for its report.
     """
 
     def __init__(self, what: str, size: int, advice: str) -> None:
@@ -65,12 +71,11 @@ class AdaptiveBatch:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                said = str(error)
+                first = " ".join(str(error).split())[:200]
             # Outside of the handler, whose traceback would keep alive what the step had made.
-            self._halve(said)
+            self._halve(first)
 
-    def _halve(self, said: str) -> None:
-        first = " ".join(said.split())[:200]
+    def _halve(self, first: str) -> None:
         if self.halvings >= HALVINGS or self.size == 1:
             raise OutOfMemory(
                 f"out of memory in {self.what}, in chunks of {self.size} too: {self.advice} "

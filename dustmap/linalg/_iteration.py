@@ -34,10 +34,10 @@ class SolveStatus(Enum):
     @property
     def remedy(self) -> str:
         """Advice to the caller."""
-        return _REMEDIES[self]
+        return _ADVICE[self]
 
 
-_REMEDIES = {
+_ADVICE = {
     SolveStatus.CONVERGED: "nothing to do",
     SolveStatus.MAX_STEPS: "raise max_steps, loosen rtol, or use a better preconditioner "
     "(a wider padding makes one)",
@@ -61,18 +61,10 @@ _HOW_ENDED = {
 @final
 @dataclass(frozen=True, eq=False)
 class SolveResult:
-    """Solution of A x = b with one verdict per right-hand side.
+    """Solution x (..., n) of A x = b with one verdict per right-hand side.
 
-    Parameters
-    ----------
-    x : (..., n)
-    status : (...)
-        int8 values of `SolveStatus`.
-    steps : (...) int64
-    residuals : (...) float64
-        The true ‖b − A x‖ / ‖b‖, recomputed from x.
-    rtol
-        The relative residual asked for.
+    status (...): int8 values of `SolveStatus`; steps (...): int64; residuals (...): the true
+    ‖b − A x‖ / ‖b‖, recomputed from x, float64; rtol: the relative residual asked for.
     """
 
     x: Tensor
@@ -94,9 +86,9 @@ class SolveResult:
     def message(self) -> str:
         """Describe the worst columns and the remedy in one sentence."""
         if self.converged:
-            return f"PCG converged after {_largest(self.steps)} steps to rtol {self.rtol:.1e}"
+            return f"PCG converged after {largest(self.steps)} steps to rtol {self.rtol:.1e}"
         worst = self.status == self.worst.value
-        steps, residual = _largest(self.steps[worst]), float(self.residuals[worst].max())
+        steps, residual = largest(self.steps[worst]), float(self.residuals[worst].max())
         failed = int((self.status != SolveStatus.CONVERGED.value).sum())
         columns = f" in {failed} of {self.status.numel()} columns" if self.status.ndim else ""
         return (
@@ -115,7 +107,7 @@ def worst_status(status: Tensor) -> SolveStatus:
     return SolveStatus(int(status.max())) if status.numel() else SolveStatus.CONVERGED
 
 
-def _largest(counts: Tensor) -> int:
+def largest(counts: Tensor) -> int:
     """Return the largest of some counts, 0 of none."""
     return int(counts.max()) if counts.numel() else 0
 
@@ -240,10 +232,7 @@ def in_precision(A: AbstractOperator, dtype: torch.dtype) -> AbstractOperator:
 @final
 @dataclass(frozen=True, eq=False)
 class System:
-    """A x = b ready to be solved: checked, operators in the precision of b, batches flattened.
-
-    b, start: (k, n); start is None for x = 0.
-    """
+    """A x = b, checked: operators in the precision of b; b, start (k, n), None for x = 0."""
 
     A: AbstractOperator
     b: Tensor
@@ -259,7 +248,27 @@ class System:
         rule: StepRule,
     ) -> "System":
         """Check the arguments of a solver and bring them into one form."""
-        check_system(A, b, preconditioner, x0, rule)
+        n = A.shape[0]
+        if A.shape != (n, n):
+            raise UserError(f"A: expected a square operator, got shape {A.shape}")
+        if preconditioner is not None and preconditioner.shape != A.shape:
+            raise UserError(
+                f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
+            )
+        check_vectors("b", b, n, b.dtype, A.device)
+        _check_finite("b", b)
+        if x0 is not None:
+            if x0.shape != b.shape:
+                raise UserError(
+                    f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}"
+                )
+            check_vectors("x0", x0, n, b.dtype, b.device)
+            _check_finite("x0", x0)
+        if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
+            raise UserError(
+                "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
+                f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
+            )
         flat = b.reshape(-1, b.shape[-1])
         return System(
             in_precision(A, b.dtype),
@@ -273,34 +282,15 @@ class System:
         start = None if self.start is None else self.start[part]
         return System(self.A, self.b[part], self.preconditioner, start)
 
-
-def check_system(
-    A: AbstractOperator,
-    b: Tensor,
-    preconditioner: AbstractOperator | None,
-    x0: Tensor | None,
-    rule: StepRule,
-) -> None:
-    """Refuse what cannot be solved, saying what to do."""
-    n = A.shape[0]
-    if A.shape != (n, n):
-        raise UserError(f"A: expected a square operator, got shape {A.shape}")
-    if preconditioner is not None and preconditioner.shape != A.shape:
-        raise UserError(
-            f"preconditioner: expected shape {A.shape} like A, got {preconditioner.shape}"
-        )
-    check_vectors("b", b, n, b.dtype, A.device)
-    _check_finite("b", b)
-    if x0 is not None:
-        if x0.shape != b.shape:
-            raise UserError(f"x0: expected the shape of b {tuple(b.shape)}, got {tuple(x0.shape)}")
-        check_vectors("x0", x0, n, b.dtype, b.device)
-        _check_finite("x0", x0)
-    if not (rule.rtol >= 0 and rule.max_steps >= 0 and rule.refresh >= 1):
-        raise UserError(
-            "expected rtol >= 0, max_steps >= 0 and refresh >= 1, got "
-            f"rtol={rule.rtol}, max_steps={rule.max_steps}, refresh={rule.refresh}"
-        )
+    def scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return which right-hand sides are not zero, their ‖b‖, and b and the start over it."""
+        every = safe_norms(self.b)
+        index = every.nonzero().squeeze(1)
+        scale = every[index]
+        b = take_rows(self.b, index) / scale[:, None]
+        if self.start is None:
+            return index, scale, b, torch.zeros_like(b)
+        return index, scale, b, take_rows(self.start, index) / scale[:, None]
 
 
 def _check_finite(name: str, x: Tensor) -> None:

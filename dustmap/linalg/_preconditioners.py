@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg._chunks import PRODUCTS, Progress, chunks, unwatched
 from dustmap.linalg._operator import (
     AbstractOperator,
     AbstractSymmetric,
     apply_linear,
     check_vectors,
 )
-from dustmap.linalg._progress import PRODUCTS, Progress, unwatched
 from dustmap.linalg._toeplitz import CirculantOperator
 from dustmap.linalg._world import (
     AbstractWorld,
@@ -53,22 +53,10 @@ class NystromPreconditioner(AbstractSymmetric):
 
     All of them hold U, hand over the same x, get the same result, and have to ask for it.
 
-    Parameters
-    ----------
-    vectors : (r, n)
-        U, orthonormal rows.
-    values : (r,) float64
-        s, descending, ≥ 0.
-    shift
-        Positive.
-    tail
-        s_r, or 0 if G has no more eigenvalues.
-    world
-        The ranks.
+    vectors (r, n): U, orthonormal rows; values (r,): s, descending, ≥ 0, float64; shift > 0; tail:
+    s_r, or 0 if G has no more eigenvalues; world: the ranks.
 
-    References
-    ----------
-    Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
+    Reference: Frangella, Tropp & Udell (2023), "Randomized Nyström preconditioning".
     """
 
     vectors: Tensor
@@ -109,11 +97,8 @@ class NystromPreconditioner(AbstractSymmetric):
     def refreshed(
         self, A: AbstractOperator, progress: Progress = unwatched
     ) -> "NystromPreconditioner":
-        """Update for an operator that has changed a little, by one product with A on the basis U.
-
-        A step of subspace iteration: the basis turns towards the largest eigenvectors of the new
-        A and its eigenvalues are those of the new A.
-        """
+        """Update for an operator that has changed a little, by one product with A on the basis U:
+        a step of subspace iteration towards the largest eigenvectors of the new A."""
         _check(A, self.shift)
         if A.shape != self.shape:
             raise UserError(f"A: expected shape {self.shape} like before, got {A.shape}")
@@ -147,11 +132,6 @@ def nystrom(
     progress
         Called before every few products.
 
-    Returns
-    -------
-    NystromPreconditioner
-        P⁻¹ (n, n), an operator.
-
     Raises
     ------
     ValueError
@@ -164,10 +144,8 @@ def nystrom(
     >>> preconditioner.rank, preconditioner.values.round(decimals=3)
     (1, tensor([8.], dtype=torch.float64))
 
-    References
-    ----------
-    Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of their
-    shift.
+    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
+    their shift.
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:
@@ -221,10 +199,9 @@ def _shifted_product(
     """Return this rank's columns of x G = x A − shift x for rows x (l, n), a few at a time."""
     mine = world.share(x.shape[1])
     parts = [x[:0, mine]]
-    for first in range(0, len(x), _ROWS_TOGETHER):
-        progress(PRODUCTS, first, len(x))
-        part = x[first : first + _ROWS_TOGETHER]
-        parts.append(A.matmul(part)[:, mine].sub(part[:, mine], alpha=shift))
+    for rows in chunks(len(x), _ROWS_TOGETHER):
+        progress(PRODUCTS, rows.start, len(x))
+        parts.append(A.matmul(x[rows])[:, mine].sub(x[rows, mine], alpha=shift))
     progress(PRODUCTS, len(x), len(x))
     return torch.cat(parts)
 
@@ -251,13 +228,8 @@ def _check(A: AbstractOperator, shift: float) -> None:
 @final
 @dataclass(frozen=True, eq=False)
 class RootPreconditioner:
-    """P = L Lᵀ ≈ K (n, n), given by L and L⁻¹.
-
-    Parameters
-    ----------
-    root, inverse
-        L and L⁻¹ (n, n), adjoint pairs. Neither need be symmetric or a triangle.
-    """
+    """P = L Lᵀ ≈ K (n, n), given by root = L and inverse = L⁻¹ (n, n), adjoint pairs that need not
+    be symmetric or triangles."""
 
     root: AbstractOperator
     inverse: AbstractOperator
@@ -276,18 +248,10 @@ class RootPreconditioner:
 
             c_j = ((M − j) lags_j + j lags_{M−j}) / M    along every axis
 
-        It has K's size, so that its root is one, and its eigenvalues lie between those of K.
+        It has K's size, so that its root is one, and its eigenvalues lie between those of K. lags
+        (M1, …, MD): as in `ToeplitzOperator`; dtype: working precision, by default lags'.
 
-        Parameters
-        ----------
-        lags : (M1, …, MD)
-            As in `ToeplitzOperator`.
-        dtype
-            Working precision, by default lags'.
-
-        References
-        ----------
-        T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
+        Reference: T. Chan (1988); Chan & Jin (2007), sections 2.2 and 5.2.
         """
         column = lags.detach().to(torch.float64)
         for axis, m in enumerate(column.shape):
