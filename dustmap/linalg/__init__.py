@@ -47,6 +47,7 @@ from dustmap.linalg._iteration import SolveStatus as SolveStatus
 from dustmap.linalg._iteration import UnconvergedWarning as UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve as ShiftedSolve
 from dustmap.linalg._minres import shifted_minres as shifted_minres
+from dustmap.linalg._operator import AbstractAdjointPair as AbstractAdjointPair
 from dustmap.linalg._operator import AbstractComposite as AbstractComposite
 from dustmap.linalg._operator import AbstractOperator as AbstractOperator
 from dustmap.linalg._operator import AbstractSymmetric as AbstractSymmetric

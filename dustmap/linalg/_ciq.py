@@ -30,22 +30,10 @@ Build = Callable[..., AbstractOperator]
 class RootResult:
     """Report on a product with a root, one verdict per right-hand side.
 
-    Parameters
-    ----------
-    status : (...)
-        int8 values of `SolveStatus`.
-    steps : (...) int64
-    residuals : (...) float64
-        The true relative residual of the smallest shift.
-    rtol
-        The one asked for.
-    bounds
-        The interval of the quadrature.
-    quadrature_error
-        Its largest relative error there, and where right-hand sides have met smaller eigenvalues
-        than its own, down to these.
-    message
-        One sentence on the worst columns.
+    status, steps, rtol: as in `ShiftedSolve`; residuals (...): the true one of the smallest shift;
+    bounds: the interval of the quadrature; quadrature_error: its largest relative error there, and
+    where right-hand sides have met smaller eigenvalues than its own, down to these; message: one
+    sentence on the worst columns.
     """
 
     status: Tensor
@@ -82,17 +70,9 @@ class RootResult:
 class RootMethod:
     """Method to take a root: the rule, the stop of msMINRES, and a preconditioner or none.
 
-    Parameters
-    ----------
-    quadrature
-        Nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a preconditioner L
-        Lᵀ; `RootMethod.of` finds them.
-    rtol
-        Relative residual at which the solves of all shifts stop.
-    max_steps
-        Largest number of steps J.
-    memory
-        Bytes for the vectors worked on at once.
+    quadrature: nodes and weights on the spectrum of K, or of L⁻¹ K L⁻ᵀ where there is a
+    preconditioner L Lᵀ, from `RootMethod.of`; rtol, max_steps: relative residual and number of
+    steps J at which the solves of all shifts stop; memory: bytes for the vectors worked on at once.
     """
 
     quadrature: RootQuadrature
@@ -114,12 +94,8 @@ class RootMethod:
     ) -> "RootMethod":
         """For roots of K, with bounds of its spectrum by `spectrum_bounds`.
 
-        Parameters
-        ----------
-        nodes
-            Number of points Q of the quadrature.
-        floor
-            What no eigenvalue (of the preconditioned operator) is known to be below.
+        nodes: points Q of the quadrature; floor: what no eigenvalue (of the preconditioned
+        operator) is known to be below.
         """
         system = K if preconditioner is None else PreconditionedOperator(K, preconditioner)
         quadrature = RootQuadrature.of(spectrum_bounds(system, floor=floor), nodes)
@@ -152,12 +128,7 @@ def inverse_root(
     build, parameters
         K(θ) = build(*parameters), symmetric positive definite, (n, n).
     b : (..., n)
-        Its precision is the working precision.
-
-    Returns
-    -------
-    tuple[Tensor, RootResult]
-        K^{-1/2} b (..., n), and the report of its solves.
+        In the working precision.
 
     Raises
     ------

@@ -40,10 +40,7 @@ class AbstractWorld(ABC):
     def gathered(self, part: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Return the parts (..., n_r) of all ranks, one after the other: (..., Σ n_r).
 
-        Parameters
-        ----------
-        counts
-            n_r of all ranks where they are known; else the ranks ask each other.
+        counts: n_r of all ranks where they are known; else the ranks ask each other.
         """
 
     def share(self, n: int) -> slice:

@@ -20,13 +20,7 @@ from dustmap.gp.features._local_weights import (
 )
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, operator_by_rows
-from dustmap.linalg import (
-    AbstractComposite,
-    AbstractOperator,
-    SparseOperator,
-    apply_linear,
-    check_vectors,
-)
+from dustmap.linalg import AbstractAdjointPair, AbstractOperator, SparseOperator, chunks
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +63,8 @@ class BeamTable:
     without any beam, or that starts elsewhere, has its own cells instead (`interpolation`). What
     is done with a ray depends on beams and box alone.
 
-    Parameters
-    ----------
-    reach : (P,) int64
-        Knots of each beam, 0 for one that is not needed. Columns are the knots, `knots` for each
-        needed beam, then the M nodes of the grid, for rays with their own cells.
+    reach (P,) int64: knots of each beam, 0 for one that is not needed. Columns are the knots,
+    `knots` for each needed beam, then the M nodes of the grid, for rays with their own cells.
     """
 
     grid: RegularGrid
@@ -92,21 +83,16 @@ class BeamTable:
         memory: int = 2**31,
         device: torch.device | None = None,
     ) -> "BeamTable":
-        """Knots one cell apart as far as these rays need them, or to the faces of the box.
-
-        Parameters
-        ----------
-        device
-            That of the rays, or of those that the table is made for.
-        """
+        """Knots one cell apart as far as these rays need them, or to the faces of the box, on the
+        device of the rays or on `device`."""
         step = min(grid.spacing)
         within = _within(grid, beams, step).to(device if rays is None else rays.device)
         whole = BeamTable(grid, beams, step, within, dtype, memory)
         if rays is None:
             return whole
         reach = torch.zeros_like(whole.reach)
-        for start in range(0, len(rays), 2**18):
-            part = rays[start : start + 2**18]
+        for few in chunks(len(rays), 2**18):
+            part = rays[few]
             around, weight = whole._around(part)
             last = whole._last(part)[:, None] * (weight > 0)
             reach.scatter_reduce_(0, around.flatten(), last.flatten(), "amax")
@@ -239,26 +225,15 @@ def beamed_interpolation(
     """
 
     def build(rays: AbstractFunctional) -> AbstractOperator:
-        if not isinstance(rays, LineIntegrals):
-            return interpolation(rays, grid, memory, dtype)
-        return _through_beams(rays, grid, beams, memory, dtype)
+        if isinstance(rays, LineIntegrals):
+            table = BeamTable.of(grid, beams, rays, dtype, memory)
+            if table.knots > 0:
+                knots = table.columns - grid.size
+                log.info("%d rays through %d knots of beams", len(rays), knots)
+                return ProductOperator(table.rows(rays), table.expansion())
+        return interpolation(rays, grid, memory, dtype)
 
     return operator_by_rows(functional, build)
-
-
-def _through_beams(
-    functional: LineIntegrals,
-    grid: RegularGrid,
-    beams: AbstractBeams,
-    memory: int,
-    dtype: torch.dtype,
-) -> AbstractOperator:
-    """Build the rows of rays through a table of beams, directly where no beam is needed."""
-    table = BeamTable.of(grid, beams, functional, dtype, memory)
-    if table.knots == 0:
-        return interpolation(functional, grid, memory, dtype)
-    log.info("%d rays through %d knots of beams", len(functional), table.columns - grid.size)
-    return ProductOperator(table.rows(functional), table.expansion())
 
 
 def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
@@ -272,15 +247,11 @@ def _within(grid: RegularGrid, beams: AbstractBeams, step: float) -> Tensor:
 
 
 @final
-class BeamExpansion(AbstractComposite):
+class BeamExpansion(AbstractAdjointPair):
     """Sums along beams, then the nodes themselves (columns, M).
 
-    Parameters
-    ----------
-    pieces : (K, M)
-        Integrals over the steps of beams.
-    place : (K,)
-        Their knots among all `sums`, `knots` for each beam one after the other.
+    pieces (K, M): integrals over the steps of beams; place (K,): their knots among all `sums`,
+    `knots` for each beam one after the other.
     """
 
     def __init__(self, pieces: AbstractOperator, place: Tensor, sums: int, knots: int) -> None:
@@ -298,33 +269,23 @@ class BeamExpansion(AbstractComposite):
     def _made_of(self) -> AbstractOperator:
         return self._pieces
 
-    def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, self._product, self.rmatmul)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return apply_linear(y, self._adjoint, self.matmul)
-
     def _product(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.shape[1])
-        out = x.new_empty(self.shape[0], len(flat))
-        for start in range(0, len(flat), _TOGETHER):
-            part = flat[start : start + _TOGETHER]
+        out = x.new_empty(self.shape[0], len(x))
+        for few in chunks(len(x), _TOGETHER):
+            part = x[few]
             steps = x.new_zeros(self._sums, len(part))
             steps.index_copy_(0, self._place, self._pieces.matmul(part).mT)
             along = steps.reshape(-1, self._knots, len(part)).cumsum(1)
-            out[: self._sums, start : start + len(part)] = along.reshape(self._sums, -1)
-            out[self._sums :, start : start + len(part)] = part.mT
-        return out.mT.reshape(*x.shape[:-1], self.shape[0])
+            out[: self._sums, few] = along.reshape(self._sums, -1)
+            out[self._sums :, few] = part.mT
+        return out.mT
 
     def _adjoint(self, y: Tensor) -> Tensor:
-        flat = y.reshape(-1, self.shape[0])
-        out = y.new_empty(self.shape[1], len(flat))
-        for start in range(0, len(flat), _TOGETHER):
-            part = flat[start : start + _TOGETHER].mT
+        out = y.new_empty(self.shape[1], len(y))
+        for few in chunks(len(y), _TOGETHER):
+            part = y[few].mT
             along = part[: self._sums].reshape(-1, self._knots, part.shape[1])
             steps = along.flip(1).cumsum(1).flip(1).reshape(self._sums, -1)
             back = self._pieces.rmatmul(steps[self._place].mT)
-            out[:, start : start + part.shape[1]] = back.mT + part[self._sums :]
-        return out.mT.reshape(*y.shape[:-1], self.shape[1])
+            out[:, few] = back.mT + part[self._sums :]
+        return out.mT

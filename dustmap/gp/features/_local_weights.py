@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.linalg import (
-    AbstractComposite,
+    AbstractAdjointPair,
     AbstractOperator,
     AdaptiveBatch,
     OutOfMemory,
     SparseOperator,
-    apply_linear,
-    check_vectors,
     chunks,
 )
 
@@ -167,7 +165,7 @@ TapSource = Callable[[slice], Taps]
 
 
 @final
-class RecomputedOperator(AbstractComposite):
+class RecomputedOperator(AbstractAdjointPair):
     """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
 
     def __init__(
@@ -183,29 +181,21 @@ class RecomputedOperator(AbstractComposite):
     def _made_of(self) -> Tensor:
         return self._like
 
-    def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        return apply_linear(x, self._product, self.rmatmul)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return apply_linear(y, self._adjoint, self.matmul)
-
     @torch.no_grad()
     def _product(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.shape[1]).mT.contiguous()
-        out = x.new_empty(self.shape[0], flat.shape[1])
+        columns = x.mT.contiguous()
+        out = x.new_empty(self.shape[0], len(x))
         for part in chunks(self.shape[0], self._rows_at_once):
-            out[part] = self._source(part).matmul(flat)
-        return out.mT.reshape(*x.shape[:-1], self.shape[0])
+            out[part] = self._source(part).matmul(columns)
+        return out.mT
 
     @torch.no_grad()
     def _adjoint(self, y: Tensor) -> Tensor:
-        flat = y.reshape(-1, self.shape[0]).mT.contiguous()
-        out = y.new_zeros(self.shape[1], flat.shape[1])
+        columns = y.mT.contiguous()
+        out = y.new_zeros(self.shape[1], len(y))
         for part in chunks(self.shape[0], self._rows_at_once):
-            self._source(part).add_adjoint(flat[part], out)
-        return out.mT.reshape(*y.shape[:-1], self.shape[1])
+            self._source(part).add_adjoint(columns[part], out)
+        return out.mT
 
 
 def spread_rows(count: int, device: torch.device) -> Tensor:
