@@ -56,7 +56,9 @@ def test_definition_is_the_dense_one(shape: tuple[int, ...]) -> None:
 def test_gradients_in_every_kernel_parameter(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual_table, "_STEPS", {1: 8, 2: 4, 3: 4})  # small tables are quick
+    monkeypatch.setattr(
+        residual_table, "_LATTICE_STEPS", {1: 8, 2: 4, 3: 4}
+    )  # small tables are quick
     monkeypatch.setattr(residual_table, "REACH", 3)
     dim = len(shape)
     prior = make_prior(shape)

@@ -32,6 +32,8 @@ from dustmap.gp.features._interpolation import interpolation as interpolation
 from dustmap.gp.features._interpolation import interpolation_taps as interpolation_taps
 from dustmap.gp.features._interpolation import row_bytes as row_bytes
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
+from dustmap.gp.features._local import StencilOrder as StencilOrder
+from dustmap.gp.features._local import stencil_order as stencil_order
 from dustmap.gp.features._local_weights import Taps as Taps
 from dustmap.gp.features._nodes import Nodes as Nodes
 from dustmap.gp.features._nodes import nodes_of as nodes_of
@@ -43,6 +45,4 @@ from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
 from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
 from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
 from dustmap.gp.features._stencil import Stencil as Stencil
-from dustmap.gp.features._stencil_order import StencilOrder as StencilOrder
-from dustmap.gp.features._stencil_order import stencil_order as stencil_order
 from dustmap.linalg import chunks as chunks

@@ -3,6 +3,7 @@
 Rows are made a group at a time.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,17 +39,8 @@ GROUP_BYTES = 16 * 2**20
 @final
 @dataclass(frozen=True)
 class SolveSummary:
-    """Counts of the linear solves behind some rows, all zeros where none was needed.
-
-    Parameters
-    ----------
-    columns, unconverged
-        Number of right-hand sides, and of those that missed the tolerance.
-    steps
-        Largest number of steps taken.
-    residual
-        Largest true relative residual.
-    """
+    """Counts of the linear solves behind some rows, all zeros where none was needed: right-hand
+    sides, those that missed the tolerance, the most steps, and the largest true residual."""
 
     columns: int = 0
     unconverged: int = 0
@@ -81,16 +73,8 @@ class SolveSummary:
 class Features:
     """Rows φ_n of Φ with what they leave unexplained.
 
-    Parameters
-    ----------
-    phi : (N, M_w)
-        φ_n.
-    residual_variance : (N,)
-        Var r_n ≥ 0.
-    solves
-        Counts of the linear solves behind the rows.
-    clamped
-        Number of Var r that round-off had made negative and that were set to 0.
+    phi (N, M_w); residual_variance (N,): Var r_n ≥ 0; solves: behind the rows; clamped: number of
+    Var r that round-off had made negative and that were set to 0.
     """
 
     phi: Tensor
@@ -104,16 +88,16 @@ class Features:
     ) -> "Features":
         """Rows with Var r = k_ff − explained; more negative than round-off is an error."""
         residual = k_ff - explained
-        negative = residual.detach() < 0
-        allowed = _ROUND_OFF[phi.dtype] * k_ff.detach()
-        if bool((residual.detach() < -allowed).any()):
-            worst = int((residual.detach() / k_ff.detach().clamp_min(1e-300)).argmin())
+        value, prior = residual.detach(), k_ff.detach()
+        if bool((value < -_ROUND_OFF[phi.dtype] * prior).any()):
+            worst = int((value / prior.clamp_min(1e-300)).argmin())
             raise UserError(
                 f"the features of datum {worst} explain {float(explained[worst].detach()):.6g}, "
-                f"more than its prior variance {float(k_ff[worst].detach()):.6g}: rounding errors "
+                f"more than its prior variance {float(prior[worst]):.6g}: rounding errors "
                 "of a nearly singular prior; use float64, a nugget or a coarser grid"
             )
-        return Features(phi, residual.clamp_min(0.0), solves or SolveSummary(), int(negative.sum()))
+        clamped = int((value < 0).sum())
+        return Features(phi, residual.clamp_min(0.0), solves or SolveSummary(), clamped)
 
     def __getitem__(self, index: Tensor | slice) -> "Features":
         return Features(self.phi[index], self.residual_variance[index], self.solves, self.clamped)
@@ -298,32 +282,20 @@ def gathered(groups: Iterator[Features], count: int) -> Features:
         raise UserError("the functional is empty: rows need at least one datum")
     if len(first.phi) == count:
         return first
-    if first.phi.requires_grad:
-        return _concatenated([first, *groups])
-    phi = first.phi.new_empty(count, first.phi.shape[1])
-    variance = first.residual_variance.new_empty(count)
+    has_graph = first.phi.requires_grad
+    phi = first.phi.new_empty(0 if has_graph else count, first.phi.shape[1])
+    variance = first.residual_variance.new_empty(len(phi))
+    rows: list[Tensor] = []
+    variances: list[Tensor] = []
     solves, start, clamped = SolveSummary(), 0, 0
-    for group in _following(first, groups):
+    for group in itertools.chain([first], groups):
         stop = start + len(group.phi)
-        phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
+        if has_graph:
+            rows.append(group.phi)
+            variances.append(group.residual_variance)
+        else:
+            phi[start:stop], variance[start:stop] = group.phi, group.residual_variance
         solves, start, clamped = solves.merged(group.solves), stop, clamped + group.clamped
+    if has_graph:
+        phi, variance = torch.cat(rows), torch.cat(variances)
     return Features(phi, variance, solves, clamped)
-
-
-def _following(first: Features, groups: Iterator[Features]) -> Iterator[Features]:
-    """Yield the first group, then the others."""
-    yield first
-    yield from groups
-
-
-def _concatenated(groups: list[Features]) -> Features:
-    """Concatenate groups of rows, with their graph."""
-    solves = SolveSummary()
-    for group in groups:
-        solves = solves.merged(group.solves)
-    return Features(
-        torch.cat([group.phi for group in groups]),
-        torch.cat([group.residual_variance for group in groups]),
-        solves,
-        sum(group.clamped for group in groups),
-    )

@@ -12,9 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
 from dustmap.gp.features._base import Features, gathered, rows_within
-from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
+from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances
 from dustmap.gp.features._operators import ProductOperator, cross_operator
-from dustmap.gp.functionals import AbstractFunctional, PointValues
+from dustmap.gp.functionals import AbstractFunctional
 from dustmap.linalg import AbstractComposite, AbstractOperator, chunks
 
 
@@ -77,12 +77,7 @@ class CholeskyFeatures(AbstractInducingFeatures):
     float64, and so are rows of point values under free points computed; of other rows the solves
     are in `rows_dtype`.
 
-    Attributes
-    ----------
-    gram
-        K_uu + ν I (M, M) with its graph, None where nothing is differentiated.
-    factor
-        L without.
+    gram: K_uu + ν I (M, M) with its graph, None where nothing is differentiated; factor: L without.
     """
 
     gram: Tensor | None = field(init=False)
@@ -90,9 +85,22 @@ class CholeskyFeatures(AbstractInducingFeatures):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        gram = self._gram()
+        cells = 3 * self.n_features**2 * 8
+        if cells > 16 * 2**30:
+            raise MemoryError(
+                f"Cholesky whitening of M = {self.n_features:,} points needs {cells:,} bytes: use "
+                "HIPFeatures or TorusFeatures on a grid"
+            )
+        gram = self._dense_gram()
+        factor, info = torch.linalg.cholesky_ex(gram.detach())
+        if int(info) != 0:
+            raise UserError(
+                f"K_uu of {len(gram)} inducing points is not numerically positive definite "
+                f"(pivot {int(info)}, nugget {self.nugget}): pass a larger nugget, e.g. "
+                f"{max(1e-8, 100 * self.nugget):.0e}, or fewer points per length scale"
+            )
         object.__setattr__(self, "gram", gram if gram.requires_grad else None)
-        object.__setattr__(self, "factor", self._factorised(gram.detach()))
+        object.__setattr__(self, "factor", factor)
 
     @property
     def chunk(self) -> int:
@@ -110,10 +118,6 @@ class CholeskyFeatures(AbstractInducingFeatures):
             )
             return ProductOperator(cross, _InverseTriangle(factor))
 
-    def _cross_without_graph(self, functional: AbstractFunctional) -> Tensor:
-        with torch.no_grad():
-            return self._estimated_cross(functional)
-
     def _rows(self, functional: AbstractFunctional) -> Features:
         seen = self._points_seen(functional)
         if seen is not None:
@@ -127,35 +131,6 @@ class CholeskyFeatures(AbstractInducingFeatures):
         phi = whitened_rows(self.gram, self.factor, self._estimated_cross(functional))
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
         return Features.of(phi, k_ff, (phi * phi).sum(-1))
-
-    def _gram(self) -> Tensor:
-        """Return K_uu + ν I (M, M), float64, whatever the dtype of the rows."""
-        points = self.points
-        cells = 3 * len(points) ** 2 * 8
-        if cells > 16 * 2**30:
-            raise MemoryError(
-                f"Cholesky whitening of M = {len(points):,} points needs {cells:,} bytes: use "
-                "HIPFeatures or TorusFeatures on a grid"
-            )
-        if isinstance(self.inducing, Tensor) and self.wrapping is None:
-            return point_gram(self.kernel, self.inducing, self.nugget)
-        K_uu = self.estimator.cross(
-            self.kernel, PointValues(points), self.inducing, self.wrapping, torch.float64
-        )
-        ridge = self.nugget * self.kernel.variance()
-        return K_uu + ridge * torch.eye(len(points)).to(K_uu)
-
-    def _factorised(self, gram: Tensor) -> Tensor:
-        """Return L (M, M), float64."""
-        lower, info = torch.linalg.cholesky_ex(gram)
-        if int(info) != 0:
-            raise UserError(
-                f"K_uu of {len(gram)} inducing points is not numerically positive definite "
-                f"(pivot {int(info)}, nugget {self.nugget}): pass a larger nugget, e.g. "
-                f"{max(1e-8, 100 * self.nugget):.0e}, or fewer points per length scale"
-            )
-        factor: Tensor = lower
-        return factor
 
 
 @final
@@ -173,14 +148,9 @@ class _InverseTriangle(AbstractComposite):
         return self._factor
 
     def matmul(self, x: Tensor) -> Tensor:
-        return _solve(self._factor.mT, x, upper=True)
+        flat = x.reshape(-1, x.shape[-1]).mT
+        solved: Tensor = torch.linalg.solve_triangular(self._factor.mT, flat, upper=True)
+        return solved.mT.reshape(x.shape)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return _solve(self._factor, y, upper=False)
-
-
-def _solve(triangle: Tensor, x: Tensor, *, upper: bool) -> Tensor:
-    """Solve with a triangle for vectors (..., M)."""
-    flat = x.reshape(-1, x.shape[-1]).mT
-    solved: Tensor = torch.linalg.solve_triangular(triangle, flat, upper=upper)
-    return solved.mT.reshape(x.shape)
+        return _solved(self._factor, y.reshape(-1, y.shape[-1])).reshape(y.shape)

@@ -13,12 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
-from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
-from dustmap.gp.features._inducing import AbstractInducingFeatures, point_covariances, point_gram
+from dustmap.gp.features._inducing import (
+    AbstractInducingFeatures,
+    covariances_of,
+    point_covariances,
+)
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
-from dustmap.gp.kernels import AbstractKernel, AbstractProfile, KernelTerm
+from dustmap.gp.kernels import AbstractProfile, KernelTerm
 from dustmap.linalg import (
     AbstractOperator,
     DenseOperator,
@@ -51,77 +54,6 @@ class InducingGram:
     def detached(self) -> AbstractOperator:
         """Return the operator without a graph."""
         return self.build(*(p.detach() for p in self.parameters))
-
-    @staticmethod
-    def of_grid(
-        kernel: AbstractKernel,
-        grid: RegularGrid,
-        estimator: AbstractEstimator,
-        wrapping: Wrapping | None,
-        nugget: float,
-        dtype: torch.dtype,
-    ) -> "InducingGram":
-        """Toeplitz in the covariances of the first node with all: O(M) memory."""
-        device = kernel.device
-        origin = PointValues(torch.tensor([grid.lower], dtype=torch.float64, device=device))
-        row = estimator.cross(kernel, origin, grid, wrapping, torch.float64).reshape(grid.shape)
-        unit = torch.zeros_like(row.detach())
-        unit.view(-1)[0] = 1.0
-        lags = row + nugget * kernel.variance() * unit
-        return InducingGram(lambda values: ToeplitzOperator(values, dtype), (lags,))
-
-    @staticmethod
-    def of_points(
-        kernel: AbstractKernel, points: Tensor, nugget: float, dtype: torch.dtype, memory: int
-    ) -> "InducingGram":
-        """A stored matrix where `memory` bytes hold it, else evaluated anew for every product."""
-        if len(points) ** 2 * dtype.itemsize <= memory:
-            return InducingGram(DenseOperator, (point_gram(kernel, points, nugget).to(dtype),))
-        terms = kernel.terms()
-        profiles = tuple(term.profile for term in terms)
-        scalars = [value for term in terms for value in (term.variance, term.lengthscale)]
-
-        def build(z: Tensor, *values: Tensor) -> AbstractOperator:
-            return _KernelOperator(profiles, z, values, nugget, dtype, memory)
-
-        return InducingGram(build, (points, *scalars))
-
-    @staticmethod
-    def of_wrapped_points(
-        kernel: AbstractKernel,
-        points: Tensor,
-        estimator: AbstractEstimator,
-        wrapping: Wrapping,
-        nugget: float,
-        dtype: torch.dtype,
-        memory: int,
-    ) -> "InducingGram":
-        """Return a stored matrix of the wrapped kernel."""
-        needed = len(points) ** 2 * 8
-        if needed > memory:
-            raise MemoryError(
-                f"K_uu of {len(points):,} free points under a wrapped kernel needs {needed:,} "
-                f"bytes, memory = {memory:,}: raise memory, leave out the wrapping, or take a grid"
-            )
-        K = estimator.cross(kernel, PointValues(points), points, wrapping, torch.float64)
-        ridge = nugget * kernel.variance() * torch.eye(len(points)).to(K)
-        return InducingGram(DenseOperator, ((K + ridge).to(dtype),))
-
-
-@final
-class _TermKernel(AbstractKernel):
-    """The sum of given terms; has no parameters of its own."""
-
-    def __init__(self, terms: tuple[KernelTerm, ...], dim: int) -> None:
-        super().__init__()
-        self._terms, self._dim = terms, dim
-
-    @property
-    def dim(self) -> int:
-        return self._dim
-
-    def terms(self) -> tuple[KernelTerm, ...]:
-        return self._terms
 
 
 @final
@@ -176,10 +108,8 @@ class _KernelOperator(AbstractOperator):
 
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
         """Return the entries `rows` of the product of K with vectors x (..., M)."""
-        pairs = zip(values[::2], values[1::2], self._profiles, strict=True)
-        terms = tuple(KernelTerm(variance, scale, profile) for variance, scale, profile in pairs)
-        K = point_covariances(_TermKernel(terms, z.shape[1]), z[rows], z)
-        return x @ K.to(x.dtype).mT
+        terms = list(map(KernelTerm, values[::2], values[1::2], self._profiles))
+        return x @ covariances_of(terms, z[rows], z).to(x.dtype).mT
 
 
 @final
@@ -207,13 +137,6 @@ class CIQFeatures(AbstractInducingFeatures):
         Of K_uu, with a root; rows are then those of another root of K_uu, turned from the symmetric
         one (`preconditioned`). It is kept while the kernel is learned, so that the whitened space
         does not turn.
-
-    Attributes
-    ----------
-    gram
-        K_uu + ν I at the kernel's present parameters.
-    method
-        The quadrature for its spectrum.
     """
 
     nodes: int = 15
@@ -226,7 +149,18 @@ class CIQFeatures(AbstractInducingFeatures):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gram", self._gram())
-        object.__setattr__(self, "method", self._method())
+        ridge = self.nugget * float(self.kernel.variance().detach())
+        with torch.no_grad():
+            method = RootMethod.of(
+                self.gram.detached(),
+                nodes=self.nodes,
+                rtol=self.rtol,
+                max_steps=self.max_steps,
+                preconditioner=self.preconditioner,
+                floor=ridge if self.preconditioner is None else 0.0,
+                memory=self.memory,
+            )
+        object.__setattr__(self, "method", method)
 
     @property
     def chunk(self) -> int:
@@ -261,29 +195,31 @@ class CIQFeatures(AbstractInducingFeatures):
         return replace(self, preconditioner=circulant)
 
     def _gram(self) -> InducingGram:
-        dtype, nugget, z = self.dtype, self.nugget, self.inducing
+        """Toeplitz on a grid, O(M); else stored, or evaluated anew beyond `memory`."""
+        kernel, dtype, z = self.kernel, self.dtype, self.inducing
         if isinstance(z, RegularGrid):
-            return InducingGram.of_grid(
-                self.kernel, z, self.estimator, self.wrapping, nugget, dtype
+            origin = PointValues(torch.tensor([z.lower], dtype=torch.float64, device=kernel.device))
+            row = self.estimator.cross(kernel, origin, z, self.wrapping, torch.float64)
+            unit = torch.zeros_like(row.detach())
+            unit[0, 0] = 1.0
+            lags = (row + self.nugget * kernel.variance() * unit).reshape(z.shape)
+            return InducingGram(lambda values: ToeplitzOperator(values, dtype), (lags,))
+        needed = len(z) ** 2 * (dtype if self.wrapping is None else torch.float64).itemsize
+        if needed <= self.memory:
+            return InducingGram(DenseOperator, (self._dense_gram().to(dtype),))
+        if self.wrapping is not None:
+            raise MemoryError(
+                f"K_uu of {len(z):,} free points under a wrapped kernel needs {needed:,} bytes, "
+                f"memory = {self.memory:,}: raise memory, leave out the wrapping, or take a grid"
             )
-        if self.wrapping is None:
-            return InducingGram.of_points(self.kernel, z, nugget, dtype, self.memory)
-        return InducingGram.of_wrapped_points(
-            self.kernel, z, self.estimator, self.wrapping, nugget, dtype, self.memory
-        )
+        terms = kernel.terms()
+        profiles = tuple(term.profile for term in terms)
+        scalars = [value for term in terms for value in (term.variance, term.lengthscale)]
 
-    def _method(self) -> RootMethod:
-        with torch.no_grad():
-            ridge = self.nugget * float(self.kernel.variance())
-            return RootMethod.of(
-                self.gram.detached(),
-                nodes=self.nodes,
-                rtol=self.rtol,
-                max_steps=self.max_steps,
-                preconditioner=self.preconditioner,
-                floor=ridge if self.preconditioner is None else 0.0,
-                memory=self.memory,
-            )
+        def build(points: Tensor, *values: Tensor) -> AbstractOperator:
+            return _KernelOperator(profiles, points, values, self.nugget, dtype, self.memory)
+
+        return InducingGram(build, (z, *scalars))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         seen = self._points_seen(functional)
@@ -295,22 +231,18 @@ class CIQFeatures(AbstractInducingFeatures):
         K_fu = self._cross(functional)
         phi, report = inverse_root(self.gram.build, self.gram.parameters, K_fu, self.method)
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
-        return _features(phi, k_ff, report)
-
-
-def _features(phi: Tensor, k_ff: Tensor, report: RootResult) -> Features:
-    """Var r = k_ff − ‖φ‖²; what is negative by no more than the tolerances is set to 0, counted."""
-    residual = k_ff - (phi * phi).sum(-1)
-    worst = float((-residual.detach() / k_ff.detach().clamp_min(1e-300)).max())
-    rounding = 1e4 * torch.finfo(phi.dtype).eps
-    if not worst <= rounding + _TOLERATED * max(report.rtol, report.quadrature_error):
-        raise UserError(
-            f"the features of a datum explain {1.0 + worst:.6g} of its prior variance; for K_uu of "
-            f"condition {report.bounds.condition:.1e} the quadrature's relative error is "
-            f"{report.quadrature_error:.1e}: take more nodes, a nugget, or float64"
-        )
-    clamped = int((residual.detach() < 0).sum())
-    return Features(phi, residual.clamp_min(0.0), _summary(report), clamped)
+        # what is negative by no more than the tolerances is set to 0, and counted
+        residual = k_ff - (phi * phi).sum(-1)
+        worst = float((-residual.detach() / k_ff.detach().clamp_min(1e-300)).max())
+        rounding = 1e4 * torch.finfo(phi.dtype).eps
+        if not worst <= rounding + _TOLERATED * max(report.rtol, report.quadrature_error):
+            raise UserError(
+                f"the features of a datum explain {1.0 + worst:.6g} of its prior variance; for "
+                f"K_uu of condition {report.bounds.condition:.1e} the quadrature's relative error "
+                f"is {report.quadrature_error:.1e}: take more nodes, a nugget, or float64"
+            )
+        clamped = int((residual.detach() < 0).sum())
+        return Features(phi, residual.clamp_min(0.0), _summary(report), clamped)
 
 
 def _summary(report: RootResult) -> SolveSummary:

@@ -41,19 +41,10 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
 
         Var r = k_ff − 2 wᵀ k_u + ‖Rᵀ w‖² ≥ 0.
 
-    Parameters
-    ----------
-    prior
-        Of the grid: K_uu, R and the preconditioner.
-    estimator
-        Of K_fu and k_ff.
-    rtol, max_steps
-        Residual and number of steps at which PCG stops.
-    memory
-        Bytes a chunk of rows may use; `operator` stores K_fu when it fits.
-    dense_below
-        Up to this many points K_uu is factorised once instead, in float64: the same weights without
-        iterations, and faster than one PCG per datum; 0 always takes PCG.
+    rtol, max_steps: residual and number of steps at which PCG stops; memory: bytes a chunk of rows
+    may use, and K_fu where `operator` stores it; dense_below: up to this many points K_uu is
+    factorised once instead, in float64, for the same weights without iterations, faster than one
+    PCG per datum; 0 always takes PCG.
     """
 
     rtol: float = 1e-5
@@ -96,9 +87,8 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     def operator(self, functional: AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             if self.is_dense:
-                return ProductOperator(
-                    self._matrix(functional, self._dense_weights), self.prior.root()
-                )
+                weights = self._matrix(functional, lambda f: self.weights(f)[0])
+                return ProductOperator(weights, self.prior.root())
             # K_uu⁻¹ u is large where u = R v is rough: float32 would lose it.
             double = replace(self.prior, dtype=torch.float64)
             inverse = InverseOperator(
@@ -116,14 +106,16 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
     ) -> AbstractOperator:
         return cross_operator(functional, evaluate, self.prior.grid.size, self._like, self.memory)
 
-    def _dense_weights(self, functional: AbstractFunctional) -> Tensor:
-        return self.weights(functional)[0]
-
     def _solver(self) -> Solver:
         """Return K_fu ↦ W and how the solve ended; what all data share is set up once."""
         if self.is_dense:
             factor = self.prior.factor()
-            return lambda K_fu: _dense_solve(factor, K_fu)
+
+            def solve_dense(K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
+                solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
+                return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
+
+            return solve_dense
         lags = self.prior.lags.to(self.dtype)
         K, P = self.prior.covariance(), self.prior.preconditioner()
 
@@ -143,12 +135,6 @@ class HIPFeatures(AbstractGridFeatures, AbstractRowFeatures):
         phi = root.rmatmul(weights)
         explained = 2.0 * (weights * K_fu).sum(-1) - (phi * phi).sum(-1)
         return Features.of(phi, k_ff, explained, solves)
-
-
-def _dense_solve(factor: Tensor, K_fu: Tensor) -> tuple[Tensor, SolveSummary]:
-    """Solve W = K_fu K_uu⁻¹ by the Cholesky factor, in float64."""
-    solved = torch.cholesky_solve(K_fu.mT.double(), factor).mT
-    return solved.to(K_fu.dtype), SolveSummary(columns=len(K_fu))
 
 
 @final

@@ -7,7 +7,6 @@ import logging
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
@@ -47,13 +46,8 @@ def interpolation(
     All entries are ≥ 0 where the functionals' weights are, and row n sums to L_n applied to the
     constant 1 (∫w for rays), so a positive ρ gives positive data. Rays are cut where they enter
     another cell (`cell_nodes`), so that up to rounding L ρ is ∫ w of the interpolant, the one
-    that points and maps see. The data must lie in the box.
-
-    Parameters
-    ----------
-    memory
-        Bytes that L and its transpose may take; beyond, the same rows are computed anew in every
-        product.
+    that points and maps see. The data must lie in the box. Where L and its transpose need more
+    than `memory` bytes, the same rows are computed anew in every product.
     """
     return operator_by_rows(functional, lambda f: _interpolation(f, grid, memory, dtype))
 
@@ -61,9 +55,23 @@ def interpolation(
 def _interpolation(
     functional: AbstractFunctional, grid: RegularGrid, memory: int, dtype: torch.dtype
 ) -> AbstractOperator:
-    """Build the multilinear rows of one kind of functionals."""
-    _refuse_derivatives(functional)
-    _refuse_beyond_box(functional, grid)
+    """Build the multilinear rows of data in the box, of one kind or stacked."""
+    for part in functional.parts if isinstance(functional, Stacked) else (functional,):
+        measured = isinstance(part, PointMeasure) and part.direction is not None
+        if measured or isinstance(part, Derivatives):
+            raise UserError(
+                "Derivatives cannot be interpolated: the slope of a multilinear field jumps at "
+                "the nodes; drop these data or use a Gaussian link"
+            )
+    points = support(functional)
+    outside = ~grid.contains(points)
+    if bool(outside.any()):
+        first = int(outside.nonzero()[0])
+        raise UserError(
+            f"{int(outside.sum())} of {len(points)} points of the data lie outside the box "
+            f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
+            "grid, or clip or drop these data"
+        )
     like = torch.empty(0, dtype=dtype, device=functional.device)
     shape = (len(functional), grid.size)
 
@@ -89,7 +97,12 @@ def interpolation_taps(
     entry = torch.arange(len(nodes), device=nodes.cell.device)
     shifts = torch.arange(2, device=nodes.cell.device)
     sites = sites_of(nodes.row, nodes.cell, entry, nodes.weight, nodes.count, shifts, grid.shape)
-    return sites.taps(_corner_weights(nodes.offset)).to(dtype)
+    # Π_d (1 − δ_d or δ_d) on the 2^D corners of a cell in C order, for offsets δ: (Q, 2^D)
+    corners = nodes.offset.new_ones(len(nodes), 1)
+    for along in nodes.offset.unbind(-1):
+        pair = torch.stack([1.0 - along, along], dim=-1)
+        corners = (corners.unsqueeze(-1) * pair.unsqueeze(1)).flatten(1)
+    return sites.taps(corners).to(dtype)
 
 
 def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
@@ -100,61 +113,18 @@ def _nodes(functional: AbstractFunctional, grid: RegularGrid) -> Nodes:
         return cell_nodes(functional, grid)
     # one cell of padding, so that round-off beyond a face is told from the opposite face
     nodes = nodes_of(functional, grid, tuple(m + 1 for m in grid.shape))
-    cell, offset = _within_box(nodes, grid)
-    return replace(nodes, cell=cell, offset=offset)
-
-
-def _within_box(nodes: Nodes, grid: RegularGrid) -> tuple[Tensor, Tensor]:
-    """Return the cells (Q, D) whose upper corners are nodes too, and offsets (Q, D) in [0, 1]."""
     shape = torch.tensor(grid.shape, dtype=torch.int64, device=nodes.cell.device)
     corner = torch.where(nodes.cell == shape, -1, nodes.cell)
     position = torch.minimum((corner + nodes.offset).clamp_min(0.0), shape - 1.0)
     cell = torch.minimum(position.floor().to(torch.int64), shape - 2)
-    return cell, position - cell
-
-
-def _corner_weights(offset: Tensor) -> Tensor:
-    """Π_d (1 − δ_d or δ_d) on the 2^D corners of a cell in C order, offset δ (Q, D): (Q, 2^D)."""
-    weights = offset.new_ones(len(offset), 1)
-    for along in offset.unbind(-1):
-        pair = torch.stack([1.0 - along, along], dim=-1)
-        weights = (weights.unsqueeze(-1) * pair.unsqueeze(1)).flatten(1)
-    return weights
-
-
-def _refuse_derivatives(functional: AbstractFunctional) -> None:
-    """Raise for derivatives, which multilinear interpolation does not have."""
-    for part in functional.parts if isinstance(functional, Stacked) else (functional,):
-        measured = isinstance(part, PointMeasure) and part.direction is not None
-        if measured or isinstance(part, Derivatives):
-            raise UserError(
-                "Derivatives cannot be interpolated: the slope of a multilinear field jumps at "
-                "the nodes; drop these data or use a Gaussian link"
-            )
-
-
-def _refuse_beyond_box(functional: AbstractFunctional, grid: RegularGrid) -> None:
-    """Raise for data outside the box."""
-    points = support(functional)
-    inside = grid.contains(points)
-    if not bool(inside.all()):
-        first = int((~inside).nonzero()[0])
-        raise UserError(
-            f"{int((~inside).sum())} of {len(points)} points of the data lie outside the box "
-            f"{grid.lower} to {grid.upper}, the first at {points[first].tolist()}: enlarge the "
-            "grid, or clip or drop these data"
-        )
+    return replace(nodes, cell=cell, offset=position - cell)
 
 
 @torch.no_grad()
 def row_bytes(rays: LineIntegrals, grid: RegularGrid, order: int, dtype: torch.dtype) -> int:
-    """Plan the bytes of the rows of N rays, stored with their transpose, from a few of them.
+    """Plan the bytes of the rows of N rays in the box, stored with their transpose, from a few.
 
-    Parameters
-    ----------
-    order
-        Nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights. The
-        rays must lie in the box.
+    order: nodes per axis around a point, 2 for multilinear rows and 2 or 4 for kriging weights.
     """
     sample = rays[spread_rows(len(rays), rays.device)]
     nodes = cell_nodes(sample, grid)

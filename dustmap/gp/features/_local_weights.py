@@ -115,11 +115,6 @@ class Sites:
         value = scaled.new_zeros(self.column.shape).index_add(0, self.visit, scaled)
         return Taps(self.row, self.column, value, self.count)
 
-    def add_table_gradient(self, value_gradient: Tensor, out: Tensor) -> None:
-        """Accumulate into out (T, P) what a gradient of the taps' values (C, P) does to a table."""
-        passed = value_gradient.index_select(0, self.visit).to(out.dtype)
-        out.index_add_(0, self.entry, self.weight.to(out.dtype).unsqueeze(-1) * passed)
-
 
 def sites_of(
     row: Tensor,
@@ -140,19 +135,13 @@ def sites_of(
     fresh = torch.ones_like(row, dtype=torch.bool)
     fresh[1:] = (row[1:] != row[:-1]) | (flat[1:] != flat[:-1])
     taps = fresh.nonzero().squeeze(-1)
-    column = _columns(cell[taps], axis_shifts, shape)
-    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
-
-
-def _columns(cell: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Flat indices of the p^D nodes around cells (C, D), wrapped: (C, p^D) in C order, int32
-    where that is enough."""
+    # flat indices of the p^D nodes around the taps' cells: (C, p^D) in C order
     kind = torch.int32 if math.prod(shape) < 2**31 else torch.int64
-    flat = torch.zeros(len(cell), 1, dtype=kind, device=cell.device)
+    column = torch.zeros(len(taps), 1, dtype=kind, device=cell.device)
     for d, length in enumerate(shape):
-        along = (cell[:, d : d + 1] + axis_shifts).remainder(length).to(kind)
-        flat = (flat.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
-    return flat
+        along = (cell[taps, d, None] + axis_shifts).remainder(length).to(kind)
+        column = (column.unsqueeze(-1) * length + along.unsqueeze(1)).flatten(1)
+    return Sites(row[taps], column, fresh.cumsum(0) - 1, entry, weight, count)
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
@@ -304,7 +293,10 @@ class _TableProduct(torch.autograd.Function):
             sites = piece.sites(part)
             taps = sites.taps(weights)
             if to_table is not None:
-                sites.add_table_gradient(taps.correlations(grad[part], fields), to_table)
+                to_values = taps.correlations(grad[part], fields)
+                passed = to_values.index_select(0, sites.visit).to(table.dtype)
+                weight = sites.weight.to(table.dtype).unsqueeze(-1)
+                to_table.index_add_(0, sites.entry, weight * passed)
             if to_fields is not None:
                 taps.add_adjoint(grad[part], to_fields)
         return to_table, None if to_fields is None else to_fields.mT, None

@@ -20,7 +20,6 @@ from dustmap.gp.functionals import (
     Derivatives,
     GaussLegendre,
     LineIntegrals,
-    PointMeasure,
     Stacked,
 )
 
@@ -84,7 +83,9 @@ def nodes_of(
         row, position, weight = ray_steps(functional, grid, per_cell)
     else:
         row, points, weight = _points(functional)
-        position = _snapped(in_cells(points, grid))
+        position = in_cells(points, grid)
+        nearest = position.round()
+        position = torch.where((position - nearest).abs() < _SNAP, nearest, position)
     corner = position.floor()
     lengths = torch.tensor(torus_shape, dtype=torch.int64, device=position.device)
     cell = corner.to(torch.int64).remainder(lengths)
@@ -100,18 +101,13 @@ def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CE
 
 
 def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows, points and weights of values at points."""
+    """Rows (Q,), points (Q, D) and weights (Q,) of values at points, without weightless ones."""
     measure = functional.measure(GaussLegendre(1))
     if isinstance(functional, Derivatives) or measure.direction is not None:
         raise UserError(
             f"{type(functional).__name__} with a direction differentiates the field: it is no sum "
             "of values over nodes; use the stencil's derivative weights, or drop these data"
         )
-    return measure_points(measure)
-
-
-def measure_points(measure: PointMeasure) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (Q,), points (Q, D) and weights (Q,) of a measure without its weightless points."""
     count, per_row = measure.weights.shape
     row = torch.arange(count, device=measure.device).repeat_interleave(per_row)
     weight = measure.weights.flatten()
@@ -131,7 +127,10 @@ def ray_steps(
     if rays.weights.shape[1] == 1:
         weight, middle = (width * rays.weights[:, 0])[row], (index + 0.5) * width[row]
     else:
-        weight, middle = _weighted_middles(rays, steps, width, index * width[row], row)
+        weight, moment = _masses(rays, steps, width)
+        low = index * width[row]
+        middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
+        middle = torch.minimum(torch.maximum(middle, low), low + width[row])
         kept = weight > _WEIGHTLESS * total.sum(-1)[row]
         if not bool(kept.all()):
             row, middle, weight = row[kept], middle[kept], weight[kept]
@@ -139,15 +138,6 @@ def ray_steps(
     begin = in_cells(rays.origin + rays.edges[:, :1] * rays.direction, grid)
     along = (rays.direction / spacing).index_select(0, row)
     return row, torch.addcmul(begin.index_select(0, row), middle[:, None], along), weight
-
-
-def _weighted_middles(
-    rays: LineIntegrals, steps: Tensor, width: Tensor, low: Tensor, row: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weight of every step, and its centroid between `low` and `low + width`, (Q,) each."""
-    weight, moment = _masses(rays, steps, width)
-    middle = moment / weight.clamp_min(torch.finfo(weight.dtype).tiny)
-    return weight, torch.minimum(torch.maximum(middle, low), low + width[row])
 
 
 def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,9 +154,10 @@ def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, 
     segment = _segment(edges, row, index / steps[row])
     density, begin = rays.weights[row, segment], edges[row, segment]
     share = rays.weights * edges.diff(dim=-1)
-    middles = 0.5 * (edges[:, 1:] + edges[:, :-1])
-    mass = _before(share)[row, segment] + density * (t - begin)
-    moment = _before(share * middles)[row, segment] + 0.5 * density * (t - begin) * (t + begin)
+    moments = share * 0.5 * (edges[:, 1:] + edges[:, :-1])
+    before, first_moment = (v.cumsum(-1) - v for v in (share, moments))
+    mass = before[row, segment] + density * (t - begin)
+    moment = first_moment[row, segment] + 0.5 * density * (t - begin) * (t + begin)
     inner = (index < steps[row])[:-1]
     return mass.diff()[inner].clamp_min(0.0), moment.diff()[inner]
 
@@ -185,11 +176,6 @@ def _segment(edges: Tensor, row: Tensor, fraction: Tensor) -> Tensor:
     return (knot - row * columns).clamp(0, columns - 2)
 
 
-def _before(share: Tensor) -> Tensor:
-    """Sum of all shares before each segment, (N, J)."""
-    return share.cumsum(-1) - share
-
-
 def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
     """Return the coordinates (Q, D) in cells from the grid's lower corner."""
     lower, spacing = (
@@ -197,12 +183,6 @@ def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
         for v in (grid.lower, grid.spacing)
     )
     return (points - lower) / spacing
-
-
-def _snapped(position: Tensor) -> Tensor:
-    """Round positions that are at a node but for round-off."""
-    nearest = position.round()
-    return torch.where((position - nearest).abs() < _SNAP, nearest, position)
 
 
 def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:

@@ -1,5 +1,7 @@
 """Φ as a chain of operators: cross-covariances, inverses and roots, never a stored row."""
 
+import functools
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -50,13 +52,8 @@ class ProductOperator(AbstractComposite):
 
 @final
 class ArrangedOperator(AbstractComposite):
-    """Rows of several operators with n columns each, row i the order_i-th of their concatenation.
-
-    Parameters
-    ----------
-    order : (m,)
-        A permutation of the m rows of all, as in `Stacked`.
-    """
+    """Rows of several operators with n columns each, row i the order_i-th of their concatenation:
+    order (m,) permutes the m rows of all, as in `Stacked`."""
 
     def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
         rows = sum(part.shape[0] for part in parts)
@@ -83,10 +80,8 @@ class ArrangedOperator(AbstractComposite):
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
         natural = torch.empty_like(y).index_copy_(-1, self._order, y)
         pieces = torch.split(natural, [part.shape[0] for part in self._parts], dim=-1)
-        total = self._parts[0].rmatmul(pieces[0])
-        for part, piece in zip(self._parts[1:], pieces[1:], strict=True):
-            total = total + part.rmatmul(piece)
-        return total
+        products = (part.rmatmul(piece) for part, piece in zip(self._parts, pieces, strict=True))
+        return functools.reduce(operator.add, products)
 
 
 @final
@@ -98,30 +93,25 @@ class InverseOperator(AbstractSymmetric):
 
     def __init__(
         self,
-        operator: AbstractOperator,
+        A: AbstractOperator,
         preconditioner: AbstractOperator,
         rtol: float,
         max_steps: int,
     ) -> None:
-        self._operator, self._preconditioner = operator, preconditioner
-        self._rtol, self._max_steps = rtol, max_steps
-        self._warned = False
+        self._A, self._warned = A, False
+        self._solve = functools.partial(
+            pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._operator.shape
+        return self._A.shape
 
     def _made_of(self) -> AbstractOperator:
-        return self._operator
+        return self._A
 
     def matmul(self, x: Tensor) -> Tensor:
-        result = pcg(
-            self._operator,
-            x,
-            preconditioner=self._preconditioner,
-            rtol=self._rtol,
-            max_steps=self._max_steps,
-        )
+        result = self._solve(x)
         if not self._warned:
             self._warned = not result.converged
             warn_unconverged(result, "product with the inverse of K_uu")
@@ -132,12 +122,7 @@ class InverseOperator(AbstractSymmetric):
 class CrossCovarianceOperator(AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
-    Parameters
-    ----------
-    evaluate
-        Functional ↦ rows (n, M) without a graph.
-    like
-        A tensor of its dtype and device.
+    evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
     """
 
     def __init__(
@@ -152,7 +137,12 @@ class CrossCovarianceOperator(AbstractComposite):
         self._columns, self._like = columns, like
         width = columns * like.element_size()
         self._chunk = rows_within(budget, 8 * width)
-        self._matrix = self._stored() if len(functional) * width <= budget else None
+        self._matrix: Tensor | None = None
+        if len(functional) * width <= budget:
+            matrix = like.new_empty(self.shape)
+            for part, block in self._blocks():
+                matrix[part] = block
+            self._matrix = matrix
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -178,12 +168,6 @@ class CrossCovarianceOperator(AbstractComposite):
             return
         for part in chunks(self.shape[0], self._chunk):
             yield part, self._evaluate(self._functional[part])
-
-    def _stored(self) -> Tensor:
-        out = self._like.new_empty(self.shape)
-        for part in chunks(self.shape[0], self._chunk):
-            out[part] = self._evaluate(self._functional[part])
-        return out
 
 
 def cross_operator(

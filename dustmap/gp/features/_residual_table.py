@@ -16,10 +16,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import ClosedForm, Wrapping
 from dustmap.gp.features._stencil import Stencil
-from dustmap.gp.functionals import PointMeasure, PointValues
+from dustmap.gp.functionals import PointMeasure
 
 #: Cells on each axis within which pairs are tabulated by their offsets.
 BAND = 2
@@ -28,7 +27,7 @@ REACH = 8
 #: Displacements of the tail are tabulated at halves of a cell, averaged over this many offsets.
 _TAIL_STEPS = 4
 #: T, offsets per axis at which pairs are tabulated, by dimension.
-_STEPS = {1: 64, 2: 16, 3: 8}
+_LATTICE_STEPS = {1: 64, 2: 16, 3: 8}
 #: In higher dimensions.
 _FEWEST_STEPS = 4
 #: The variance of one point alone is tabulated this many times finer.
@@ -51,7 +50,7 @@ class PairLattice:
     @staticmethod
     def of(dim: int) -> "PairLattice":
         """Return the lattice for fields on R^dim."""
-        return PairLattice(dim, _STEPS.get(dim, _FEWEST_STEPS))
+        return PairLattice(dim, _LATTICE_STEPS.get(dim, _FEWEST_STEPS))
 
     @property
     def reach(self) -> int:
@@ -99,7 +98,9 @@ class ResidualTable:
     @staticmethod
     def of(stencil: Stencil) -> "ResidualTable":
         """The table of a stencil: a few products of matrices, differentiable in the kernel."""
-        stencil = _without_faint_images(stencil)
+        if stencil.wrapping is not None:
+            # Images below 1e-7 of k(0) change c_r by 1e-6 of its largest value, at half the cost.
+            stencil = replace(stencil, wrapping=Wrapping(stencil.wrapping.periods))
         lattice = PairLattice.of(stencil.dim)
         fine = _FINER * lattice.steps
         single = _lattice_variance(stencil, fine)
@@ -107,13 +108,6 @@ class ResidualTable:
         tail = 2 * REACH + 1 if stencil.order == 2 else 0
         parts = [single, pairs, _tail_values(stencil)] if tail else [single, pairs]
         return ResidualTable(torch.cat(parts), lattice, fine, tail)
-
-
-def _without_faint_images(stencil: Stencil) -> Stencil:
-    """Images below 1e-7 of k(0) change c_r by some 1e-6 of its largest value, at half the cost."""
-    if stencil.wrapping is None:
-        return stencil
-    return replace(stencil, wrapping=Wrapping(stencil.wrapping.periods))
 
 
 def point_variance(stencil: Stencil, offsets: Tensor) -> Tensor:
@@ -134,8 +128,7 @@ def explained_variance(
     apart = offsets.double()[:, None] - stencil.shifts()
     spacing = torch.tensor(stencil.spacing, dtype=torch.float64, device=offsets.device)
     seen = PointMeasure(apart * spacing, w, direction)
-    origin = torch.zeros(1, stencil.dim, dtype=torch.float64, device=offsets.device)
-    shared = ClosedForm().cross(stencil.kernel, seen, origin, stencil.wrapping)[:, 0]
+    shared = ClosedForm().cross(stencil.kernel, seen, stencil.origin.x, stencil.wrapping)[:, 0]
     return 2.0 * shared - ((w @ stencil.K_SS()) * w).sum(-1)
 
 
@@ -153,9 +146,7 @@ def _lattice_variance(stencil: Stencil, steps: int) -> Tensor:
 
 def _prior_variance(stencil: Stencil) -> Tensor:
     """Return k(0) of the wrapped kernel."""
-    device = stencil.shifts().device
-    origin = PointValues(torch.zeros(1, stencil.dim, dtype=torch.float64, device=device))
-    return ClosedForm().variance(stencil.kernel, origin, stencil.wrapping)
+    return ClosedForm().variance(stencil.kernel, stencil.origin, stencil.wrapping)
 
 
 def _tail_values(stencil: Stencil) -> Tensor:
@@ -175,7 +166,7 @@ def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) ->
     """
     D, device = stencil.dim, stencil.shifts().device
     index = _PairIndex.of(steps, stencil.order, offset, apart)
-    lags = _lattice_lags(stencil, steps, index.longest)
+    lags = stencil.lags(steps, index.longest)
     w = stencil.weights_of(stencil.lattice_covariances(steps))  # (T^D, P)
     first = lags[index.joint(index.ahead, D).to(device)]  # (Δ, P, T^D): k_S(x')
     second = lags[index.joint(index.behind, D).to(device)]  # (Δ, T^D, P): k_S'(x)
@@ -187,15 +178,6 @@ def _pair_values(stencil: Stencil, steps: int, offset: Tensor, apart: Tensor) ->
     place = index.places(D).to(device)
     own = index.joint(apart[None, None], D).flatten().to(device)
     return lags[own] - G.flatten()[place]
-
-
-def _lattice_lags(stencil: Stencil, steps: int, longest: int) -> Tensor:
-    """Return k at 0..longest lattice steps on every axis, flat."""
-    D = stencil.dim
-    spacing = tuple(h / steps for h in stencil.spacing)
-    grid = RegularGrid((0.0,) * D, spacing, (longest + 1,) * D)
-    origin = torch.zeros(1, D, dtype=torch.float64, device=stencil.shifts().device)
-    return ClosedForm().cross(stencil.kernel, PointValues(origin), grid, stencil.wrapping)[0]
 
 
 @final

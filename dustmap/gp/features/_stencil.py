@@ -1,7 +1,4 @@
-"""Kriging weights of a point on the few grid nodes around it, and where data meet the grid.
-
-The nodes of data lie in cells, whose stencils are entries of tables of kriging weights.
-"""
+"""Kriging weights of a point on the few grid nodes around it, and tables of them."""
 
 import math
 from dataclasses import dataclass
@@ -15,9 +12,7 @@ from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import ClosedForm, Wrapping
-from dustmap.gp.features._local_weights import CHUNK_ENTRIES, Sites, sites_of
-from dustmap.gp.features._nodes import nodes_of, ray_steps, step_counts
-from dustmap.gp.functionals import LineIntegrals, Observed, PointMeasure, PointValues
+from dustmap.gp.functionals import PointMeasure, PointValues
 from dustmap.gp.kernels import AbstractKernel
 
 ORDERS = (2, 4)
@@ -25,10 +20,6 @@ ORDERS = (2, 4)
 _IMAGE_TOLERANCE = 1e-12
 #: A table holds at most 2^15 offsets, and 2^10 per axis.
 _TABLE_BITS, _AXIS_BITS = 15, 10
-#: From so many rays on, rows of W are stored in the order of `neighbours_together`.
-MANY_RAYS = 10_000
-#: Bits of a direction's place along each axis.
-_PLACE_BITS = 6
 
 
 @final
@@ -40,16 +31,9 @@ class Stencil:
     given the stencil, so E(ρ − wᵀu_S)² = k(0) − wᵀk_S. All in float64, differentiable in the
     kernel's parameters.
 
-    Parameters
-    ----------
-    kernel, wrapping
-        The covariance, as the prior has it.
-    spacing
-        Of the grid.
-    order
-        p, 2 or 4 nodes per axis, at −(p/2 − 1), .., p/2 cells from the lower corner of the cell.
-    nugget
-        Variance on the diagonal of K_SS, the prior's.
+    kernel, wrapping, nugget: the covariance and the variance added to the diagonal of K_SS, as the
+    prior has them; spacing: of the grid; order: p, 2 or 4 nodes per axis, at −(p/2 − 1), .., p/2
+    cells from the lower corner of the cell.
     """
 
     kernel: AbstractKernel
@@ -143,17 +127,23 @@ class Stencil:
     def _on_lattice(self, lag: Tensor, steps: int) -> Tensor:
         """Covariances at displacements of lag / steps cells per axis, for lag (A, B) ≥ 0:
         (A^D, B^D). Few distinct distances, each evaluated once: the covariance is even in all."""
-        length = int(lag.max()) + 1
-        fine = RegularGrid(
-            (0.0,) * self.dim, tuple(h / steps for h in self.spacing), (length,) * self.dim
-        )
-        origin = PointValues(torch.zeros(1, self.dim, dtype=torch.float64, device=self._device))
-        values = ClosedForm().cross(self.kernel, origin, fine, self.wrapping)[0]
+        longest = int(lag.max())
         place = lag
         for _ in range(1, self.dim):
-            along = place[:, None, :, None] * length + lag[None, :, None, :]
+            along = place[:, None, :, None] * (longest + 1) + lag[None, :, None, :]
             place = along.reshape(len(place) * len(lag), -1)
-        return values[place]
+        return self.lags(steps, longest)[place]
+
+    def lags(self, steps: int, longest: int) -> Tensor:
+        """Return k at 0..longest displacements of 1 / steps cells on every axis, flat."""
+        spacing = tuple(h / steps for h in self.spacing)
+        grid = RegularGrid((0.0,) * self.dim, spacing, (longest + 1,) * self.dim)
+        return ClosedForm().cross(self.kernel, self.origin, grid, self.wrapping)[0]
+
+    @property
+    def origin(self) -> PointValues:
+        """The value of the field at 0."""
+        return PointValues(torch.zeros(1, self.dim, dtype=torch.float64, device=self._device))
 
     def nearest(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cells (Q, D) and rows (Q,) of the table nearest to positions (Q, D) in cells.
@@ -190,74 +180,3 @@ class Stencil:
     @property
     def _device(self) -> torch.device:
         return self.kernel.device
-
-
-def neighbours_together(rays: LineIntegrals) -> Tensor:
-    """Return an order (N,) in which rays of like origin, direction and length follow one another.
-
-    Rows of W that share nodes are then near in memory. With 100,000 rays through 62,500 nodes a
-    product of W with 17 vectors took half the time, one of Wᵀ 0.3 of it.
-    """
-    start = rays.origin + rays.edges[:, :1] * rays.direction
-    place = _unit(start) if len(rays) > 1 else torch.zeros_like(start)
-    code = torch.zeros(len(rays), dtype=torch.int64, device=rays.device)
-    for values, bits in ((place, _PLACE_BITS - 3), (0.5 * (rays.direction + 1.0), _PLACE_BITS)):
-        code = (code << (bits * rays.dim)) + _interleaved(values, bits)
-    length = rays.edges[:, -1] - rays.edges[:, 0]
-    by_length = length.argsort(stable=True)
-    return by_length[code[by_length].argsort(stable=True)]
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Return x (N, D) scaled to [0, 1] on every axis; a constant is 0."""
-    low, extent = x.amin(0), x.amax(0) - x.amin(0)
-    return (x - low) / torch.where(extent > 0, extent, 1.0)
-
-
-def _interleaved(values: Tensor, bits: int) -> Tensor:
-    """Return Morton code of values (N, D) in [0, 1]: the bits of all axes by turns."""
-    cells = (values * (2**bits - 1)).round().to(torch.int64)
-    code = torch.zeros_like(cells[:, 0])
-    for bit in reversed(range(bits)):
-        for axis in cells.unbind(-1):
-            code = (code << 1) + ((axis >> bit) & 1)
-    return code
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """A stencil on a grid's torus, and how finely rays are cut."""
-
-    stencil: Stencil
-    grid: RegularGrid
-    torus_shape: tuple[int, ...]
-    per_cell: float
-
-    def ray_sites(self, rays: LineIntegrals) -> Sites:
-        """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
-        row, position, weight = ray_steps(rays, self.grid, self.per_cell)
-        cell, entry = self.stencil.nearest(position)
-        return self._sites(row, cell, entry, weight, len(rays))
-
-    def measure_sites(self, measure: PointMeasure) -> tuple[Sites, Tensor]:
-        """Sites of points with a table of their own, exact weights (Q, P) of every point."""
-        values = PointMeasure(measure.points, measure.weights)
-        nodes = nodes_of(values, self.grid, self.torus_shape, self.per_cell)
-        direction = None if measure.direction is None else measure.direction[nodes.row]
-        table = self.stencil.weights(nodes.offset, direction)
-        entry = torch.arange(len(nodes), device=measure.device)
-        return self._sites(nodes.row, nodes.cell, entry, nodes.weight, len(measure)), table
-
-    def rows_at_once(self, observed: Observed) -> int:
-        """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
-        if isinstance(observed, LineIntegrals):
-            nodes = int(step_counts(observed, self.grid, self.per_cell).sum())
-        else:
-            nodes = observed.weights.numel()
-        per_row = max(1, nodes // max(1, len(observed)))
-        return max(1, CHUNK_ENTRIES // (per_row * self.stencil.size))
-
-    def _sites(self, row: Tensor, cell: Tensor, entry: Tensor, weight: Tensor, count: int) -> Sites:
-        shifts = self.stencil.axis_shifts(row.device)
-        return sites_of(row, cell, entry, weight, count, shifts, self.torus_shape)
