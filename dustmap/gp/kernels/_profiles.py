@@ -17,8 +17,8 @@ from dustmap.gp.kernels._radial import (
     fourier_transform,
     second_antiderivative,
     slope_over_r,
+    track_table,
 )
-from dustmap.gp.kernels._track_table import track_table
 
 SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
 
