@@ -30,10 +30,10 @@ class FitStatus(enum.Enum):
     @property
     def remedy(self) -> str:
         """What to do about it."""
-        return _REMEDIES[self]
+        return _WHAT_TO_DO[self]
 
 
-_REMEDIES = {
+_WHAT_TO_DO = {
     FitStatus.CONVERGED: "nothing to do",
     FitStatus.MAX_STEPS: "the gradient is not small yet: increase max_steps",
     FitStatus.AT_BOUND: (
@@ -50,12 +50,12 @@ _REMEDIES = {
 @final
 @dataclass(frozen=True, eq=False)
 class Maximum:
-    """Where L-BFGS ended.
+    """The end of L-BFGS, θ = theta (P,).
 
-    theta (P,); history: (objective + ln prior) / N at every evaluation, the last being the end;
-    status; largest_gradient: of that, in bounded coordinates, at the end; refused: evaluations at
-    which the model was refused (K_uu not positive definite for too long a length scale, say) and
-    the line search turned back.
+    history: (objective + ln prior) / N at every evaluation, the last being the end;
+    largest_gradient: of that, in bounded coordinates, at the end; refused: evaluations at which
+    the model was refused (K_uu not positive definite for too long a length scale, say) and the line
+    search turned back.
     """
 
     theta: Tensor

@@ -6,7 +6,7 @@ whose tensors carry the graph of θ. Gradients, differences and optimisers all g
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar, final
 
@@ -32,17 +32,21 @@ class Parameter:
 
     @staticmethod
     def log(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
-        """The logarithm of positive numbers; float64."""
+        """Return the logarithm of positive numbers, float64."""
         return Parameter(name, torch.tensor(value, dtype=torch.float64).log(), True, learn)
 
     @staticmethod
     def linear(name: str, value: float | Sequence[float], *, learn: bool = True) -> "Parameter":
-        """Numbers as they are; float64."""
+        """Return numbers as they are, float64."""
         return Parameter(name, torch.tensor(value, dtype=torch.float64), False, learn)
 
     def at(self, value: Tensor) -> "Parameter":
         """The same parameter at another value."""
         return replace(self, value=value)
+
+    def reshaped(self, value: Tensor) -> "Parameter":
+        """The same parameter at another value of any shape, in its own shape and dtype."""
+        return self.at(value.to(self.value).reshape(self.value.shape))
 
     def indexed(self, index: int) -> "Parameter":
         """The same as one of several of a name: length[0], length[1], ..."""
@@ -90,15 +94,12 @@ class AbstractParametric:
             if not any(p.is_one_of((name,)) for p in own):
                 known = ", ".join(p.name for p in own) or "none"
                 raise UserError(f'parameter "{name}" is unknown: expected some of {known}')
-        return self.with_parameters([replace(p, is_learned=p.is_one_of(names)) for p in own])
+        return self._mapped(lambda p: replace(p, is_learned=p.is_one_of(names)))
 
     def holding(self, *names: str) -> Self:
         """The same where the parameters of these names are not learned."""
-        return self.with_parameters(
-            [
-                replace(p, is_learned=p.is_learned and not p.is_one_of(names))
-                for p in self.parameters()
-            ]
+        return self._mapped(
+            lambda p: replace(p, is_learned=p.is_learned and not p.is_one_of(names))
         )
 
     def fixed(self) -> Self:
@@ -107,20 +108,18 @@ class AbstractParametric:
 
     def with_value(self, name: str, value: Tensor) -> Self:
         """The same with another unconstrained value of the parameters of a name."""
-        return self.with_parameters(
-            [
-                p.at(value.to(p.value).reshape(p.value.shape)) if p.is_one_of((name,)) else p
-                for p in self.parameters()
-            ]
-        )
+        return self._mapped(lambda p: p.reshaped(value) if p.is_one_of((name,)) else p)
 
     def detached(self) -> Self:
         """The same values without their graph."""
-        return self.with_parameters([p.at(p.value.detach()) for p in self.parameters()])
+        return self._mapped(lambda p: p.at(p.value.detach()))
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its parameters on a device."""
-        return self.with_parameters([p.at(p.value.to(device)) for p in self.parameters()])
+        return self._mapped(lambda p: p.at(p.value.to(device)))
+
+    def _mapped(self, function: Callable[[Parameter], Parameter]) -> Self:
+        return self.with_parameters([function(p) for p in self.parameters()])
 
 
 M = TypeVar("M", bound=AbstractParametric)
@@ -160,17 +159,14 @@ class Parameters(Generic[M]):
         scales: of parameters that are no logarithms, by their names, of their shapes.
         """
         learned = [p for p in model.parameters() if p.is_learned and not p.is_one_of(without)]
-        sizes = [p.value.numel() for p in learned]
+        numbers = [p for p in learned for _ in range(p.value.numel())]
         theta = _joined([p.value for p in learned])
         ones = [(scales or {}).get(p.name, torch.ones_like(p.value)) for p in learned]
-        is_log = torch.tensor(
-            [p.is_log for p, n in zip(learned, sizes, strict=True) for _ in range(n)],
-            dtype=torch.bool,
-        )
+        is_log = torch.tensor([p.is_log for p in numbers], dtype=torch.bool)
         reach = torch.where(is_log, LOG_RANGE, math.inf).to(theta)
         return Parameters(
             model,
-            tuple(p.name for p, n in zip(learned, sizes, strict=True) for _ in range(n)),
+            tuple(p.name for p in numbers),
             theta,
             is_log,
             _joined(ones),
@@ -198,8 +194,7 @@ class Parameters(Generic[M]):
             if not p.is_learned or p.is_one_of(self.without):
                 values.append(p)
                 continue
-            part = theta[start : start + p.value.numel()]
-            values.append(p.at(part.to(p.value).reshape(p.value.shape)))
+            values.append(p.reshaped(theta[start : start + p.value.numel()]))
             start += p.value.numel()
         return self.model.with_parameters(values)
 
@@ -239,10 +234,8 @@ class Parameters(Generic[M]):
         return replace(self, lower=self.lower.maximum(low), upper=self.upper.minimum(high))
 
     def _by_name(self, limits: Mapping[str, float], otherwise: float) -> Tensor:
-        stems = (name.partition("[")[0] for name in self.names)
-        pairs = zip(self.names, stems, strict=True)
-        found = [limits.get(name, limits.get(stem, otherwise)) for name, stem in pairs]
-        return torch.tensor(found, dtype=self.theta.dtype)
+        bounds = [limits.get(n, limits.get(n.partition("[")[0], otherwise)) for n in self.names]
+        return torch.tensor(bounds, dtype=self.theta.dtype)
 
 
 def _joined(values: Sequence[Tensor]) -> Tensor:

@@ -11,29 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
+from dustmap.linalg import _iteration, _toeplitz
 from dustmap.linalg._chunks import SOLVES, STEPS, Progress, unwatched
-from dustmap.linalg._iteration import (
-    GO_ON,
-    Outcome,
-    SolveResult,
-    SolveStatus,
-    StepRule,
-    System,
-    UnconvergedWarning,
-    is_frozen,
-    is_stuck,
-    norms,
-    take_rows,
-    with_rows,
-)
 from dustmap.linalg._operator import AbstractOperator
-from dustmap.linalg._toeplitz import (
-    CACHE_BYTES,
-    PLANNED_ROWS,
-    CirculantOperator,
-    ToeplitzOperator,
-    toeplitz_bilinear_derivative,
-)
 
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
@@ -50,7 +30,7 @@ def pcg(
     max_steps: int = 1000,
     refresh: int = 50,
     progress: Progress = unwatched,
-) -> SolveResult:
+) -> _iteration.SolveResult:
     """Solve A x = b for symmetric positive definite A (n, n), every column on its own.
 
     A column stops when its *true* residual satisfies ‖b − A x‖ ≤ rtol ‖b‖. The residual that
@@ -93,10 +73,10 @@ def pcg(
     ----------
     Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
-    rule = StepRule(rtol, max_steps, refresh)
+    rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
-        system = System.of(A, b, preconditioner, x0, rule)
-        outcome, count = Outcome.empty_like(system.b), len(system.b)
+        system = _iteration.System.of(A, b, preconditioner, x0, rule)
+        outcome, count = _iteration.Outcome.empty_like(system.b), len(system.b)
         size = _columns_together(system)
         for first in range(0, count, size):
             group = _Columns(system.rows(slice(first, first + size)), first, rule)
@@ -116,7 +96,7 @@ class _Columns:
     recursion was last caught lying.
     """
 
-    def __init__(self, system: System, first: int, rule: StepRule) -> None:
+    def __init__(self, system: _iteration.System, first: int, rule: _iteration.StepRule) -> None:
         self.A, self.preconditioner, self.rule = system.A, system.preconditioner, rule
         nonzero, self.scale, self.b, self.x = system.scaled()
         self.index = first + nonzero
@@ -130,12 +110,12 @@ class _Columns:
         self.lie = torch.full_like(self.scale, math.inf)
         self.seen = torch.full_like(self.scale, math.inf)
 
-    def solve_into(self, outcome: Outcome, progress: Progress) -> None:
+    def solve_into(self, outcome: _iteration.Outcome, progress: Progress) -> None:
         """Iterate until every column has left."""
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
-            trouble = torch.full_like(everyone, GO_ON)
-            self._finish(outcome, everyone, norms(self.r), trouble, 0)
+            trouble = torch.full_like(everyone, _iteration.GO_ON)
+            self._finish(outcome, everyone, _iteration.norms(self.r), trouble, 0)
         self._turn()
         step = 0
         while self.index.numel() > 0:
@@ -152,12 +132,12 @@ class _Columns:
         q = self.A.matmul(self.p)
         curvature = _dots(self.p, q)
         alpha = self.rz / curvature
-        trouble = torch.full_like(self.index, GO_ON)
+        trouble = torch.full_like(self.index, _iteration.GO_ON)
         healthy = (self.rz > 0) & (alpha > 0) & alpha.isfinite()
         if not bool(healthy.all()):
             finite = curvature.isfinite() & self.rz.isfinite()
-            trouble[~healthy] = SolveStatus.NOT_POSITIVE_DEFINITE.value
-            trouble[~finite] = SolveStatus.NON_FINITE.value
+            trouble[~healthy] = _iteration.SolveStatus.NOT_POSITIVE_DEFINITE.value
+            trouble[~finite] = _iteration.SolveStatus.NON_FINITE.value
             alpha = torch.where(healthy, alpha, 0.0)
         self.x.addcmul_(self.p, alpha[:, None])
         self.r = torch.addcmul(self.r, q, alpha[:, None], value=-1.0)
@@ -172,10 +152,10 @@ class _Columns:
         self.p = torch.addcmul(z, self.p, (self.keep * rz / self.rz)[:, None])
         self.rz, self.keep = rz, torch.ones_like(self.keep)
 
-    def _examine(self, outcome: Outcome, trouble: Tensor, step: int) -> None:
+    def _examine(self, outcome: _iteration.Outcome, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
-        claimed = norms(self.r)
-        doubtful = (trouble != GO_ON) | ~(claimed > self.rule.rtol)
+        claimed = _iteration.norms(self.r)
+        doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rule.rtol)
         if self.rule.is_due(step):
             doubtful = torch.ones_like(doubtful)
         which = doubtful.nonzero().squeeze(1)
@@ -183,28 +163,37 @@ class _Columns:
             return
         residual = claimed = claimed[which]
         if step > 1 or self.is_warm:
-            r = take_rows(self.b, which) - self.A.matmul(take_rows(self.x, which))
-            self.r, residual = with_rows(self.r, which, r), norms(r)
+            r = _iteration.take_rows(self.b, which) - self.A.matmul(
+                _iteration.take_rows(self.x, which)
+            )
+            self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
         lied = self.rule.has_lied(claimed, residual)
-        stuck = lied & is_stuck(residual, self.lie[which])
+        stuck = lied & _iteration.is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
-            stuck |= is_frozen(residual, self.seen[which])
+            stuck |= _iteration.is_frozen(residual, self.seen[which])
             self.seen[which] = residual
-        trouble[which[stuck & (trouble[which] == GO_ON)]] = SolveStatus.STAGNATED.value
+        trouble[which[stuck & (trouble[which] == _iteration.GO_ON)]] = (
+            _iteration.SolveStatus.STAGNATED.value
+        )
         self.lie[which] = torch.where(lied, residual, self.lie[which])
         self.keep[which[lied]] = 0.0
         self._finish(outcome, which, residual, trouble[which], step)
 
     def _finish(
-        self, outcome: Outcome, which: Tensor, residual: Tensor, trouble: Tensor, step: int
+        self,
+        outcome: _iteration.Outcome,
+        which: Tensor,
+        residual: Tensor,
+        trouble: Tensor,
+        step: int,
     ) -> None:
         """Columns `which` with true residual norms (W,) leave if their status is known."""
         status = self.rule.verdict(residual, trouble, step)
-        known = status != GO_ON
+        known = status != _iteration.GO_ON
         done = which[known]
         if done.numel() == 0:
             return
-        x = take_rows(self.x, done) * self.scale[done, None]
+        x = _iteration.take_rows(self.x, done) * self.scale[done, None]
         outcome.write(self.index[done], x, status[known], residual[known], step)
         # the last columns that stay move into the places of those that leave
         count = len(self.index) - len(done)
@@ -228,19 +217,23 @@ def _dots(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(-1)
 
 
-def _columns_together(system: System) -> int:
+def _columns_together(system: _iteration.System) -> int:
     """Count the right-hand sides to iterate at once.
 
     FFT products cost the same per column however many there are, so on a CPU a group whose
     vectors stay in cache is faster than all of them; other operators share work over columns.
     """
     b, operators = system.b, [op for op in (system.A, system.preconditioner) if op is not None]
-    circulants = [op.circulant if isinstance(op, ToeplitzOperator) else op for op in operators]
-    tori = [math.prod(C.torus_shape) for C in circulants if isinstance(C, CirculantOperator)]
+    circulants = [
+        op.circulant if isinstance(op, _toeplitz.ToeplitzOperator) else op for op in operators
+    ]
+    tori = [
+        math.prod(C.torus_shape) for C in circulants if isinstance(C, _toeplitz.CirculantOperator)
+    ]
     if b.device.type != "cpu" or len(tori) < len(operators):
         return max(1, b.shape[0])
     bytes_per_column = (_VECTORS * b.shape[1] + _TRANSFORMS * max(tori)) * b.dtype.itemsize
-    return max(PLANNED_ROWS, CACHE_BYTES // bytes_per_column)
+    return max(_toeplitz.PLANNED_ROWS, _toeplitz.CACHE_BYTES // bytes_per_column)
 
 
 def toeplitz_solve(
@@ -251,7 +244,7 @@ def toeplitz_solve(
     preconditioner: AbstractOperator | None = None,
     rtol: float = 1e-6,
     max_steps: int = 1000,
-) -> tuple[Tensor, SolveResult]:
+) -> tuple[Tensor, _iteration.SolveResult]:
     """Solve K x = b by PCG, differentiable in lags and b without differentiating the iterations.
 
         a = K⁻¹ x̄,    b̄ = a,    lags-bar[ℓ] = −∂(aᵀ K x)/∂lags[ℓ]
@@ -265,14 +258,14 @@ def toeplitz_solve(
     backward solve that falls short warns with `UnconvergedWarning`.
     """
     if operator is None:
-        operator = ToeplitzOperator(lags.detach(), b.dtype)
+        operator = _toeplitz.ToeplitzOperator(lags.detach(), b.dtype)
     if operator.shape != (lags.numel(), lags.numel()):
         raise UserError(
             f"operator: expected shape {(lags.numel(), lags.numel())} for lags of shape "
             f"{tuple(lags.shape)}, got {operator.shape}"
         )
     solve = partial(pcg, operator, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps)
-    report: list[SolveResult] = []
+    report: list[_iteration.SolveResult] = []
     x: Tensor = _ToeplitzSolve.apply(lags, b, solve, report)  # type: ignore[no-untyped-call]
     return x, report[0]
 
@@ -283,8 +276,8 @@ class _ToeplitzSolve(torch.autograd.Function):
         ctx: Any,
         lags: Tensor,
         b: Tensor,
-        solve: Callable[[Tensor], SolveResult],
-        report: list[SolveResult],
+        solve: Callable[[Tensor], _iteration.SolveResult],
+        report: list[_iteration.SolveResult],
     ) -> Tensor:
         result = solve(b)
         report.append(result)
@@ -299,10 +292,12 @@ class _ToeplitzSolve(torch.autograd.Function):
         adjoint = ctx.solve(grads[0])
         if not adjoint.converged:
             warnings.warn(
-                f"gradient of toeplitz_solve: {adjoint.message()}", UnconvergedWarning, stacklevel=2
+                f"gradient of toeplitz_solve: {adjoint.message()}",
+                _iteration.UnconvergedWarning,
+                stacklevel=2,
             )
         shape, dtype = ctx.lags
         grad_lags = None
         if ctx.needs_input_grad[0]:
-            grad_lags = -toeplitz_bilinear_derivative(adjoint.x, x, shape).to(dtype)
+            grad_lags = -_toeplitz.toeplitz_bilinear_derivative(adjoint.x, x, shape).to(dtype)
         return grad_lags, adjoint.x, None, None

@@ -73,19 +73,17 @@ class AdaptiveBatch:
                     raise
                 first = " ".join(str(error).split())[:200]
             # Outside of the handler, whose traceback would keep alive what the step had made.
-            self._halve(first)
-
-    def _halve(self, first: str) -> None:
-        if self.halvings >= HALVINGS or self.size == 1:
-            raise OutOfMemory(
-                f"out of memory in {self.what}, in chunks of {self.size} too: {self.advice} "
-                f"({first})"
-            )
-        self.size, self.halvings = (self.size + 1) // 2, self.halvings + 1
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        log.warning("out of memory in %s: again in chunks of %d (%s)", self.what, self.size, first)
+            if self.halvings >= HALVINGS or self.size == 1:
+                raise OutOfMemory(
+                    f"out of memory in {self.what}, in chunks of {self.size} too: {self.advice} "
+                    f"({first})"
+                )
+            self.size, self.halvings = (self.size + 1) // 2, self.halvings + 1
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            what = self.what
+            log.warning("out of memory in %s: again in chunks of %d (%s)", what, self.size, first)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -151,7 +149,11 @@ class TilePartition:
         excess = [c * t - n for c, t, n in zip(self._counts, self._tile, self.shape, strict=True)]
         padding = [width for axis in reversed(excess) for width in (0, axis)]
         padded = torch.nn.functional.pad(x.reshape(-1, *self.shape), padding)
-        split = padded.reshape(-1, *self._interleaved).permute(self._gathering)
+        pairs = [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
+        # axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)
+        dim = len(self.shape)
+        order = [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
+        split = padded.reshape(-1, *pairs).permute(order)
         return split.reshape(*batch, self.n_blocks, self.block_size)
 
     def from_blocks(self, blocks: Tensor) -> Tensor:
@@ -162,7 +164,9 @@ class TilePartition:
                 f"got shape {tuple(blocks.shape)}"
             )
         batch = blocks.shape[:-2]
-        split = blocks.reshape(-1, *self._counts, *self._tile).permute(self._scattering)
+        dim = len(self.shape)
+        order = [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]
+        split = blocks.reshape(-1, *self._counts, *self._tile).permute(order)
         lengths = [c * t for c, t in zip(self._counts, self._tile, strict=True)]
         grid = split.reshape(-1, *lengths)
         for axis, length in enumerate(self.shape):
@@ -176,20 +180,3 @@ class TilePartition:
     @property
     def _counts(self) -> tuple[int, ...]:
         return tuple(-(-n // t) for t, n in zip(self._tile, self.shape, strict=True))
-
-    @property
-    def _interleaved(self) -> list[int]:
-        """(n1, t1, n2, t2, …)."""
-        return [k for pair in zip(self._counts, self._tile, strict=True) for k in pair]
-
-    @property
-    def _gathering(self) -> list[int]:
-        """Axes (batch, n1, t1, n2, t2, …) in the order (batch, n1, n2, …, t1, t2, …)."""
-        dim = len(self.shape)
-        return [0, *range(1, 2 * dim, 2), *range(2, 2 * dim + 1, 2)]
-
-    @property
-    def _scattering(self) -> list[int]:
-        """The inverse order of `_gathering`."""
-        dim = len(self.shape)
-        return [0, *(axis for k in range(1, dim + 1) for axis in (k, dim + k))]

@@ -10,19 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
+from dustmap.linalg import _operator
 from dustmap.linalg._contour import RootQuadrature, SpectrumBounds, spectrum_bounds
 from dustmap.linalg._iteration import SolveStatus, UnconvergedWarning
 from dustmap.linalg._minres import ShiftedSolve, shifted_minres
-from dustmap.linalg._operator import (
-    AbstractComposite,
-    AbstractOperator,
-    DenseOperator,
-    check_vectors,
-)
 from dustmap.linalg._preconditioners import PreconditionedOperator, RootPreconditioner
 
 #: K(θ) of its parameters θ; its products are differentiable in them.
-Build = Callable[..., AbstractOperator]
+Build = Callable[..., _operator.AbstractOperator]
 
 
 @final
@@ -83,7 +78,7 @@ class RootMethod:
 
     @staticmethod
     def of(
-        K: AbstractOperator,
+        K: _operator.AbstractOperator,
         *,
         nodes: int = 15,
         rtol: float = 1e-6,
@@ -219,7 +214,7 @@ class _InverseRoot(torch.autograd.Function):
 
 
 def _solve(
-    K: AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
+    K: _operator.AbstractOperator, b: Tensor, method: RootMethod, keeps: bool
 ) -> tuple[Tensor, Tensor | None, RootResult]:
     """Return Σ_q w_q x_q (..., n), the x_q (Q, ..., n) if they are kept, and the report."""
     rule = method.quadrature
@@ -249,7 +244,7 @@ def _bilinear_gradient(
 ) -> list[Tensor | None]:
     """Return −∂/∂θ Σ_q w_q a_qᵀ K(θ) x_q for the parameters that are wanted; a, x (Q, ..., n)."""
     weights = method.quadrature.weights.to(a).reshape(-1, *([1] * (a.ndim - 1)))
-    if build is DenseOperator:  # without the product itself, which costs as much again
+    if build is _operator.DenseOperator:  # without the product itself, which costs as much again
         n = a.shape[-1]
         return [-(weights * a).reshape(-1, n).mT @ x.reshape(-1, n)]
     with torch.enable_grad():
@@ -276,12 +271,12 @@ def _refuse_indefinite(result: RootResult) -> None:
         )
 
 
-class _AbstractRootOperator(AbstractComposite):
+class _AbstractRootOperator(_operator.AbstractComposite):
     """A root of K (n, n) or its inverse; warns the first time that a solve falls short."""
 
     _name: str
 
-    def __init__(self, K: AbstractOperator, method: RootMethod) -> None:
+    def __init__(self, K: _operator.AbstractOperator, method: RootMethod) -> None:
         self._K, self._method, self._warned = K, method, False
 
     def _checked(self, y: Tensor, result: RootResult) -> Tensor:
@@ -295,7 +290,7 @@ class _AbstractRootOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self._K.shape
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> _operator.AbstractOperator:
         return self._K
 
 
@@ -306,12 +301,12 @@ class InverseRootOperator(_AbstractRootOperator):
     _name = "an inverse root"
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*inverse_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
         """Return R⁻ᵀ y = L⁻ᵀ A^{-1/2} y."""
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        _operator.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
             return self.matmul(y)
@@ -326,12 +321,12 @@ class RootOperator(_AbstractRootOperator):
     _name = "a root"
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        _operator.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         return self._checked(*square_root(lambda: self._K, (), x, self._method))
 
     def rmatmul(self, y: Tensor) -> Tensor:
         """Return Rᵀ y = A^{1/2} Lᵀ y."""
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        _operator.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         P = self._method.preconditioner
         if P is None:
             return self.matmul(y)

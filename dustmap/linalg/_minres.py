@@ -11,17 +11,9 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg import _iteration
 from dustmap.linalg._chunks import chunks
 from dustmap.linalg._contour import lowest_ritz
-from dustmap.linalg._iteration import (
-    GO_ON,
-    SolveStatus,
-    StepRule,
-    System,
-    largest,
-    norms,
-    worst_status,
-)
 from dustmap.linalg._operator import AbstractOperator
 
 # Steps of Lanczos whose vectors are kept before the solutions take them up.
@@ -121,19 +113,19 @@ class ShiftedSolve:
     lowest_ritz: float
 
     @property
-    def worst(self) -> SolveStatus:
+    def worst(self) -> _iteration.SolveStatus:
         """Worst status of any right-hand side."""
-        return worst_status(self.status)
+        return _iteration.worst_status(self.status)
 
     @property
     def unconverged(self) -> int:
         """Number of right-hand sides that missed rtol."""
-        return int((self.status != SolveStatus.CONVERGED.value).sum())
+        return int((self.status != _iteration.SolveStatus.CONVERGED.value).sum())
 
     def message(self) -> str:
         """One sentence: what happened to the worst columns, and the remedy."""
-        steps = largest(self.steps)
-        if self.worst is SolveStatus.CONVERGED:
+        steps = _iteration.largest(self.steps)
+        if self.worst is _iteration.SolveStatus.CONVERGED:
             return f"msMINRES converged after {steps} steps to rtol {self.rtol:.1e}"
         residual = float(self.true_residuals.max())
         ended = self.worst.name.lower().replace("_", " ")
@@ -180,7 +172,7 @@ def shifted_minres(
     Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for iterative
     methods"; Pleiss et al. (2020), msMINRES.
     """
-    system = System.of(A, b, None, None, StepRule(rtol, max_steps, 1))
+    system = _iteration.System.of(A, b, None, None, _iteration.StepRule(rtol, max_steps, 1))
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):
         raise UserError(
             f"shifts: expected (Q,) numbers ≥ 0, at least one, got {tuple(shifts.shape)}"
@@ -230,7 +222,13 @@ class _Columns:
     """
 
     def __init__(
-        self, system: System, first: int, t: Tensor, mix: Tensor, rtol: float, max_steps: int
+        self,
+        system: _iteration.System,
+        first: int,
+        t: Tensor,
+        mix: Tensor,
+        rtol: float,
+        max_steps: int,
     ) -> None:
         self.A, self.t, self.rtol, self.max_steps = system.A, t, rtol, max_steps
         # what is wanted, and x_1 for the true residual
@@ -243,7 +241,7 @@ class _Columns:
         self.block = self.b.new_empty(count, min(BLOCK, max(1, max_steps)), n)
         self.recurrences, self.beta = ShiftedRecurrences(t, count), t.new_zeros(count)
         self.open = torch.ones_like(self.index, dtype=torch.bool)
-        self.trouble = torch.full_like(self.index, GO_ON)
+        self.trouble = torch.full_like(self.index, _iteration.GO_ON)
         self.done_at = torch.zeros_like(self.index)
         self.diagonal: list[Tensor] = []
         self.off_diagonal: list[Tensor] = []
@@ -274,13 +272,13 @@ class _Columns:
             w = torch.addcmul(w, self.before, self.beta[:, None].to(w.dtype), value=-1.0)
         alpha = (w * v).sum(-1)
         w = torch.addcmul(w, v, alpha[:, None], value=-1.0)
-        length = norms(w)
+        length = _iteration.norms(w)
         self.before = v
         self.next = w / torch.where(length > 0, length, 1.0)[:, None]
         alpha, length = alpha.double(), length.double()
         finite = alpha.isfinite() & length.isfinite()
         if not bool(finite.all()):
-            self.trouble[~finite] = SolveStatus.NON_FINITE.value
+            self.trouble[~finite] = _iteration.SolveStatus.NON_FINITE.value
             alpha, length = torch.where(finite, alpha, 1.0), torch.where(finite, length, 0.0)
             self.next[~finite] = 0.0
             self.open = self.open & finite
@@ -330,14 +328,14 @@ class _Columns:
         which = leaves.nonzero().squeeze(1)
         x_1 = self.solutions[which, -1]
         left = self.b[which] - self.A.matmul(x_1) - self.t[0].to(x_1.dtype) * x_1
-        true, claimed = norms(left).double(), self.recurrences.rho[:, which]
-        status = torch.where(self.open[which], SolveStatus.MAX_STEPS.value, 0)
+        true, claimed = _iteration.norms(left).double(), self.recurrences.rho[:, which]
+        status = torch.where(self.open[which], _iteration.SolveStatus.MAX_STEPS.value, 0)
         mistaken = (status == 0) & (true > _LIE_FACTOR * self.rtol)
-        status = torch.where(mistaken, SolveStatus.STAGNATED.value, status)
+        status = torch.where(mistaken, _iteration.SolveStatus.STAGNATED.value, status)
         lowest, indefinite = self._lowest_ritz(which)
-        status = torch.where(indefinite, SolveStatus.NOT_POSITIVE_DEFINITE.value, status)
+        status = torch.where(indefinite, _iteration.SolveStatus.NOT_POSITIVE_DEFINITE.value, status)
         met = self.trouble[which]
-        status = torch.where(met != GO_ON, met, status)
+        status = torch.where(met != _iteration.GO_ON, met, status)
         place, x = self.index[which], self.solutions[which, :-1] * self.scale[which, None, None]
         outcome.x[:, place] = x.transpose(0, 1)
         outcome.status[place] = status.to(torch.int8)

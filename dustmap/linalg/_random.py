@@ -120,10 +120,7 @@ def _shifted(word: Tensor, bits: int) -> Tensor:
 
 def _mix(word: int) -> int:
     """Apply SplitMix64's mixer to one word, after one step of its counter."""
-    word = (word + _GOLDEN) % _WORD
-    for shift, factor in _MIXER:
-        word = (word ^ (word >> shift)) * factor % _WORD
-    return word ^ (word >> _LAST_SHIFT)
+    return int(_mixed(torch.tensor(_signed(word + _GOLDEN))))
 
 
 def _signed(word: int) -> int:

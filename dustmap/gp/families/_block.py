@@ -1,22 +1,14 @@
 """Families of little correlation: S diagonal, or block-diagonal over tiles of the (torus) grid."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
-from dustmap.gp.families._family import (
-    AbstractFamily,
-    AbstractRootedGaussian,
-    plus_identity,
-    precision_root,
-    refuse_beyond,
-    refuse_precision,
-)
-from dustmap.linalg import TilePartition
+from dustmap.gp.families import _family
+from dustmap.linalg import TilePartition, chunks
 
 #: Numbers of the float64 copies made at a time while statistics are summed. Small enough for
 #: a cache: larger pieces take three times as long.
@@ -25,7 +17,7 @@ _CHUNK = 2**19
 
 @final
 @dataclass(frozen=True, eq=False)
-class MeanFieldGaussian(AbstractRootedGaussian):
+class MeanFieldGaussian(_family.AbstractRootedGaussian):
     """N(m, diag(s²)); mean (M_w,), statistics (M_w,) = s⁻² − 1, std (M_w,) = s."""
 
     std: Tensor
@@ -49,7 +41,7 @@ class MeanFieldGaussian(AbstractRootedGaussian):
 
 @final
 @dataclass(frozen=True)
-class MeanFieldFamily(AbstractFamily):
+class MeanFieldFamily(_family.AbstractFamily):
     """Diagonal S: M_w numbers.
 
     The optimum S = diag(Λ)⁻¹ is never wider than the posterior of any single ε_i, yet ignores the
@@ -63,7 +55,7 @@ class MeanFieldFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> MeanFieldGaussian:
         precision = 1.0 + statistics
-        refuse_precision(precision > 0)
+        _family.refuse_precision(precision > 0)
         return MeanFieldGaussian(mean, statistics, precision.rsqrt().to(mean.dtype))
 
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
@@ -73,7 +65,7 @@ class MeanFieldFamily(AbstractFamily):
 
 @final
 @dataclass(frozen=True, eq=False)
-class BlockGaussian(AbstractRootedGaussian):
+class BlockGaussian(_family.AbstractRootedGaussian):
     """N(m, S) with S = blockdiag(S_1, ..., S_B), S_b = Q_b Q_bᵀ (S1).
 
     mean (M_w,) in grid order; statistics (B, M_b, M_b) = S_b⁻¹ − I; root (B, M_b, M_b) = Q_b.
@@ -93,7 +85,7 @@ class BlockGaussian(AbstractRootedGaussian):
         return self._blockwise(self.precision(), v.double()).to(v.dtype)
 
     def precision(self) -> Tensor:
-        return plus_identity(self.statistics)
+        return _family.plus_identity(self.statistics)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         padded = self.statistics.shape[0] * self.statistics.shape[1] - self.mean.numel()
@@ -108,7 +100,7 @@ class BlockGaussian(AbstractRootedGaussian):
 
 @final
 @dataclass(frozen=True)
-class BlockFamily(AbstractFamily):
+class BlockFamily(_family.AbstractFamily):
     """Block-diagonal S over the tiles of `partition` (eq. 23): B M_b² numbers.
 
     One tile is the full-rank family, tiles of one point the mean-field family.
@@ -121,7 +113,7 @@ class BlockFamily(AbstractFamily):
     def __post_init__(self) -> None:
         B, M_b = self.partition.n_blocks, self.partition.block_size
         what = f"BlockFamily with {B:,} blocks of {M_b:,} features"
-        refuse_beyond(self.max_bytes, 4 * 8 * B * M_b**2, what)
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * B * M_b**2, what)
         object.__setattr__(self, "n_features", math.prod(self.partition.shape))
 
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
@@ -129,17 +121,13 @@ class BlockFamily(AbstractFamily):
         return torch.zeros((B, M_b, M_b), dtype=torch.float64, device=device)
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> BlockGaussian:
-        root = precision_root(plus_identity(statistics)).to(mean.dtype)
+        root = _family.precision_root(_family.plus_identity(statistics)).to(mean.dtype)
         return BlockGaussian(mean, statistics, root, self.partition)
 
     def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
         blocks = self.partition.to_blocks(phi)  # (n, B, M_b)
-        for part in self._parts(phi.shape[0]):
+        # By blocks, not by rows: each block of the statistics is then touched once.
+        step = max(1, _CHUNK // max(1, len(phi) * self.partition.block_size))
+        for part in chunks(self.partition.n_blocks, step):
             X = blocks[:, part].double().transpose(0, 1)  # (b, n, M_b)
             into[part].baddbmm_((X * weights.double().unsqueeze(-1)).mT, X)
-
-    def _parts(self, n: int) -> Iterator[slice]:
-        # By blocks, not by rows: each block of the statistics is then touched once.
-        step = max(1, _CHUNK // max(1, n * self.partition.block_size))
-        for start in range(0, self.partition.n_blocks, step):
-            yield slice(start, start + step)

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.families._family import (
-    AbstractFamily,
-    AbstractRootedGaussian,
-    refuse_beyond,
-    refuse_precision,
-)
+from dustmap.gp.families import _family
 
 #: Numbers of the float64 copies made at a time while statistics are summed.
 _CHUNK = 2**22
@@ -30,7 +25,7 @@ _REMAINDER = 1e-10
 
 @final
 @dataclass(frozen=True, eq=False)
-class LowRankDiagonalGaussian(AbstractRootedGaussian):
+class LowRankDiagonalGaussian(_family.AbstractRootedGaussian):
     """N(m, S) with S⁻¹ = D^{½} (I + U diag(s) Uᵀ) D^{½} = D + V Vᵀ, D diagonal, U orthonormal.
 
     mean (M_w,); diagonal (M_w,) = diag D, float64; basis (M_w, r) = U, of the mean's dtype;
@@ -60,7 +55,8 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
 
     def precision(self) -> Tensor:
         """Diagonal and sketch of S⁻¹ (M_w, 1 + l), which are linear in it; not S⁻¹ itself."""
-        return self.statistics + _sketch_of_identity(self.signs)
+        omega = self.signs.double()
+        return self.statistics + torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         taken = self.basis.double().square() @ (self.gains / (1.0 + self.gains))
@@ -78,7 +74,7 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
 
 @final
 @dataclass(frozen=True)
-class LowRankDiagonalFamily(AbstractFamily):
+class LowRankDiagonalFamily(_family.AbstractFamily):
     """S⁻¹ = D + V Vᵀ with V (M_w, rank): O(M_w rank) numbers and operations, at any M_w.
 
     Data add precision to the whitened prior in some directions and leave the others as they are,
@@ -101,18 +97,9 @@ class LowRankDiagonalFamily(AbstractFamily):
     Mishkin et al. (2018) take the leading eigenvectors and the diagonal alone. Negative weights, of
     likelihoods that are not log-concave, are met by 1 as well.
 
-    Parameters
-    ----------
-    rank
-        Number of columns of V.
-    seed
-        Seed of the signs Ω.
-
-    References
-    ----------
-    Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor analysis";
-    Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from streaming
-    data".
+    Reference: Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor
+    analysis"; Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from
+    streaming data".
     """
 
     n_features: int
@@ -129,7 +116,7 @@ class LowRankDiagonalFamily(AbstractFamily):
             )
         width = 0 if self.rank == 0 else _width(self.n_features, self.rank)
         what = f"LowRankDiagonalFamily with {self.n_features:,} features and rank {self.rank:,}"
-        refuse_beyond(self.max_bytes, 4 * 8 * self.n_features * (1 + width), what)
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * self.n_features * (1 + width), what)
         object.__setattr__(self, "signs", _signs(self.n_features, width, self.seed))
 
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
@@ -138,7 +125,7 @@ class LowRankDiagonalFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> LowRankDiagonalGaussian:
         signs = self.signs.to(statistics.device)
-        refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
+        _family.refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
         B, shift = _nystrom_factor(statistics[:, 1:], signs)
         D, V = _best_factors(*_split(1.0 + statistics[:, 0], B, shift), self.rank)
         # Of W = D^{-½} V the left singular vectors and squared singular values.
@@ -168,12 +155,6 @@ def _signs(n: int, width: int, seed: int) -> Tensor:
         return torch.eye(n, dtype=torch.int8)
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randint(0, 2, (n, width), generator=generator, dtype=torch.int8) - 1
-
-
-def _sketch_of_identity(signs: Tensor) -> Tensor:
-    """Return the diagonal and sketch of I (M_w, 1 + l)."""
-    omega = signs.double()
-    return torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
 
 def _nystrom_factor(sketch: Tensor, signs: Tensor) -> tuple[Tensor, float]:

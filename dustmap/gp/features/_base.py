@@ -13,19 +13,11 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp._parameters import AbstractParametric
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, Wrapping
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    GaussLegendre,
-    LineIntegrals,
-    PointValues,
-    Stacked,
-    by_rows,
-)
 from dustmap.linalg import AbstractOperator, SolveResult, chunks
 
 #: Of k_ff: what k_ff − ‖φ‖² may lose to cancellation, and to images below the wrapping tolerance.
@@ -137,19 +129,19 @@ class AbstractFeatureMap(AbstractParametric, ABC):
         """Whether a product with `operator` is cheaper than one with stored rows."""
 
     @abstractmethod
-    def rows(self, functional: AbstractFunctional) -> Features:
+    def rows(self, functional: functionals.AbstractFunctional) -> Features:
         """Return Φ (N, M_w) and Var r (N,), differentiable in the kernel's parameters."""
 
     @abstractmethod
-    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+    def operator(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         """Return Φ (N, M_w) as an operator that never holds a row; carries no graph."""
 
     @abstractmethod
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         """Φ ε for eps (k, M_w): (k, N), differentiable in the parameters and in eps."""
 
     @abstractmethod
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Return Var r (N,) ≥ 0 alone, differentiable in the kernel's parameters."""
 
 
@@ -173,12 +165,12 @@ class AbstractGridFeatures(AbstractFeatureMap):
     def dtype(self) -> torch.dtype:
         return self.prior.dtype
 
-    def _covariance(self, functional: AbstractFunctional, grid: RegularGrid) -> Tensor:
+    def _covariance(self, functional: functionals.AbstractFunctional, grid: RegularGrid) -> Tensor:
         """Return Cov(f_n, u_m) (N, M) with the nodes of a grid."""
         prior = self.prior
         return self.estimator.cross(prior.kernel, functional, grid, prior.wrapping, self.dtype)
 
-    def _variance(self, functional: AbstractFunctional) -> Tensor:
+    def _variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         """Return k_ff (N,)."""
         prior = self.prior
         return self.estimator.variance(prior.kernel, functional, prior.wrapping, self.dtype)
@@ -192,15 +184,15 @@ class AbstractGridFeatures(AbstractFeatureMap):
 class AbstractRowFeatures(AbstractFeatureMap):
     """A map whose products and residual variances are those of rows, a chunk at a time."""
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         return products_by_rows(self, functional, eps)
 
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
         return residual_variance_by_rows(self, functional)
 
 
 def products_by_rows(
-    features: AbstractFeatureMap, functional: AbstractFunctional, eps: Tensor
+    features: AbstractFeatureMap, functional: functionals.AbstractFunctional, eps: Tensor
 ) -> Tensor:
     """Return Φ ε (k, N) through stored rows, a chunk at a time."""
     parts = chunks(len(functional), features.chunk)
@@ -208,19 +200,19 @@ def products_by_rows(
 
 
 def residual_variance_by_rows(
-    features: AbstractFeatureMap, functional: AbstractFunctional
+    features: AbstractFeatureMap, functional: functionals.AbstractFunctional
 ) -> Tensor:
     """Return Var r (N,) of stored rows, a chunk at a time."""
 
-    def of(f: AbstractFunctional) -> Tensor:
+    def of(f: functionals.AbstractFunctional) -> Tensor:
         parts = chunks(len(f), features.chunk)
         return torch.cat([features.rows(f[part]).residual_variance for part in parts])
 
-    return by_rows(functional, of)
+    return functionals.by_rows(functional, of)
 
 
 def refuse_outside(
-    functional: AbstractFunctional, grid: RegularGrid, wrapping: Wrapping | None
+    functional: functionals.AbstractFunctional, grid: RegularGrid, wrapping: Wrapping | None
 ) -> None:
     """An error for data beyond half of the padding: the torus would take them for nearer ones."""
     if wrapping is None or len(functional) == 0:
@@ -244,15 +236,15 @@ def refuse_outside(
             )
 
 
-def support(functional: AbstractFunctional) -> Tensor:
+def support(functional: functionals.AbstractFunctional) -> Tensor:
     """Return the points (K, D) whose hull holds all that the functionals see."""
-    if isinstance(functional, Stacked):
+    if isinstance(functional, functionals.Stacked):
         return torch.cat([support(part) for part in functional.parts])
-    if isinstance(functional, LineIntegrals):
+    if isinstance(functional, functionals.LineIntegrals):
         return functional.at(functional.edges[:, [0, -1]]).flatten(0, 1)
-    if isinstance(functional, PointValues | Derivatives):
+    if isinstance(functional, functionals.PointValues | functionals.Derivatives):
         return functional.x
-    return functional.measure(GaussLegendre(2)).points.flatten(0, 1)
+    return functional.measure(functionals.GaussLegendre(2)).points.flatten(0, 1)
 
 
 def rows_within(budget: int, bytes_per_row: int) -> int:

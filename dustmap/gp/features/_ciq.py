@@ -11,30 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp._grid import RegularGrid
+from dustmap.gp.features import _inducing
 from dustmap.gp.features._base import Features, SolveSummary, gathered, rows_within
-from dustmap.gp.features._inducing import (
-    AbstractInducingFeatures,
-    covariances_of,
-    point_covariances,
-)
 from dustmap.gp.features._operators import ProductOperator, cross_operator
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.kernels import AbstractProfile, KernelTerm
-from dustmap.linalg import (
-    AbstractOperator,
-    DenseOperator,
-    InverseRootOperator,
-    RootMethod,
-    RootPreconditioner,
-    RootResult,
-    SolveStatus,
-    ToeplitzOperator,
-    check_vectors,
-    chunks,
-    inverse_root,
-)
 
 #: ‖φ‖² is wrong by a few times the tolerance of the solves and the error of the quadrature.
 _TOLERATED = 10.0
@@ -48,16 +32,16 @@ class InducingGram:
     parameters: tensors with the graph of the kernel, and of the points where they have one.
     """
 
-    build: Callable[..., AbstractOperator]
+    build: Callable[..., linalg.AbstractOperator]
     parameters: tuple[Tensor, ...]
 
-    def detached(self) -> AbstractOperator:
+    def detached(self) -> linalg.AbstractOperator:
         """Return the operator without a graph."""
         return self.build(*(p.detach() for p in self.parameters))
 
 
 @final
-class _KernelOperator(AbstractOperator):
+class _KernelOperator(linalg.AbstractOperator):
     """k(z_m − z_l) + ν k(0) δ_ml (M, M), a block of rows at a time and never stored.
 
     values: variance and length scales of every term. Differentiable in them and in the points z
@@ -91,10 +75,10 @@ class _KernelOperator(AbstractOperator):
         return self._z.device
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         keeps = torch.is_grad_enabled() and any(v.requires_grad for v in (self._z, *self._values))
         parts = []
-        for rows in chunks(len(self._z), self._rows):
+        for rows in linalg.chunks(len(self._z), self._rows):
             if keeps:
                 part = checkpoint(self._block, rows, x, self._z, *self._values, use_reentrant=False)
             else:
@@ -109,12 +93,12 @@ class _KernelOperator(AbstractOperator):
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
         """Return the entries `rows` of the product of K with vectors x (..., M)."""
         terms = list(map(KernelTerm, values[::2], values[1::2], self._profiles))
-        return x @ covariances_of(terms, z[rows], z).to(x.dtype).mT
+        return x @ _inducing.covariances_of(terms, z[rows], z).to(x.dtype).mT
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class CIQFeatures(AbstractInducingFeatures):
+class CIQFeatures(_inducing.AbstractInducingFeatures):
     """φ_n = (K_uu + ν I)^{-1/2} k_{u,n} (Pleiss et al. 2020), M_w = M: O(J M²) where Cholesky is
     O(M³), O(J M log M) on a grid, and no matrix of M × M where that does not fit.
 
@@ -142,16 +126,16 @@ class CIQFeatures(AbstractInducingFeatures):
     nodes: int = 15
     rtol: float = 1e-5
     max_steps: int = 1000
-    preconditioner: RootPreconditioner | None = None
+    preconditioner: linalg.RootPreconditioner | None = None
     gram: InducingGram = field(init=False)
-    method: RootMethod = field(init=False)
+    method: linalg.RootMethod = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "gram", self._gram())
         ridge = self.nugget * float(self.kernel.variance().detach())
         with torch.no_grad():
-            method = RootMethod.of(
+            method = linalg.RootMethod.of(
                 self.gram.detached(),
                 nodes=self.nodes,
                 rtol=self.rtol,
@@ -169,14 +153,14 @@ class CIQFeatures(AbstractInducingFeatures):
         return rows_within(self.memory, width * self.n_features * self.dtype.itemsize)
 
     def rows(self, functional: AbstractFunctional) -> Features:
-        parts = chunks(len(functional), self.chunk)
+        parts = linalg.chunks(len(functional), self.chunk)
         return gathered((self._rows(functional[part]) for part in parts), len(functional))
 
-    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+    def operator(self, functional: AbstractFunctional) -> linalg.AbstractOperator:
         with torch.no_grad():
             like = self.gram.parameters[0].detach().new_empty(0, dtype=self.dtype)
             cross = cross_operator(functional, self._cross, self.n_features, like, self.memory)
-            inverse = InverseRootOperator(self.gram.detached(), self.method)
+            inverse = linalg.InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
 
     def preconditioned(self) -> "CIQFeatures":
@@ -186,12 +170,12 @@ class CIQFeatures(AbstractInducingFeatures):
         fell from 55 to 27 on 10³ nodes and rose from 91 to 115 on 22³.
         """
         K = self.gram.detached()
-        if not isinstance(K, ToeplitzOperator):
+        if not isinstance(K, linalg.ToeplitzOperator):
             raise UserError(
                 "a circulant preconditioner needs inducing points on a grid; give free points a "
                 "RootPreconditioner.low_rank, or none"
             )
-        circulant = RootPreconditioner.circulant(K.lags.detach(), self.dtype)
+        circulant = linalg.RootPreconditioner.circulant(K.lags.detach(), self.dtype)
         return replace(self, preconditioner=circulant)
 
     def _gram(self) -> InducingGram:
@@ -203,10 +187,10 @@ class CIQFeatures(AbstractInducingFeatures):
             unit = torch.zeros_like(row.detach())
             unit[0, 0] = 1.0
             lags = (row + self.nugget * kernel.variance() * unit).reshape(z.shape)
-            return InducingGram(lambda values: ToeplitzOperator(values, dtype), (lags,))
+            return InducingGram(lambda values: linalg.ToeplitzOperator(values, dtype), (lags,))
         needed = len(z) ** 2 * (dtype if self.wrapping is None else torch.float64).itemsize
         if needed <= self.memory:
-            return InducingGram(DenseOperator, (self._dense_gram().to(dtype),))
+            return InducingGram(linalg.DenseOperator, (self._dense_gram().to(dtype),))
         if self.wrapping is not None:
             raise MemoryError(
                 f"K_uu of {len(z):,} free points under a wrapped kernel needs {needed:,} bytes, "
@@ -216,7 +200,7 @@ class CIQFeatures(AbstractInducingFeatures):
         profiles = tuple(term.profile for term in terms)
         scalars = [value for term in terms for value in (term.variance, term.lengthscale)]
 
-        def build(points: Tensor, *values: Tensor) -> AbstractOperator:
+        def build(points: Tensor, *values: Tensor) -> linalg.AbstractOperator:
             return _KernelOperator(profiles, points, values, self.nugget, dtype, self.memory)
 
         return InducingGram(build, (z, *scalars))
@@ -224,12 +208,12 @@ class CIQFeatures(AbstractInducingFeatures):
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         seen = self._points_seen(functional)
         if seen is not None:
-            return point_covariances(self.kernel, *seen).to(self.dtype)
+            return _inducing.point_covariances(self.kernel, *seen).to(self.dtype)
         return self._estimated_cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
         K_fu = self._cross(functional)
-        phi, report = inverse_root(self.gram.build, self.gram.parameters, K_fu, self.method)
+        phi, report = linalg.inverse_root(self.gram.build, self.gram.parameters, K_fu, self.method)
         k_ff = self.estimator.variance(self.kernel, functional, self.wrapping, self.dtype)
         # what is negative by no more than the tolerances is set to 0, and counted
         residual = k_ff - (phi * phi).sum(-1)
@@ -245,10 +229,10 @@ class CIQFeatures(AbstractInducingFeatures):
         return Features(phi, residual.clamp_min(0.0), _summary(report), clamped)
 
 
-def _summary(report: RootResult) -> SolveSummary:
+def _summary(report: linalg.RootResult) -> SolveSummary:
     """Rows miss rtol where their solve does, all of them where the quadrature does."""
     columns = report.status.numel()
-    missed = int((report.status != SolveStatus.CONVERGED.value).sum())
+    missed = int((report.status != linalg.SolveStatus.CONVERGED.value).sum())
     if report.quadrature_error > report.rtol:
         missed = columns
     steps = int(report.steps.max()) if columns else 0

@@ -13,36 +13,15 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
+from dustmap.gp.features import _local_weights
 from dustmap.gp.features._base import AbstractGridFeatures, Features, refuse_outside, rows_within
-from dustmap.gp.features._local_weights import (
-    CHUNK_ENTRIES,
-    Piece,
-    RecomputedOperator,
-    Sites,
-    Taps,
-    TapSource,
-    planned_bytes,
-    sites_of,
-    spread_rows,
-    stored_or_recomputed,
-)
 from dustmap.gp.features._nodes import PER_CELL, nodes_of, ray_steps, step_counts
 from dustmap.gp.features._operators import ArrangedOperator, ProductOperator
 from dustmap.gp.features._residuals import LocalResiduals
 from dustmap.gp.features._stencil import Stencil
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    LineIntegrals,
-    Observed,
-    PointMeasure,
-    Sharded,
-    Stacked,
-    by_rows,
-    operator_by_rows,
-    whole,
-)
 from dustmap.linalg import AbstractOperator, chunks
 
 log = logging.getLogger(__name__)
@@ -95,128 +74,134 @@ class LocalFeatures(AbstractGridFeatures):
         """The stencil at the kernel's present parameters."""
         return Stencil.of(self.prior, self.order)
 
-    def rows(self, functional: AbstractFunctional) -> Features:
+    def rows(self, functional: functionals.AbstractFunctional) -> Features:
         self._check(functional)
         weights = self._arranged(functional, lambda p: p.dense(self.n_features, self.dtype))
         phi = self.prior.torus_root(0.5).matmul(weights)
         residuals = self._residuals.variance(functional)
         return Features(phi, residuals.value, clamped=residuals.clamped)
 
-    def operator(self, functional: AbstractFunctional) -> AbstractOperator:
+    def operator(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         with torch.no_grad():
             return ProductOperator(self.weights(functional), self.prior.torus_root(0.5))
 
     @torch.no_grad()
-    def weights(self, functional: AbstractFunctional) -> AbstractOperator:
+    def weights(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         """Return W (N, M_w), stored where it fits the memory; carries no graph."""
-        return operator_by_rows(functional, self._all_weights)
+        return functionals.operator_by_rows(functional, self._all_weights)
 
-    def _all_weights(self, functional: AbstractFunctional) -> AbstractOperator:
+    def _all_weights(self, functional: functionals.AbstractFunctional) -> AbstractOperator:
         self._check(functional)
         planned = self.plan_bytes(functional)
         keep = planned <= self.memory
         how = "stored" if keep else "recomputed in every product"
         log.info("W of %d data needs %d bytes: %s", len(functional), planned, how)
-        if isinstance(functional, Stacked):
+        if isinstance(functional, functionals.Stacked):
             parts = [self._part_weights(part, keep) for part in functional.parts]
             return ArrangedOperator(parts, functional.order)
         return self._part_weights(functional, keep)
 
     @torch.no_grad()
-    def taps(self, rays: LineIntegrals) -> Taps:
+    def taps(self, rays: functionals.LineIntegrals) -> _local_weights.Taps:
         """Return the rows of W of few rays, as they are made."""
         observed = self.estimator.observed(rays, self.prior.kernel)
         return self._source(observed)(slice(0, len(rays)))
 
     @torch.no_grad()
-    def plan_bytes(self, functional: AbstractFunctional) -> int:
+    def plan_bytes(self, functional: functionals.AbstractFunctional) -> int:
         """Bytes of W and its transpose, known before anything is built: the most of any rank."""
-        if isinstance(functional, Sharded):
+        if isinstance(functional, functionals.Sharded):
             own = torch.tensor([self.plan_bytes(functional.local)])
             return int(functional.world.gathered(own).max())
-        if isinstance(functional, Stacked):
+        if isinstance(functional, functionals.Stacked):
             return sum(self.plan_bytes(part) for part in functional.parts)
-        sample = functional[spread_rows(len(functional), functional.device)]
+        sample = functional[_local_weights.spread_rows(len(functional), functional.device)]
         taps = self._source(self.estimator.observed(sample, self.prior.kernel))(
             slice(0, len(sample))
         )
-        return planned_bytes(taps, (len(functional), self.n_features))
+        return _local_weights.planned_bytes(taps, (len(functional), self.n_features))
 
-    def products(self, functional: AbstractFunctional, eps: Tensor) -> Tensor:
+    def products(self, functional: functionals.AbstractFunctional, eps: Tensor) -> Tensor:
         self._check(functional)
         u = self.prior.torus_root(0.5).matmul(eps)
         return self._arranged(functional, lambda piece: piece.product(u).mT).mT
 
-    def residual_variance(self, functional: AbstractFunctional) -> Tensor:
-        return by_rows(functional, lambda f: self._residuals.variance(f).value)
+    def residual_variance(self, functional: functionals.AbstractFunctional) -> Tensor:
+        return functionals.by_rows(functional, lambda f: self._residuals.variance(f).value)
 
     @cached_property
     def _residuals(self) -> LocalResiduals:
         return LocalResiduals(self.prior, self.estimator, self.order, self.per_cell)
 
-    def _check(self, functional: AbstractFunctional) -> None:
+    def _check(self, functional: functionals.AbstractFunctional) -> None:
         refuse_outside(functional, self.prior.grid, self.prior.wrapping)
 
     def _arranged(
-        self, functional: AbstractFunctional, evaluate: Callable[[Piece], Tensor]
+        self,
+        functional: functionals.AbstractFunctional,
+        evaluate: Callable[[_local_weights.Piece], Tensor],
     ) -> Tensor:
         """Return the results (n, ·) of all pieces of the data in the order of the rows: (N, ·)."""
-        if isinstance(functional, Stacked):
+        if isinstance(functional, functionals.Stacked):
             return functional.arrange([self._arranged(f, evaluate) for f in functional.parts])
         return torch.cat([evaluate(piece) for piece in self._pieces(functional)])
 
-    def _pieces(self, functional: AbstractFunctional) -> Iterator[Piece]:
+    def _pieces(self, functional: functionals.AbstractFunctional) -> Iterator[_local_weights.Piece]:
         """Rays share one table; points bring their own, a chunk at a time."""
         observed, stencil = self.estimator.observed(functional, self.prior.kernel), self.stencil
         size = self._rows_at_once(observed)
-        if isinstance(observed, LineIntegrals):
+        if isinstance(observed, functionals.LineIntegrals):
             table = stencil.table() if torch.is_grad_enabled() else self._detached_table
             rays = observed
 
-            def sites(part: slice) -> Sites:
+            def sites(part: slice) -> _local_weights.Sites:
                 return self.ray_sites(rays[part], stencil)
 
-            yield Piece(table, sites, len(rays), size)
+            yield _local_weights.Piece(table, sites, len(rays), size)
             return
         for part in chunks(max(1, len(observed)), size):
             own, table = self.measure_sites(observed[part], stencil)
-            yield Piece(table, partial(_whole_piece, own), own.count, size)
+            yield _local_weights.Piece(table, partial(_whole_piece, own), own.count, size)
 
-    def ray_sites(self, rays: LineIntegrals, stencil: Stencil) -> Sites:
+    def ray_sites(self, rays: functionals.LineIntegrals, stencil: Stencil) -> _local_weights.Sites:
         """Return the sites of rays on the stencil's table: nodes at the nearest of its offsets."""
         row, position, weight = ray_steps(rays, self.prior.grid, self.per_cell)
         cell, entry = stencil.nearest(position)
         shifts, shape = stencil.axis_shifts(row.device), self.prior.torus_shape
-        return sites_of(row, cell, entry, weight, len(rays), shifts, shape)
+        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, shape)
 
-    def measure_sites(self, measure: PointMeasure, stencil: Stencil) -> tuple[Sites, Tensor]:
+    def measure_sites(
+        self, measure: functionals.PointMeasure, stencil: Stencil
+    ) -> tuple[_local_weights.Sites, Tensor]:
         """Sites of points with a table of their own, exact weights (Q, P) of every point."""
-        values = PointMeasure(measure.points, measure.weights)
+        values = functionals.PointMeasure(measure.points, measure.weights)
         nodes = nodes_of(values, self.prior.grid, self.prior.torus_shape, self.per_cell)
         direction = None if measure.direction is None else measure.direction[nodes.row]
         table = stencil.weights(nodes.offset, direction)
         entry = torch.arange(len(nodes), device=measure.device)
         shifts, shape = stencil.axis_shifts(measure.device), self.prior.torus_shape
-        sites = sites_of(nodes.row, nodes.cell, entry, nodes.weight, len(measure), shifts, shape)
+        sites = _local_weights.sites_of(
+            nodes.row, nodes.cell, entry, nodes.weight, len(measure), shifts, shape
+        )
         return sites, table
 
-    def _rows_at_once(self, observed: Observed) -> int:
+    def _rows_at_once(self, observed: functionals.Observed) -> int:
         """Return the rows of a chunk, so that its nodes times P are about `CHUNK_ENTRIES`."""
-        if isinstance(observed, LineIntegrals):
+        if isinstance(observed, functionals.LineIntegrals):
             nodes = int(step_counts(observed, self.prior.grid, self.per_cell).sum())
         else:
             nodes = observed.weights.numel()
         per_row = max(1, nodes // max(1, len(observed)))
-        return max(1, CHUNK_ENTRIES // (per_row * self.stencil.size))
+        return max(1, _local_weights.CHUNK_ENTRIES // (per_row * self.stencil.size))
 
-    def _source(self, observed: Observed) -> TapSource:
+    def _source(self, observed: functionals.Observed) -> _local_weights.TapSource:
         """Return the taps of slices of the data, without a graph."""
         stencil = self.stencil
-        if isinstance(observed, LineIntegrals):
+        if isinstance(observed, functionals.LineIntegrals):
             rays, table = observed, self._detached_table
             return lambda part: self.ray_sites(rays[part], stencil).taps(table)
 
-        def taps(part: slice) -> Taps:
+        def taps(part: slice) -> _local_weights.Taps:
             sites, weights = self.measure_sites(observed[part], stencil)
             return sites.taps(weights.to(self.dtype))
 
@@ -227,24 +212,32 @@ class LocalFeatures(AbstractGridFeatures):
         with torch.no_grad():
             return self.stencil.table().to(self.dtype)
 
-    def _part_weights(self, functional: AbstractFunctional, keep: bool) -> AbstractOperator:
+    def _part_weights(
+        self, functional: functionals.AbstractFunctional, keep: bool
+    ) -> AbstractOperator:
         observed = self.estimator.observed(functional, self.prior.kernel)
         size, shape = self._rows_at_once(observed), (len(functional), self.n_features)
         if not keep:
-            return RecomputedOperator(self._source(observed), shape, size, self._like)
-        if not isinstance(observed, LineIntegrals) or len(observed) < MANY_RAYS:
-            return stored_or_recomputed(self._source(observed), shape, size, self._like)
+            return _local_weights.RecomputedOperator(
+                self._source(observed), shape, size, self._like
+            )
+        if not isinstance(observed, functionals.LineIntegrals) or len(observed) < MANY_RAYS:
+            return _local_weights.stored_or_recomputed(
+                self._source(observed), shape, size, self._like
+            )
         order = neighbours_together(observed)
-        together = stored_or_recomputed(self._source(observed[order]), shape, size, self._like)
+        together = _local_weights.stored_or_recomputed(
+            self._source(observed[order]), shape, size, self._like
+        )
         return ArrangedOperator([together], order.argsort())
 
 
-def _whole_piece(sites: Sites, part: slice) -> Sites:
+def _whole_piece(sites: _local_weights.Sites, part: slice) -> _local_weights.Sites:
     """Return the sites of all rows of a piece, which is never cut."""
     return sites
 
 
-def neighbours_together(rays: LineIntegrals) -> Tensor:
+def neighbours_together(rays: functionals.LineIntegrals) -> Tensor:
     """Return an order (N,) in which rays of like origin, direction and length follow one another.
 
     Rows of W that share nodes are then near in memory. With 100,000 rays through 62,500 nodes a
@@ -297,7 +290,7 @@ class StencilOrder:
 @torch.no_grad()
 def stencil_order(
     prior: GridPrior,
-    functional: AbstractFunctional,
+    functional: functionals.AbstractFunctional,
     noise_variance: Tensor,
     *,
     estimator: AbstractEstimator | None = None,
@@ -323,7 +316,7 @@ def stencil_order(
     drawn = torch.randperm(len(functional), generator=torch.Generator().manual_seed(seed))[:sample]
     drawn = drawn.to(functional.device)
     noise = noise_variance[drawn].double()
-    some = whole(functional[drawn])
+    some = functionals.whole(functional[drawn])
     left = [LocalResiduals(prior, using, p).variance(some).value.double() for p in (2, 4)]
     ratios = [float((value / noise).nanmedian()) for value in left]
     lowered = float((1.0 - (left[1] + noise) / (left[0] + noise)).nanmedian())
@@ -348,10 +341,10 @@ def _decision(
     return 4, f"4 nodes per axis lower Var r + σ² by {lowered:.1%}"
 
 
-def _has_rays(functional: AbstractFunctional) -> bool:
+def _has_rays(functional: functionals.AbstractFunctional) -> bool:
     """Tell whether there are rays among the functionals."""
-    if isinstance(functional, Stacked):
+    if isinstance(functional, functionals.Stacked):
         return any(_has_rays(part) for part in functional.parts)
-    if isinstance(functional, Sharded):
+    if isinstance(functional, functionals.Sharded):
         return _has_rays(functional.local)
-    return isinstance(functional, LineIntegrals)
+    return isinstance(functional, functionals.LineIntegrals)

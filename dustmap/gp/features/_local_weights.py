@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dustmap.linalg import (
-    AbstractAdjointPair,
-    AbstractOperator,
-    AdaptiveBatch,
-    OutOfMemory,
-    SparseOperator,
-    chunks,
-)
+from dustmap import linalg
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +83,7 @@ class Taps:
         return starts, place.remainder(columns).to(torch.int32), values
 
     def _parts(self, k: int) -> Iterator[slice]:
-        return chunks(len(self.row), max(1, _GATHERED // max(1, k * self.column.shape[1])))
+        return linalg.chunks(len(self.row), max(1, _GATHERED // max(1, k * self.column.shape[1])))
 
 
 @final
@@ -154,7 +147,7 @@ TapSource = Callable[[slice], Taps]
 
 
 @final
-class RecomputedOperator(AbstractAdjointPair):
+class RecomputedOperator(linalg.AbstractAdjointPair):
     """W (N, M) whose rows are computed anew, a chunk at a time, in every product."""
 
     def __init__(
@@ -174,7 +167,7 @@ class RecomputedOperator(AbstractAdjointPair):
     def _product(self, x: Tensor) -> Tensor:
         columns = x.mT.contiguous()
         out = x.new_empty(self.shape[0], len(x))
-        for part in chunks(self.shape[0], self._rows_at_once):
+        for part in linalg.chunks(self.shape[0], self._rows_at_once):
             out[part] = self._source(part).matmul(columns)
         return out.mT
 
@@ -182,7 +175,7 @@ class RecomputedOperator(AbstractAdjointPair):
     def _adjoint(self, y: Tensor) -> Tensor:
         columns = y.mT.contiguous()
         out = y.new_zeros(self.shape[1], len(y))
-        for part in chunks(self.shape[0], self._rows_at_once):
+        for part in linalg.chunks(self.shape[0], self._rows_at_once):
             self._source(part).add_adjoint(columns[part], out)
         return out.mT
 
@@ -202,12 +195,14 @@ def planned_bytes(sample: Taps, shape: tuple[int, int]) -> int:
 
 def stored_or_recomputed(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
-) -> AbstractOperator:
+) -> linalg.AbstractOperator:
     """Return W (N, M) stored, or computed anew in every product where memory runs out."""
-    chunks_of_rows = AdaptiveBatch("storing sparse rows", rows_at_once, "they are not stored")
+    chunks_of_rows = linalg.AdaptiveBatch(
+        "storing sparse rows", rows_at_once, "they are not stored"
+    )
     try:
         return chunks_of_rows.attempt(lambda size: stored(source, shape, size, like))
-    except OutOfMemory as error:
+    except linalg.OutOfMemory as error:
         log.warning("%s; they are computed anew in every product", error)
     return RecomputedOperator(source, shape, chunks_of_rows.size, like)
 
@@ -215,12 +210,12 @@ def stored_or_recomputed(
 @torch.no_grad()
 def stored(
     source: TapSource, shape: tuple[int, int], rows_at_once: int, like: Tensor
-) -> SparseOperator:
+) -> linalg.SparseOperator:
     """Return W (N, M) in compressed rows."""
     starts = [torch.zeros(1, dtype=torch.int64, device=like.device)]
     columns, values = [like.new_empty(0, dtype=torch.int32)], [like]
     total = 0
-    for part in chunks(shape[0], rows_at_once):
+    for part in linalg.chunks(shape[0], rows_at_once):
         first, column, value = source(part).compressed(shape[1])
         starts.append(first[1:] + total)
         columns.append(column)
@@ -232,7 +227,7 @@ def stored(
     columns.clear()  # what has been joined need not be held twice
     joined_values = torch.cat(values)
     values.clear()
-    return SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
+    return linalg.SparseOperator.from_csr(rows, joined_columns, joined_values, shape)
 
 
 @final
@@ -276,7 +271,7 @@ class _TableProduct(torch.autograd.Function):
         ctx.save_for_backward(table, u)
         fields, weights = u.mT.contiguous(), table.to(u.dtype)
         out = u.new_empty(piece.count, u.shape[0])
-        for part in chunks(piece.count, piece.rows_at_once):
+        for part in linalg.chunks(piece.count, piece.rows_at_once):
             out[part] = piece.sites(part).taps(weights).matmul(fields)
         return out.mT
 
@@ -289,7 +284,7 @@ class _TableProduct(torch.autograd.Function):
         grad = grads[0].mT.contiguous()
         to_table = torch.zeros_like(table) if ctx.needs_input_grad[0] else None
         to_fields = torch.zeros_like(fields) if ctx.needs_input_grad[1] else None
-        for part in chunks(piece.count, piece.rows_at_once):
+        for part in linalg.chunks(piece.count, piece.rows_at_once):
             sites = piece.sites(part)
             taps = sites.taps(weights)
             if to_table is not None:

@@ -12,16 +12,10 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.gp import functionals
 from dustmap.gp._grid import RegularGrid
 from dustmap.gp.covariances import Wrapping
 from dustmap.gp.features._base import refuse_outside
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    GaussLegendre,
-    LineIntegrals,
-    Stacked,
-)
 
 #: Steps per cell of a ray. With 2, kriging weights summed over the nodes differ from those summed
 #: over very fine steps by a field whose prior std, for the worst of 40 rays of 0.3–9 cells in
@@ -60,7 +54,7 @@ class Nodes:
 
 
 def nodes_of(
-    functional: AbstractFunctional,
+    functional: functionals.AbstractFunctional,
     grid: RegularGrid,
     torus_shape: tuple[int, ...],
     per_cell: float = PER_CELL,
@@ -76,10 +70,10 @@ def nodes_of(
     """
     periods = tuple(length * h for length, h in zip(torus_shape, grid.spacing, strict=True))
     refuse_outside(functional, grid, Wrapping(periods))
-    if isinstance(functional, Stacked):
+    if isinstance(functional, functionals.Stacked):
         parts = [nodes_of(part, grid, torus_shape, per_cell) for part in functional.parts]
         return stacked_nodes(functional, parts)
-    if isinstance(functional, LineIntegrals):
+    if isinstance(functional, functionals.LineIntegrals):
         row, position, weight = ray_steps(functional, grid, per_cell)
     else:
         row, points, weight = _points(functional)
@@ -92,7 +86,9 @@ def nodes_of(
     return Nodes(row, cell, position - corner, weight, len(functional))
 
 
-def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL) -> Tensor:
+def step_counts(
+    rays: functionals.LineIntegrals, grid: RegularGrid, per_cell: float = PER_CELL
+) -> Tensor:
     """Return the number of steps of every ray, at least two: (N,) int64."""
     spacing = torch.tensor(grid.spacing, dtype=torch.float64, device=rays.device)
     cells = (rays.edges[:, -1] - rays.edges[:, 0]) * (rays.direction / spacing).norm(dim=-1)
@@ -100,10 +96,10 @@ def step_counts(rays: LineIntegrals, grid: RegularGrid, per_cell: float = PER_CE
     return steps
 
 
-def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
+def _points(functional: functionals.AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (Q,), points (Q, D) and weights (Q,) of values at points, without weightless ones."""
-    measure = functional.measure(GaussLegendre(1))
-    if isinstance(functional, Derivatives) or measure.direction is not None:
+    measure = functional.measure(functionals.GaussLegendre(1))
+    if isinstance(functional, functionals.Derivatives) or measure.direction is not None:
         raise UserError(
             f"{type(functional).__name__} with a direction differentiates the field: it is no sum "
             "of values over nodes; use the stencil's derivative weights, or drop these data"
@@ -116,7 +112,7 @@ def _points(functional: AbstractFunctional) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ray_steps(
-    rays: LineIntegrals, grid: RegularGrid, per_cell: float
+    rays: functionals.LineIntegrals, grid: RegularGrid, per_cell: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (Q,), centroids (Q, D) in cells from the grid's lower corner, and weights of steps."""
     steps, total = step_counts(rays, grid, per_cell), rays.weights * rays.edges.diff(dim=-1)
@@ -140,7 +136,7 @@ def ray_steps(
     return row, torch.addcmul(begin.index_select(0, row), middle[:, None], along), weight
 
 
-def _masses(rays: LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+def _masses(rays: functionals.LineIntegrals, steps: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Return ∫ w ds and ∫ w (s − s_0) ds over every step, (Q,) each, from the cumulative weight.
 
     Evaluated at the boundaries of the steps, whatever the number J of segments.
@@ -185,7 +181,7 @@ def in_cells(points: Tensor, grid: RegularGrid) -> Tensor:
     return (points - lower) / spacing
 
 
-def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
+def stacked_nodes(functional: functionals.Stacked, parts: Sequence[Nodes]) -> Nodes:
     """Return the nodes of stacked functionals, from those of each part."""
     starts = functional.offsets
     entry = torch.cat([part.row + start for part, start in zip(parts, starts, strict=False)])
@@ -197,7 +193,7 @@ def stacked_nodes(functional: Stacked, parts: Sequence[Nodes]) -> Nodes:
     return Nodes(row, cell, offset, weight, len(functional))
 
 
-def cell_nodes(rays: LineIntegrals, grid: RegularGrid) -> Nodes:
+def cell_nodes(rays: functionals.LineIntegrals, grid: RegularGrid) -> Nodes:
     """Two points of Gauss and Legendre for every segment of a ray in every cell that it meets.
 
     There the weight is constant and the multilinear interpolant in D dimensions a polynomial of
@@ -223,7 +219,7 @@ def cell_nodes(rays: LineIntegrals, grid: RegularGrid) -> Nodes:
 
 
 def _pieces(
-    rays: LineIntegrals, begin: Tensor, along: Tensor
+    rays: functionals.LineIntegrals, begin: Tensor, along: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows, starts and widths as fractions of their rays, and w of the parts between cuts, (Q,).
 

@@ -9,26 +9,17 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import linalg
 from dustmap.errors import UserError
 from dustmap.gp.features._base import rows_within
 from dustmap.gp.functionals import AbstractFunctional, operator_by_rows
-from dustmap.linalg import (
-    AbstractComposite,
-    AbstractOperator,
-    AbstractSymmetric,
-    SolveResult,
-    UnconvergedWarning,
-    check_vectors,
-    chunks,
-    pcg,
-)
 
 
 @final
-class ProductOperator(AbstractComposite):
+class ProductOperator(linalg.AbstractComposite):
     """A B for operators A (m, k) and B (k, n), each applied in its own precision."""
 
-    def __init__(self, left: AbstractOperator, right: AbstractOperator) -> None:
+    def __init__(self, left: linalg.AbstractOperator, right: linalg.AbstractOperator) -> None:
         if left.shape[1] != right.shape[0]:
             raise UserError(f"cannot multiply operators of shapes {left.shape}, {right.shape}")
         self._left, self._right = left, right
@@ -37,11 +28,11 @@ class ProductOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return self._left.shape[0], self._right.shape[1]
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> linalg.AbstractOperator:
         return self._left
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         between = self._right.matmul(x.to(self._right.dtype))
         return self._left.matmul(between.to(self._left.dtype))
 
@@ -51,11 +42,11 @@ class ProductOperator(AbstractComposite):
 
 
 @final
-class ArrangedOperator(AbstractComposite):
+class ArrangedOperator(linalg.AbstractComposite):
     """Rows of several operators with n columns each, row i the order_i-th of their concatenation:
     order (m,) permutes the m rows of all, as in `Stacked`."""
 
-    def __init__(self, parts: Sequence[AbstractOperator], order: Tensor) -> None:
+    def __init__(self, parts: Sequence[linalg.AbstractOperator], order: Tensor) -> None:
         rows = sum(part.shape[0] for part in parts)
         if len({part.shape[1] for part in parts}) != 1 or len(order) != rows:
             raise UserError(
@@ -68,16 +59,16 @@ class ArrangedOperator(AbstractComposite):
     def shape(self) -> tuple[int, int]:
         return len(self._order), self._parts[0].shape[1]
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> linalg.AbstractOperator:
         return self._parts[0]
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self.shape[1], self.dtype, self.device)
+        linalg.check_vectors("x", x, self.shape[1], self.dtype, self.device)
         rows = torch.cat([part.matmul(x) for part in self._parts], dim=-1)
         return rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         natural = torch.empty_like(y).index_copy_(-1, self._order, y)
         pieces = torch.split(natural, [part.shape[0] for part in self._parts], dim=-1)
         products = (part.rmatmul(piece) for part, piece in zip(self._parts, pieces, strict=True))
@@ -85,7 +76,7 @@ class ArrangedOperator(AbstractComposite):
 
 
 @final
-class InverseOperator(AbstractSymmetric):
+class InverseOperator(linalg.AbstractSymmetric):
     """A⁻¹ for a symmetric positive definite A, one PCG for the whole batch of vectors.
 
     Warns the first time that a product misses the tolerance.
@@ -93,21 +84,21 @@ class InverseOperator(AbstractSymmetric):
 
     def __init__(
         self,
-        A: AbstractOperator,
-        preconditioner: AbstractOperator,
+        A: linalg.AbstractOperator,
+        preconditioner: linalg.AbstractOperator,
         rtol: float,
         max_steps: int,
     ) -> None:
         self._A, self._warned = A, False
         self._solve = functools.partial(
-            pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
+            linalg.pcg, A, preconditioner=preconditioner, rtol=rtol, max_steps=max_steps
         )
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._A.shape
 
-    def _made_of(self) -> AbstractOperator:
+    def _made_of(self) -> linalg.AbstractOperator:
         return self._A
 
     def matmul(self, x: Tensor) -> Tensor:
@@ -119,7 +110,7 @@ class InverseOperator(AbstractSymmetric):
 
 
 @final
-class CrossCovarianceOperator(AbstractComposite):
+class CrossCovarianceOperator(linalg.AbstractComposite):
     """K_fu or K_fu K_uu⁻¹ (N, M): stored when it fits the budget, else recomputed by chunks.
 
     evaluate: functional ↦ rows (n, M) without a graph; like: a tensor of its dtype and device.
@@ -152,11 +143,11 @@ class CrossCovarianceOperator(AbstractComposite):
         return self._like
 
     def matmul(self, x: Tensor) -> Tensor:
-        check_vectors("x", x, self._columns, self.dtype, self.device)
+        linalg.check_vectors("x", x, self._columns, self.dtype, self.device)
         return torch.cat([x @ block.mT for _, block in self._blocks()], dim=-1)
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        check_vectors("y", y, self.shape[0], self.dtype, self.device)
+        linalg.check_vectors("y", y, self.shape[0], self.dtype, self.device)
         total = y.new_zeros((*y.shape[:-1], self._columns))
         for part, block in self._blocks():
             total += y[..., part] @ block
@@ -166,7 +157,7 @@ class CrossCovarianceOperator(AbstractComposite):
         if self._matrix is not None:
             yield slice(0, self.shape[0]), self._matrix
             return
-        for part in chunks(self.shape[0], self._chunk):
+        for part in linalg.chunks(self.shape[0], self._chunk):
             yield part, self._evaluate(self._functional[part])
 
 
@@ -176,7 +167,7 @@ def cross_operator(
     columns: int,
     like: Tensor,
     budget: int,
-) -> AbstractOperator:
+) -> linalg.AbstractOperator:
     """Return evaluate(functional) (N, columns) without a graph, each rank's rows its own."""
     rows = torch.no_grad()(evaluate)
     return operator_by_rows(
@@ -184,7 +175,7 @@ def cross_operator(
     )
 
 
-def warn_unconverged(result: SolveResult, what: str) -> None:
+def warn_unconverged(result: linalg.SolveResult, what: str) -> None:
     """One warning that names the solve, its residual and the remedy, if any column missed rtol."""
     if not result.converged:
-        warnings.warn(f"{what}: {result.message()}", UnconvergedWarning, stacklevel=3)
+        warnings.warn(f"{what}: {result.message()}", linalg.UnconvergedWarning, stacklevel=3)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from dustmap.gp import functionals
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
@@ -25,18 +26,10 @@ from dustmap.gp.features._residual_table import (
     point_variance,
 )
 from dustmap.gp.features._stencil import Stencil
-from dustmap.gp.functionals import (
-    AbstractFunctional,
-    Derivatives,
-    LineIntegrals,
-    PointMeasure,
-    PointValues,
-    Stacked,
-)
 from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)
-F = TypeVar("F", bound=AbstractFunctional)
+F = TypeVar("F", bound=functionals.AbstractFunctional)
 
 #: Beyond the band c_r is smooth: every third lag stands for its neighbours.
 _STRIDE = 3
@@ -304,36 +297,38 @@ class LocalResiduals:
     order: int = 4
     per_cell: float = PER_CELL
 
-    def variance(self, functional: AbstractFunctional) -> ResidualVariance:
+    def variance(self, functional: functionals.AbstractFunctional) -> ResidualVariance:
         """Return Var r_n (N,) in the prior's dtype, with the count of clamped values."""
         prior = float(self.prior.lags.detach().flatten()[0])
         return ResidualVariance.of(self._raw(functional), self.prior.dtype, prior)
 
-    def _raw(self, functional: AbstractFunctional) -> Tensor:
-        if isinstance(functional, Stacked):
+    def _raw(self, functional: functionals.AbstractFunctional) -> Tensor:
+        if isinstance(functional, functionals.Stacked):
             return functional.arrange([self._raw(part) for part in functional.parts])
         stencil = Stencil.of(self.prior, self.order)
-        if isinstance(functional, PointValues | Derivatives):
+        if isinstance(functional, functionals.PointValues | functionals.Derivatives):
             return _by_parts(functional, stencil.size, lambda f: self._points(f, stencil))
         observed = self.estimator.observed(functional, self.prior.kernel)
-        if isinstance(observed, PointMeasure):
+        if isinstance(observed, functionals.PointMeasure):
             points = observed.points.shape[1]
             if observed.direction is not None or points <= _FEW_POINTS:
                 entries = (points * stencil.size) ** 2
                 return _by_parts(observed, entries, lambda f: self._measure(f, stencil))
         return self._pairs(observed, stencil)
 
-    def _points(self, points: PointValues | Derivatives, stencil: Stencil) -> Tensor:
-        nodes = self._nodes(PointValues(points.x), PER_CELL)
-        if isinstance(points, PointValues):
+    def _points(
+        self, points: functionals.PointValues | functionals.Derivatives, stencil: Stencil
+    ) -> Tensor:
+        nodes = self._nodes(functionals.PointValues(points.x), PER_CELL)
+        if isinstance(points, functionals.PointValues):
             return point_variance(stencil, nodes.offset)
         k_ff = ClosedForm().variance(stencil.kernel, points, stencil.wrapping)
         return k_ff - explained_variance(stencil, nodes.offset, points.direction)
 
-    def _measure(self, measure: PointMeasure, stencil: Stencil) -> Tensor:
+    def _measure(self, measure: functionals.PointMeasure, stencil: Stencil) -> Tensor:
         """k_ff − 2 aᵀk_fu + aᵀ K a with the weights a on the stencils of all points: (n,)."""
         n, q, D = measure.points.shape
-        nodes = self._nodes(PointValues(measure.points.flatten(0, 1)), PER_CELL)
+        nodes = self._nodes(functionals.PointValues(measure.points.flatten(0, 1)), PER_CELL)
         direction = measure.direction
         turned = None if direction is None else direction.repeat_interleave(q, dim=0)
         w = stencil.weights(nodes.offset, turned).reshape(n, q, -1)
@@ -345,7 +340,7 @@ class LocalResiduals:
         lags = torch.fft.irfftn(self.prior.spectrum, s=self.prior.torus_shape)  # with the nugget
         return k_ff - 2.0 * (a * k_fu).sum(-1) + quadratic_form(lags, a, met)
 
-    def _cross(self, apart: Tensor, measure: PointMeasure, stencil: Stencil) -> Tensor:
+    def _cross(self, apart: Tensor, measure: functionals.PointMeasure, stencil: Stencil) -> Tensor:
         """Cov(f_n, ρ(z)) at displacements (n, Q, K, D), in cells, of the points from z: (n, K)."""
         n, q, k, D = apart.shape
         lengths = torch.tensor(self.prior.torus_shape, dtype=apart.dtype, device=apart.device)
@@ -355,13 +350,15 @@ class LocalResiduals:
         direction = measure.direction
         if direction is not None:
             direction = direction.repeat_interleave(q * k, dim=0)
-        pairs = PointMeasure(nearest.reshape(-1, 1, D), weight, direction)
+        pairs = functionals.PointMeasure(nearest.reshape(-1, 1, D), weight, direction)
         values = ClosedForm().cross(stencil.kernel, pairs, stencil.origin.x, stencil.wrapping)
         return values.reshape(n, q, k).sum(1)
 
-    def _pairs(self, observed: PointMeasure | LineIntegrals, stencil: Stencil) -> Tensor:
+    def _pairs(
+        self, observed: functionals.PointMeasure | functionals.LineIntegrals, stencil: Stencil
+    ) -> Tensor:
         table = ResidualTable.of(stencil) if torch.is_grad_enabled() else self._detached_table
-        if isinstance(observed, PointMeasure):
+        if isinstance(observed, functionals.PointMeasure):
             walk, nodes = PairWalk.of(table, self.prior, None), observed.weights.numel()
         else:
             walk = PairWalk.of(table, self.prior, self._steps)
@@ -383,7 +380,7 @@ class LocalResiduals:
         rough = any(term.profile.derivatives < 1 for term in self.prior.kernel.terms())
         return max(self.per_cell, ROUGH_PER_CELL) if rough else self.per_cell
 
-    def _nodes(self, functional: AbstractFunctional, per_cell: float) -> Nodes:
+    def _nodes(self, functional: functionals.AbstractFunctional, per_cell: float) -> Nodes:
         return nodes_of(functional, self.prior.grid, self.prior.torus_shape, per_cell)
 
 
