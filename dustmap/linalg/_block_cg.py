@@ -72,9 +72,9 @@ def block_pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        outcome = _iteration.Outcome.empty_like(system.b)
+        outcome = _iteration.unsolved(system.b, rtol)
         _Block(system, rule).solve_into(outcome, progress)
-    return outcome.result(b.shape, rtol)
+    return _iteration.batched(outcome, b.shape)
 
 
 @final
@@ -102,7 +102,7 @@ class _Block:
         self.p: Tensor | None = None
         self.weights = self.b.new_zeros(len(self.index), 0, dtype=torch.float64)
 
-    def solve_into(self, outcome: _iteration.Outcome, progress: Progress) -> None:
+    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
         """Iterate until the status of every column is known."""
         r = self.b - self.A.matmul(self.x) if self.is_warm else self.b
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
@@ -173,7 +173,7 @@ class _Block:
         self._factor(torch.addmm(self.q, alpha.to(dtype), self.Ap, alpha=-1.0), 1.0)
         self.weights = self.weights @ self.expand
 
-    def _examine(self, outcome: _iteration.Outcome, step: int) -> None:
+    def _examine(self, outcome: _iteration.SolveResult, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
         claimed = _iteration.norms(self.weights)
         if self.preconditioner is not None:  # ‖K q‖ where q is orthonormal in T only
@@ -204,7 +204,12 @@ class _Block:
                 self.p = None
 
     def _finish(
-        self, outcome: _iteration.Outcome, which: Tensor, residual: Tensor, stuck: Tensor, step: int
+        self,
+        outcome: _iteration.SolveResult,
+        which: Tensor,
+        residual: Tensor,
+        stuck: Tensor,
+        step: int,
     ) -> None:
         """Columns `which` with true residuals (W,) are finished if their status is known."""
         trouble = torch.full_like(which, self.trouble)
@@ -215,7 +220,9 @@ class _Block:
         done = which[known]
         if done.numel() > 0:
             x = _iteration.take_rows(self.x, done) * self.scale[done, None]
-            outcome.write(self.index[done], x, status[known], residual[known], step)
+            _iteration.write_columns(
+                outcome, self.index[done], x, status[known], residual[known], step
+            )
             self.is_open[done] = False
 
 

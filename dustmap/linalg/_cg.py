@@ -15,6 +15,10 @@ from dustmap.linalg import _iteration, _toeplitz
 from dustmap.linalg._chunks import SOLVES, STEPS, Progress, unwatched
 from dustmap.linalg._operator import AbstractOperator
 
+# A recursive residual this many times below the true one has lost touch with it.
+_LIE_FACTOR = 4.0
+# A true residual that `refresh` steps change by less than this fraction is at the rounding level.
+_FROZEN = 1e-6
 # Working memory of one column: vectors held or made in a step, and FFT buffers.
 _VECTORS = 6
 _TRANSFORMS = 3
@@ -76,7 +80,7 @@ def pcg(
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
-        outcome, count = _iteration.Outcome.empty_like(system.b), len(system.b)
+        outcome, count = _iteration.unsolved(system.b, rtol), len(system.b)
         size = _columns_together(system)
         for first in range(0, count, size):
             group = _Columns(system.rows(slice(first, first + size)), first, rule)
@@ -84,7 +88,7 @@ def pcg(
                 progress(SOLVES, first, count)
             group.solve_into(outcome, progress)
         progress(SOLVES, count, count)
-    return outcome.result(b.shape, rtol)
+    return _iteration.batched(outcome, b.shape)
 
 
 @final
@@ -110,7 +114,7 @@ class _Columns:
         self.lie = torch.full_like(self.scale, math.inf)
         self.seen = torch.full_like(self.scale, math.inf)
 
-    def solve_into(self, outcome: _iteration.Outcome, progress: Progress) -> None:
+    def solve_into(self, outcome: _iteration.SolveResult, progress: Progress) -> None:
         """Iterate until every column has left."""
         if self.is_warm or self.rule.max_steps == 0 or self.rule.rtol >= 1:
             everyone = torch.arange(len(self.index), device=self.b.device)
@@ -152,7 +156,7 @@ class _Columns:
         self.p = torch.addcmul(z, self.p, (self.keep * rz / self.rz)[:, None])
         self.rz, self.keep = rz, torch.ones_like(self.keep)
 
-    def _examine(self, outcome: _iteration.Outcome, trouble: Tensor, step: int) -> None:
+    def _examine(self, outcome: _iteration.SolveResult, trouble: Tensor, step: int) -> None:
         """Recompute the residual b − A x of columns in doubt, and of all when it is due."""
         claimed = _iteration.norms(self.r)
         doubtful = (trouble != _iteration.GO_ON) | ~(claimed > self.rule.rtol)
@@ -167,10 +171,10 @@ class _Columns:
                 _iteration.take_rows(self.x, which)
             )
             self.r, residual = _iteration.with_rows(self.r, which, r), _iteration.norms(r)
-        lied = self.rule.has_lied(claimed, residual)
+        lied = (claimed <= self.rule.rtol) | (residual > _LIE_FACTOR * claimed)
         stuck = lied & _iteration.is_stuck(residual, self.lie[which])
         if self.rule.is_due(step):
-            stuck |= _iteration.is_frozen(residual, self.seen[which])
+            stuck |= (residual - self.seen[which]).abs() <= _FROZEN * residual
             self.seen[which] = residual
         trouble[which[stuck & (trouble[which] == _iteration.GO_ON)]] = (
             _iteration.SolveStatus.STAGNATED.value
@@ -181,7 +185,7 @@ class _Columns:
 
     def _finish(
         self,
-        outcome: _iteration.Outcome,
+        outcome: _iteration.SolveResult,
         which: Tensor,
         residual: Tensor,
         trouble: Tensor,
@@ -194,7 +198,7 @@ class _Columns:
         if done.numel() == 0:
             return
         x = _iteration.take_rows(self.x, done) * self.scale[done, None]
-        outcome.write(self.index[done], x, status[known], residual[known], step)
+        _iteration.write_columns(outcome, self.index[done], x, status[known], residual[known], step)
         # the last columns that stay move into the places of those that leave
         count = len(self.index) - len(done)
         if count == 0:

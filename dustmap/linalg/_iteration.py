@@ -11,12 +11,8 @@ from dustmap.errors import UserError
 from dustmap.linalg._operator import AbstractOperator, check_vectors
 from dustmap.linalg._toeplitz import CirculantOperator, ToeplitzOperator
 
-# A recursive residual this many times below the true one has lost touch with it.
-_LIE_FACTOR = 4.0
 # A restart that does not shrink the true residual by this factor is at the rounding level.
 _PROGRESS_FACTOR = 0.5
-# So is a true residual that `refresh` steps change by less than this fraction.
-_FROZEN = 1e-6
 # Status of a column that is still being worked on.
 GO_ON = -1
 
@@ -133,59 +129,44 @@ class StepRule:
         status = torch.where(residual <= self.rtol, SolveStatus.CONVERGED.value, status)
         return torch.where(residual.isfinite(), status, SolveStatus.NON_FINITE.value)
 
-    def has_lied(self, claimed: Tensor, residual: Tensor) -> Tensor:
-        """Tell where the residual of the recursion, `claimed`, is not the true one."""
-        return (claimed <= self.rtol) | (residual > _LIE_FACTOR * claimed)
-
 
 def is_stuck(residual: Tensor, last_lie: Tensor) -> Tensor:
     """Tell where the true residual has not shrunk since the recursion was last wrong."""
     return residual > _PROGRESS_FACTOR * last_lie
 
 
-def is_frozen(residual: Tensor, last_due: Tensor) -> Tensor:
-    """Tell where the true residual is what it was before: steps too small to move x."""
-    return (residual - last_due).abs() <= _FROZEN * residual
+def unsolved(b: Tensor, rtol: float) -> SolveResult:
+    """Return a result to fill in for b (k, n); zero right-hand sides are solved already."""
+    status, steps, residuals = (
+        torch.zeros(len(b), dtype=kind, device=b.device)
+        for kind in (torch.int8, torch.int64, torch.float64)
+    )
+    return SolveResult(torch.zeros_like(b), status, steps, residuals, rtol)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """The flattened result, filled in as columns finish."""
+def write_columns(
+    result: SolveResult, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int
+) -> None:
+    """Write the finished columns `place`; neighbours as a slice, which is several times as fast."""
+    if bool((place.diff() == 1).all()):
+        result.x[int(place[0]) : int(place[-1]) + 1] = x
+    else:
+        result.x[place] = x
+    result.status[place] = status.to(torch.int8)
+    result.steps[place] = step
+    result.residuals[place] = residual.to(torch.float64)
 
-    x: Tensor
-    status: Tensor
-    steps: Tensor
-    residuals: Tensor
 
-    @staticmethod
-    def empty_like(b: Tensor) -> "Outcome":
-        """For right-hand sides b (k, n); zero right-hand sides are solved already."""
-        count, device = b.shape[0], b.device
-        return Outcome(
-            torch.zeros_like(b),
-            torch.zeros(count, dtype=torch.int8, device=device),
-            torch.zeros(count, dtype=torch.int64, device=device),
-            torch.zeros(count, dtype=torch.float64, device=device),
-        )
-
-    def write(self, place: Tensor, x: Tensor, status: Tensor, residual: Tensor, step: int) -> None:
-        """Write the finished columns `place`."""
-        write_rows(self.x, place, x)
-        self.status[place] = status.to(torch.int8)
-        self.steps[place] = step
-        self.residuals[place] = residual.to(torch.float64)
-
-    def result(self, shape: torch.Size, rtol: float) -> SolveResult:
-        """Reshape to the batch of the right-hand sides."""
-        batch = shape[:-1]
-        return SolveResult(
-            self.x.reshape(shape),
-            self.status.reshape(batch),
-            self.steps.reshape(batch),
-            self.residuals.reshape(batch),
-            rtol,
-        )
+def batched(result: SolveResult, shape: torch.Size) -> SolveResult:
+    """Reshape to the batch of the right-hand sides."""
+    batch = shape[:-1]
+    return SolveResult(
+        result.x.reshape(shape),
+        result.status.reshape(batch),
+        result.steps.reshape(batch),
+        result.residuals.reshape(batch),
+        result.rtol,
+    )
 
 
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
@@ -196,14 +177,6 @@ def take_rows(x: Tensor, which: Tensor) -> Tensor:
 def with_rows(x: Tensor, which: Tensor, rows: Tensor) -> Tensor:
     """Return x (R, n) with x[which] = rows."""
     return rows if len(which) == len(x) else x.index_copy(0, which, rows)
-
-
-def write_rows(x: Tensor, which: Tensor, rows: Tensor) -> None:
-    """x[which] = rows in place; neighbours as a slice, which is several times as fast."""
-    if bool((which.diff() == 1).all()):
-        x[int(which[0]) : int(which[-1]) + 1] = rows
-    else:
-        x[which] = rows
 
 
 def norms(x: Tensor) -> Tensor:

@@ -179,19 +179,16 @@ class ShardedRows(AbstractComposite):
 
     def matmul(self, x: Tensor) -> Tensor:
         check_vectors("x", x, self.shape[1], self.dtype, self.device)
-        rows = self._world.gathered(self._product(x), self._counts)
+        own = self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
+        rows = self._world.gathered(own, self._counts)
         return rows if self._order is None else rows.index_select(-1, self._order)
 
     def rmatmul(self, y: Tensor) -> Tensor:
         check_vectors("y", y, self.shape[0], self.dtype, self.device)
-        return self._world.total(self._adjoint(y[..., self._mine]))
-
-    def _product(self, x: Tensor) -> Tensor:
-        return self._local.matmul(x) if self._local.shape[0] else x.new_empty(*x.shape[:-1], 0)
-
-    def _adjoint(self, y: Tensor) -> Tensor:
-        width = self.shape[1]
-        return self._local.rmatmul(y) if y.shape[-1] else y.new_zeros(*y.shape[:-1], width)
+        own = y[..., self._mine]
+        if own.shape[-1] == 0:
+            return self._world.total(y.new_zeros(*y.shape[:-1], self.shape[1]))
+        return self._world.total(self._local.rmatmul(own))
 
 
 @final
