@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from dustmap.gp._exact import ExactGP as ExactGP
     from dustmap.gp._exact import ExactPosterior as ExactPosterior
     from dustmap.gp._grid import RegularGrid as RegularGrid
-    from dustmap.gp._lbfgs import FitStatus as FitStatus
-    from dustmap.gp._lbfgs import gradient_at as gradient_at
-    from dustmap.gp._lbfgs import maximise as maximise
     from dustmap.gp._means import AbstractMean as AbstractMean
     from dustmap.gp._means import ConstantMean as ConstantMean
     from dustmap.gp._means import DiscMean as DiscMean
@@ -39,8 +36,11 @@ if TYPE_CHECKING:
     from dustmap.gp._neighbours import NeighbourPrecision as NeighbourPrecision
     from dustmap.gp._neighbours import fit_neighbour_evidence as fit_neighbour_evidence
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
+    from dustmap.gp._parameters import FitStatus as FitStatus
     from dustmap.gp._parameters import Parameter as Parameter
     from dustmap.gp._parameters import Parameters as Parameters
+    from dustmap.gp._parameters import gradient_at as gradient_at
+    from dustmap.gp._parameters import maximise as maximise
     from dustmap.gp._prior import MOST_INFLATION as MOST_INFLATION
     from dustmap.gp._prior import GridPrior as GridPrior
     from dustmap.gp._prior import PriorReport as PriorReport

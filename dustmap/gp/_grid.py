@@ -105,7 +105,7 @@ class RegularGrid:
         return torch.stack([m.reshape(-1) for m in mesh], dim=-1).to(dtype or torch.float64)
 
     def contains(self, x: "Tensor") -> "Tensor":
-        """Which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
+        """Tell which of the points x (N, D) lie within the box spanned by the nodes: (N,) bool."""
         import torch
 
         if x.shape[-1] != self.dim:

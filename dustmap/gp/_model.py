@@ -6,11 +6,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap.gp import _parameters
 from dustmap.gp._batch import Batch, whole_batch
 from dustmap.gp._exact import ExactGP
-from dustmap.gp._lbfgs import FitStatus, Maximum, gradient_at, maximise
 from dustmap.gp._means import AbstractMean
-from dustmap.gp._parameters import AbstractParametric, Parameters
 from dustmap.gp.covariances import AbstractEstimator, Wrapping
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
@@ -18,7 +17,7 @@ from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
 
 @final
 @dataclass(frozen=True, eq=False)
-class GPModel(AbstractParametric):
+class GPModel(_parameters.AbstractParametric):
     """ρ ~ GP(mean, kernel), y = functionals of ρ + noise of the likelihood.
 
     `Parameters.of(model)` has what is learned of it, and builds it at other values.
@@ -43,7 +42,7 @@ class GPModel(AbstractParametric):
     @property
     def log_names(self) -> tuple[str, ...]:
         """Names of the numbers that are learned of kernel and noise, kernel first."""
-        return Parameters.of(self, without=("mean",)).names
+        return _parameters.Parameters.of(self, without=("mean",)).names
 
     def with_coefficients(self, coefficients: Tensor) -> "GPModel":
         """With other coefficients β (P,) of the mean."""
@@ -63,13 +62,15 @@ class HyperparameterFit:
     model: GPModel
     log_evidence: float
     objective: tuple[float, ...]
-    status: FitStatus
+    status: _parameters.FitStatus
     largest_gradient: float
     n_data: int
     refused: int = 0
 
     @staticmethod
-    def of(parameters: Parameters[GPModel], maximum: Maximum, n_data: int) -> "HyperparameterFit":
+    def of(
+        parameters: _parameters.Parameters[GPModel], maximum: _parameters.Maximum, n_data: int
+    ) -> "HyperparameterFit":
         """Return the model at a maximum of its log evidence by `n_data` data."""
         log_prior, _ = parameters.log_prior(maximum.theta)
         return HyperparameterFit(
@@ -116,7 +117,7 @@ def fit_hyperparameters(
             noise_variance = model.likelihood.noise_variance(used)
         beta = gp(model).fitted_coefficients(functional, y, noise_variance)
         model = model.with_coefficients(beta)
-    parameters = Parameters.of(
+    parameters = _parameters.Parameters.of(
         model, scales={"mean": mean_scale(model.mean, used)}, prior_std=prior_std
     )
     parameters.require_some("the model")
@@ -125,9 +126,9 @@ def fit_hyperparameters(
         at = parameters.build(theta)
         return gp(at).log_evidence(functional, y, at.likelihood.noise_variance(used))
 
-    maximum = maximise(
+    maximum = _parameters.maximise(
         parameters,
-        lambda theta: gradient_at(theta, log_evidence),
+        lambda theta: _parameters.gradient_at(theta, log_evidence),
         n_data=len(used),
         max_steps=max_steps,
         tolerance=tolerance,

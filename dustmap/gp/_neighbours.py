@@ -10,12 +10,12 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dustmap.errors import UserError
 from dustmap.gp._batch import Batch
-from dustmap.gp._lbfgs import gradient_at, maximise
 from dustmap.gp._model import GPModel, HyperparameterFit
-from dustmap.gp._parameters import Parameters
+from dustmap.gp._parameters import Parameters, gradient_at, maximise
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import AbstractOperator, AbstractSymmetric, SparseOperator, chunks
@@ -96,11 +96,8 @@ class _Cells:
         index = torch.where(real, self._start[key][..., None] + place, 0).flatten(1)
         distance = (self._points[index] - queries[:, None]).square().sum(-1)
         distance = distance.masked_fill(~real.flatten(1), math.inf)
-        if distance.shape[1] < count:
-            distance = torch.nn.functional.pad(
-                distance, (0, count - distance.shape[1]), value=math.inf
-            )
-            index = torch.nn.functional.pad(index, (0, count - index.shape[1]))
+        missing = (0, max(0, count - distance.shape[1]))
+        distance, index = pad(distance, missing, value=math.inf), pad(index, missing)
         best, at = distance.topk(count, dim=-1, largest=False)
         return torch.where(best.isfinite(), self._order[index.gather(1, at)], -1)
 
@@ -155,7 +152,7 @@ class NeighbourPrecision(AbstractSymmetric):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> "NeighbourPrecision":
-        """Of values at x (N, D), float64, with noise variances (N,) > 0.
+        """Return the precision of values at x (N, D), float64, with noise variances (N,) > 0.
 
         seed: of the random order. dtype: of the products; the local systems are float64.
         """

@@ -126,14 +126,14 @@ class GridPrior(AbstractParametric):
         _refuse_beyond(memory, shape, grid)
         periods = tuple(length * h for length, h in zip(shape, grid.spacing, strict=True))
         table = wrapped_lags(kernel, grid.spacing, shape)
-        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        spectrum, variance = _eigenvalues(table, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         spectrum, smallest, clamped = _clamp_round_off(spectrum)
         wrap_error = _wrap_error(kernel, grid, periods)
         inflation = float(table.view(-1)[0].detach() / kernel.variance().detach()) - 1.0
         nugget_variance = float(variance.detach())
         report = PriorReport(shape, wrap_error, inflation, smallest, clamped, nugget_variance)
-        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        lags = _lags(table, grid, variance)
         inverse = _cheapest_inverse(kernel, grid, nugget, spectrum, shape)
         wrapping, world = Wrapping(periods), world or linalg.Alone()
         return GridPrior(
@@ -154,11 +154,11 @@ class GridPrior(AbstractParametric):
         shape = tuple(2 * m - 2 for m in grid.shape)
         _refuse_beyond(memory, shape, grid)
         table = mirrored(plain_lags(kernel, grid.spacing, grid.shape), shape)
-        spectrum, variance = _with_nugget(_eigenvalues(table), nugget)
+        spectrum, variance = _eigenvalues(table, nugget)
         _refuse_singular_float32(kernel, spectrum, dtype)
         smallest = float((spectrum.min() / spectrum.max()).detach())
         report = PriorReport(shape, 0.0, 0.0, smallest, 0, float(variance.detach()))
-        lags = _add_nugget(table[tuple(slice(0, m) for m in grid.shape)], variance)
+        lags = _lags(table, grid, variance)
         inverse = _inverse(spectrum, shape, grid)
         return GridPrior(kernel, grid, None, spectrum, lags, inverse, nugget, dtype, memory, report)
 
@@ -336,18 +336,16 @@ def _refuse_beyond(memory: int, shape: tuple[int, ...], grid: RegularGrid) -> No
         )
 
 
-def _eigenvalues(table: Tensor) -> Tensor:
-    """Return λ = FFT(c): real, because c is symmetric in every axis."""
-    spectrum: Tensor = torch.fft.rfftn(table.to(torch.float64)).real
-    return spectrum
-
-
-def _with_nugget(spectrum: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
+def _eigenvalues(table: Tensor, nugget: float) -> tuple[Tensor, Tensor]:
+    """Return λ = FFT(c) with the nugget, real because c is symmetric in every axis, and that."""
+    spectrum = torch.fft.rfftn(table.to(torch.float64)).real
     variance = nugget * spectrum.max()
     return spectrum + variance, variance
 
 
-def _add_nugget(lags: Tensor, variance: Tensor) -> Tensor:
+def _lags(table: Tensor, grid: RegularGrid, variance: Tensor) -> Tensor:
+    """Return the lags of the grid, of those of the torus, with the nugget at lag 0."""
+    lags = table[tuple(slice(0, m) for m in grid.shape)]
     unit = torch.zeros_like(lags)
     unit.view(-1)[0] = 1.0
     return lags + variance * unit
@@ -379,7 +377,7 @@ def _cheapest_inverse(
         return _inverse(spectrum, shape, grid)
     with torch.no_grad():
         table = wrapped_lags(kernel, grid.spacing, narrow, _PRECONDITIONER_TOLERANCE)
-        return _inverse(_with_nugget(_eigenvalues(table), nugget)[0], narrow, grid)
+        return _inverse(_eigenvalues(table, nugget)[0], narrow, grid)
 
 
 def _inverse(

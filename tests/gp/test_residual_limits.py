@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dustmap.gp import GridPrior
 from dustmap.gp.covariances import MonteCarlo
-from dustmap.gp.features import _residual_table as residual_table
 from dustmap.gp.features import _residuals as residuals
+from dustmap.gp.features import _stencil as residual_table
 from dustmap.gp.features import stencil_order
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import nodes_of

@@ -10,9 +10,8 @@ from torch import Tensor
 from dustmap.gp import GridPrior
 from dustmap.gp.features._local import LocalFeatures
 from dustmap.gp.features._nodes import Nodes, nodes_of
-from dustmap.gp.features._residual_table import BAND, REACH, PairLattice, ResidualTable
 from dustmap.gp.features._residuals import PairWalk, banded_sum
-from dustmap.gp.features._stencil import Stencil
+from dustmap.gp.features._stencil import BAND, REACH, PairLattice, ResidualTable, Stencil
 from dustmap.gp.functionals import (
     Derivatives,
     PointMeasure,

@@ -35,9 +35,10 @@ _NODES, _ROUGH_NODES = 8, 16
 
 def cross_of(kernel: WrappedKernel, f: Observed, nodes: Nodes, dtype: torch.dtype) -> Tensor:
     """Return Cov(f_n, ρ(z_m)), (N, M): distant images by polynomials, the rest directly."""
-    measure = f.measure(_rays.rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
-    wraps = kernel.periods is not None and len(f) > 0
-    far = far_images(kernel, measure, nodes) if wraps else None
+    far = None
+    if kernel.periods is not None and len(f) > 0:
+        measure = f.measure(_rays.rule_for(kernel.terms, f)) if isinstance(f, LineIntegrals) else f
+        far = far_images(kernel, measure, nodes)
     near = kernel if far is None else kernel.without(far.shifts)
     if isinstance(f, LineIntegrals):
         K = _rays.ray_cross(near, f, nodes, dtype)

@@ -107,7 +107,7 @@ def add_far_images(K: Tensor, far: FarImages, measure: PointMeasure, nodes: Node
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """Which images to cover, and how many polynomials per axis: for x, for z and for x - z."""
+    """Images to cover, and the number of polynomials per axis: for x, for z and for x - z."""
 
     boxes: tuple[tuple[Interval, ...], tuple[Interval, ...]]
     shifts: tuple[Shift, ...]

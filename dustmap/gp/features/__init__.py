@@ -19,15 +19,13 @@ from dustmap.gp.features._base import Features as Features
 from dustmap.gp.features._base import SolveSummary as SolveSummary
 from dustmap.gp.features._base import products_by_rows as products_by_rows
 from dustmap.gp.features._base import residual_variance_by_rows as residual_variance_by_rows
-from dustmap.gp.features._beams import AbstractBeams as AbstractBeams
-from dustmap.gp.features._beams import BeamExpansion as BeamExpansion
-from dustmap.gp.features._beams import BeamTable as BeamTable
-from dustmap.gp.features._beams import beamed_interpolation as beamed_interpolation
-from dustmap.gp.features._cholesky import CholeskyFeatures as CholeskyFeatures
-from dustmap.gp.features._ciq import CIQFeatures as CIQFeatures
 from dustmap.gp.features._hip import HIPFeatures as HIPFeatures
 from dustmap.gp.features._hip import TorusFeatures as TorusFeatures
 from dustmap.gp.features._inducing import clustered_points as clustered_points
+from dustmap.gp.features._interpolation import AbstractBeams as AbstractBeams
+from dustmap.gp.features._interpolation import BeamExpansion as BeamExpansion
+from dustmap.gp.features._interpolation import BeamTable as BeamTable
+from dustmap.gp.features._interpolation import beamed_interpolation as beamed_interpolation
 from dustmap.gp.features._interpolation import interpolation as interpolation
 from dustmap.gp.features._interpolation import interpolation_taps as interpolation_taps
 from dustmap.gp.features._interpolation import row_bytes as row_bytes
@@ -45,4 +43,6 @@ from dustmap.gp.features._operators import warn_unconverged as warn_unconverged
 from dustmap.gp.features._residuals import LocalResiduals as LocalResiduals
 from dustmap.gp.features._residuals import ResidualVariance as ResidualVariance
 from dustmap.gp.features._stencil import Stencil as Stencil
+from dustmap.gp.features._whitened import CholeskyFeatures as CholeskyFeatures
+from dustmap.gp.features._whitened import CIQFeatures as CIQFeatures
 from dustmap.linalg import chunks as chunks

@@ -19,13 +19,13 @@ from dustmap.gp import functionals
 from dustmap.gp._prior import GridPrior
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features._nodes import PER_CELL, Nodes, nodes_of, step_counts
-from dustmap.gp.features._residual_table import (
+from dustmap.gp.features._stencil import (
     BAND,
     ResidualTable,
+    Stencil,
     explained_variance,
     point_variance,
 )
-from dustmap.gp.features._stencil import Stencil
 from dustmap.linalg import chunks
 
 log = logging.getLogger(__name__)

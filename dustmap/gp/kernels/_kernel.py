@@ -89,7 +89,7 @@ class AbstractKernel(AbstractParametric, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """Device of the parameters."""
         return self.terms()[0].variance.device
 
     def __call__(self, dx: Tensor) -> Tensor:

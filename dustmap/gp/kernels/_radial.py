@@ -199,7 +199,7 @@ def _composite(edges: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Radial(Protocol):
-    """What a table needs of a profile; equal profiles share a table."""
+    """The part of a profile that a table is made of; equal profiles share a table."""
 
     def value(self, r: Tensor) -> Tensor: ...
 
