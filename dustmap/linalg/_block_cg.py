@@ -54,7 +54,8 @@ def block_pcg(
     are done keep lending their directions to the rest. Zero columns are solved at step 0.
     Curvature that is not positive ends all columns: they share it.
 
-    Arguments, result and errors are those of `pcg`.
+    Arguments, result and errors are those of `pcg`. Reference: O'Leary (1980); Dubrulle (2001),
+    "Retooling the method of block conjugate gradients".
 
     Examples
     --------
@@ -63,11 +64,6 @@ def block_pcg(
     >>> result.x.round(decimals=4)
     tensor([[1., 1., 1.],
             [2., 2., 1.]])
-
-    References
-    ----------
-    O'Leary (1980); Dubrulle (2001), "Retooling the method of block conjugate gradients"; van der
-    Vorst & Ye (2000) on residual replacement.
     """
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():

@@ -49,7 +49,8 @@ def pcg(
     5. nor another one with the first direction: x = α p and b − α A p are a solution and its
        true residual.
 
-    Nothing is differentiated here: see `toeplitz_solve`.
+    Nothing is differentiated here: see `toeplitz_solve`. Reference: Hestenes & Stiefel (1952); van
+    der Vorst & Ye (2000) on residual replacement.
 
     Parameters
     ----------
@@ -72,10 +73,6 @@ def pcg(
     >>> result = pcg(A, torch.tensor([3.0, 4.0]))
     >>> result.x.round(decimals=4), result.converged
     (tensor([1., 1.]), True)
-
-    References
-    ----------
-    Hestenes & Stiefel (1952); van der Vorst & Ye (2000) on residual replacement.
     """
     rule = _iteration.StepRule(rtol, max_steps, refresh)
     with torch.no_grad():

@@ -115,20 +115,13 @@ def inverse_root(
     (P is held fixed) which is another solve and a product with all x_q. If θ wants no gradient, the
     x_q are never formed. A backward solve that misses rtol warns with `UnconvergedWarning`.
 
-    The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖. K found not to be
-    positive definite is an error.
+    The error is at most (rtol / √λ_min + quadrature_error ‖K^{-1/2}‖) ‖b‖.
 
-    Parameters
-    ----------
-    build, parameters
-        K(θ) = build(*parameters), symmetric positive definite, (n, n).
-    b : (..., n)
-        In the working precision.
+    K(θ) = build(*parameters) (n, n), symmetric; a UserError where it turns out not to be positive
+    definite. b (..., n): in the working precision.
 
-    Raises
-    ------
-    ValueError
-        Where K turns out not to be positive definite.
+    Reference: Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian
+    processes and Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
 
     Examples
     --------
@@ -137,11 +130,6 @@ def inverse_root(
     >>> y, report = inverse_root(DenseOperator, (K,), torch.ones(2, dtype=torch.float64), method)
     >>> y.round(decimals=6), report.converged
     (tensor([1.0000, 0.5000], dtype=torch.float64), True)
-
-    References
-    ----------
-    Pleiss et al. (2020), "Fast matrix square roots with applications to Gaussian processes and
-    Bayesian optimization", eq. 4, algorithm 2 and appendices B and C.
     """
     P = method.preconditioner
     if P is None:

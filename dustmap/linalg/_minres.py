@@ -167,10 +167,8 @@ def shifted_minres(
     b (..., n); shifts: t_q (Q,), ascending; mix (P, Q): the combinations that are wanted, by
     default the Q solutions; memory: bytes that the vectors of columns worked on at once may take.
 
-    References
-    ----------
-    Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for iterative
-    methods"; Pleiss et al. (2020), msMINRES.
+    Reference: Paige & Saunders (1975); Zhou & Walker (1994), "Residual smoothing techniques for
+    iterative methods"; Pleiss et al. (2020), msMINRES.
     """
     system = _iteration.System.of(A, b, None, None, _iteration.StepRule(rtol, max_steps, 1))
     if shifts.ndim != 1 or len(shifts) == 0 or bool((shifts < 0).any()):

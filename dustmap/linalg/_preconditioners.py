@@ -108,19 +108,14 @@ def nystrom(
         G ≈ Yᵀ (Ω Yᵀ)⁺ Y,   Y = Ω G,   Ω (rank, n) random with orthonormal rows
 
     The small matrices are float64. Directions in which G is lost in the rounding errors of A are
-    left out: the result has the rank of G if that is smaller than `rank`.
+    left out: the result has the rank of G if that is smaller than `rank`. A that is not square or
+    finite, or a negative eigenvalue of A − shift · I, is a UserError.
 
-    Parameters
-    ----------
-    power_steps
-        Each replaces Ω by an orthonormal basis of Y first, at `rank` more products.
-    world
-        Ranks that make and apply it together; all of them have A.
+    power_steps: each replaces Ω by an orthonormal basis of Y first, at `rank` more products; world:
+    ranks that make and apply it together, all of which have A.
 
-    Raises
-    ------
-    ValueError
-        Where A is not square or finite, or A − shift · I has a negative eigenvalue.
+    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
+    their shift.
 
     Examples
     --------
@@ -128,9 +123,6 @@ def nystrom(
     >>> preconditioner = nystrom(A, rank=2)
     >>> preconditioner.rank, preconditioner.values.round(decimals=3)
     (1, tensor([8.], dtype=torch.float64))
-
-    Reference: Frangella, Tropp & Udell (2023), algorithm 2.1; the pseudo-inverse takes the place of
-    their shift.
     """
     _check(A, shift)
     if rank < 0 or power_steps < 0:

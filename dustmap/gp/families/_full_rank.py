@@ -206,11 +206,8 @@ class KrylovFullRankFamily(_AbstractFullRankFamily):
     crossover met yet (`python -m pipelines.reproduce ciq --only natural`). J grows with the spread
     of what data say of different directions, which is large where noise is small.
 
-    Parameters
-    ----------
-    rank
-        Rank of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
-        takes the diagonal of Λ.
+    rank: of the Nyström preconditioner, made anew for each state by so many products with Λ; 0
+    takes the diagonal of Λ.
     """
 
     n_features: int

@@ -249,21 +249,13 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
     nugget. Var r = k_ff − ‖φ‖² comes out too large by a few rtol of k_ff. Rows that miss rtol, all
     of them where the quadrature does, are counted in `Features.solves`.
 
-    Parameters
-    ----------
-    rows_dtype
-        Precision of the rows and of all products; float32 wants a nugget of some 1e-6 and more.
-    memory
-        Bytes of K_uu of free points, which is evaluated anew for every product where it needs more;
-        of the vectors that solves work on; and of a chunk of rows.
-    nodes
-        Q; fifteen have relative errors below 1e-5 up to a condition of some 10⁹.
-    rtol, max_steps
-        Residual and number of steps J at which msMINRES stops.
-    preconditioner
-        Of K_uu, with a root; rows are then those of another root of K_uu, turned from the symmetric
-        one (`preconditioned`). It is kept while the kernel is learned, so that the whitened space
-        does not turn.
+    rows_dtype: precision of the rows and of all products, of which float32 wants a nugget of some
+    1e-6 and more; memory: bytes of K_uu of free points, beyond which it is evaluated anew for every
+    product, of the vectors that solves work on, and of a chunk of rows; nodes: Q, of which fifteen
+    have relative errors below 1e-5 up to a condition of some 10⁹; rtol, max_steps: residual and
+    number of steps J at which msMINRES stops; preconditioner: of K_uu, with a root, whose rows are
+    those of another root of K_uu, turned from the symmetric one (`preconditioned`), and which stays
+    while the kernel is learned, so that the whitened space does not turn.
     """
 
     nodes: int = 15

@@ -271,11 +271,6 @@ class StudentTLikelihood(AbstractLikelihood):
         return made
 
     @property
-    def log_excess(self) -> Tensor:
-        """ln(ν − 2)."""
-        return self._parameters[0].value
-
-    @property
     def log_scale(self) -> Tensor:
         """ln of the width of the noise, or of the factor of the given errors."""
         return self._parameters[1].value
@@ -341,7 +336,7 @@ class StudentTLikelihood(AbstractLikelihood):
 
     def _dof(self) -> Tensor:
         """Return ν, a float64 scalar."""
-        return _LEAST + self.log_excess.exp()
+        return _LEAST + self._parameters[0].value.exp()
 
     def _log_peak(self, width2: Tensor) -> Tensor:
         """Return ln p at f = y: ln Γ((ν + 1)/2) − ln Γ(ν/2) − ½ ln(ν π s²)."""
