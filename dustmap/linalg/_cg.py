@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from dustmap.errors import UserError
 from dustmap.linalg import _iteration, _toeplitz
-from dustmap.linalg._chunks import SOLVES, STEPS, Progress, unwatched
+from dustmap.linalg._chunks import SOLVES, STEPS, Progress, chunks, unwatched
 from dustmap.linalg._operator import AbstractOperator
 
 # A recursive residual this many times below the true one has lost touch with it.
@@ -79,10 +79,10 @@ def pcg(
         system = _iteration.System.of(A, b, preconditioner, x0, rule)
         outcome, count = _iteration.unsolved(system.b, rtol), len(system.b)
         size = _columns_together(system)
-        for first in range(0, count, size):
-            group = _Columns(system.rows(slice(first, first + size)), first, rule)
+        for part in chunks(count, size):
+            group = _Columns(system.rows(part), part.start, rule)
             if size < count:
-                progress(SOLVES, first, count)
+                progress(SOLVES, part.start, count)
             group.solve_into(outcome, progress)
         progress(SOLVES, count, count)
     return _iteration.batched(outcome, b.shape)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
+from dustmap.linalg._chunks import chunks
 from dustmap.linalg._operator import AbstractComposite, AbstractOperator, check_vectors
 
 # Entries of a block that are widened to float64 at a time.
@@ -88,9 +89,8 @@ def gram(x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
     width = max(1024, _WIDENED // max(1, x.shape[0] + y.shape[0]))
     total = torch.zeros(x.shape[0], y.shape[0], dtype=torch.float64, device=x.device)
-    for start in range(0, x.shape[1], width):
-        left, right = x[:, start : start + width], y[:, start : start + width]
-        total.addmm_(left.double(), right.double().mT)
+    for part in chunks(x.shape[1], width):
+        total.addmm_(x[:, part].double(), y[:, part].double().mT)
     return total
 
 

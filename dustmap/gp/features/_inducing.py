@@ -88,17 +88,12 @@ def _moved(rows: Tensor, centres: Tensor) -> Tensor:
     return torch.where(counts[:, None] > 0, sums / counts[:, None].clamp_min(1.0), centres)
 
 
-def point_covariances(kernel: AbstractKernel, x: Tensor, z: Tensor) -> Tensor:
+def point_covariances(terms: Sequence[KernelTerm], x: Tensor, z: Tensor) -> Tensor:
     """Return K_fu = k(x_n − z_m) (N, M), float64, for points x (N, D) and z (M, D).
 
-    Differentiable once in the kernel's parameters and in both sets of points, in any dimension:
+    Differentiable once in the terms of the kernel and in both sets of points, in any dimension:
     the backward pass costs two matrix products, not D passes over N × M numbers.
     """
-    return covariances_of(kernel.terms(), x, z)
-
-
-def covariances_of(terms: Sequence[KernelTerm], x: Tensor, z: Tensor) -> Tensor:
-    """Return `point_covariances` of the sum of some terms."""
     parts: list[Tensor] = [
         _Cross.apply(  # type: ignore[no-untyped-call]
             x.double() / t.lengthscale, z.double() / t.lengthscale, t.variance, t.profile

@@ -132,7 +132,7 @@ class CholeskyFeatures(_inducing.AbstractInducingFeatures):
     def _rows(self, functional: AbstractFunctional) -> Features:
         seen = self._points_seen(functional)
         if seen is not None:
-            K_fu = _inducing.point_covariances(self.kernel, *seen)
+            K_fu = _inducing.point_covariances(self.kernel.terms(), *seen)
             k_ff = self.kernel.variance().expand(len(functional))
             phi = whitened_rows(self.gram, self.factor, K_fu)
             rows = Features.of(phi, k_ff, (phi * phi).sum(-1))
@@ -236,7 +236,7 @@ class _KernelOperator(linalg.AbstractOperator):
     def _block(self, rows: slice, x: Tensor, z: Tensor, *values: Tensor) -> Tensor:
         """Return the entries `rows` of the product of K with vectors x (..., M)."""
         terms = list(map(KernelTerm, values[::2], values[1::2], self._profiles))
-        return x @ _inducing.covariances_of(terms, z[rows], z).to(x.dtype).mT
+        return x @ _inducing.point_covariances(terms, z[rows], z).to(x.dtype).mT
 
 
 @final
@@ -343,7 +343,7 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
     def _cross(self, functional: AbstractFunctional) -> Tensor:
         seen = self._points_seen(functional)
         if seen is not None:
-            return _inducing.point_covariances(self.kernel, *seen).to(self.dtype)
+            return _inducing.point_covariances(self.kernel.terms(), *seen).to(self.dtype)
         return self._estimated_cross(functional)
 
     def _rows(self, functional: AbstractFunctional) -> Features:
