@@ -1,5 +1,6 @@
-"""Low-rank family: S⁻¹ is a diagonal matrix plus one of low rank."""
+"""Families of structured S: diagonal, block-diagonal over tiles of the (torus) grid, low-rank."""
 
+import math
 from dataclasses import dataclass, field
 from typing import final
 
@@ -7,14 +8,13 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp.families._family import (
-    AbstractFamily,
-    AbstractRootedGaussian,
-    refuse_beyond,
-    refuse_precision,
-)
+from dustmap.gp.families import _family
+from dustmap.linalg import TilePartition, chunks
 
-#: Numbers of the float64 copies made at a time while statistics are summed.
+#: Numbers of the float64 copies made at a time while statistics of blocks are summed. Small enough
+#: for a cache: larger pieces take three times as long.
+_BLOCK_CHUNK = 2**19
+#: Of low-rank statistics, which are summed by rows.
 _CHUNK = 2**22
 #: Columns of the sketch for rank r: 2 r + this. Fewer lose the smaller of r eigenvectors.
 _OVERSAMPLING = 10
@@ -30,7 +30,125 @@ _REMAINDER = 1e-10
 
 @final
 @dataclass(frozen=True, eq=False)
-class LowRankDiagonalGaussian(AbstractRootedGaussian):
+class MeanFieldGaussian(_family.AbstractRootedGaussian):
+    """N(m, diag(s²)); mean (M_w,), statistics (M_w,) = s⁻² − 1, std (M_w,) = s."""
+
+    std: Tensor
+
+    def apply_root(self, v: Tensor) -> Tensor:
+        return self.std * v
+
+    def apply_root_transpose(self, v: Tensor) -> Tensor:
+        return self.std * v
+
+    def apply_precision(self, v: Tensor) -> Tensor:
+        return (self.precision() * v.double()).to(v.dtype)
+
+    def precision(self) -> Tensor:
+        return 1.0 + self.statistics
+
+    def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
+        precision = self.precision()
+        return precision.reciprocal().sum(), -precision.log().sum()
+
+
+@final
+@dataclass(frozen=True)
+class MeanFieldFamily(_family.AbstractFamily):
+    """Diagonal S: M_w numbers.
+
+    The optimum S = diag(Λ)⁻¹ is never wider than the posterior of any single ε_i, yet ignores the
+    correlations through which data determine sums of many ε: there it is far too wide.
+    """
+
+    n_features: int
+
+    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
+        return torch.zeros(self.n_features, dtype=torch.float64, device=device)
+
+    def posterior(self, mean: Tensor, statistics: Tensor) -> MeanFieldGaussian:
+        precision = 1.0 + statistics
+        _family.refuse_precision(precision > 0)
+        return MeanFieldGaussian(mean, statistics, precision.rsqrt().to(mean.dtype))
+
+    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
+        # Terms of one sign: float32 products lose nothing, only their sum over batches must not.
+        into += weights.to(phi.dtype) @ phi.square()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BlockGaussian(_family.AbstractRootedGaussian):
+    """N(m, S) with S = blockdiag(S_1, ..., S_B), S_b = Q_b Q_bᵀ (S1).
+
+    mean (M_w,) in grid order; statistics (B, M_b, M_b) = S_b⁻¹ − I; root (B, M_b, M_b) = Q_b.
+    Padded slots of ragged tiles are independent with unit variance, and count nowhere.
+    """
+
+    root: Tensor
+    partition: TilePartition
+
+    def apply_root(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.root, v)
+
+    def apply_root_transpose(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.root.mT, v)
+
+    def apply_precision(self, v: Tensor) -> Tensor:
+        return self._blockwise(self.precision(), v.double()).to(v.dtype)
+
+    def precision(self) -> Tensor:
+        return _family.plus_identity(self.statistics)
+
+    def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
+        padded = self.statistics.shape[0] * self.statistics.shape[1] - self.mean.numel()
+        root = self.root.double()
+        log_det = 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum()
+        return root.square().sum() - padded, log_det
+
+    def _blockwise(self, matrices: Tensor, v: Tensor) -> Tensor:
+        blocks = self.partition.to_blocks(v)  # (..., B, M_b)
+        return self.partition.from_blocks(torch.einsum("bij,...bj->...bi", matrices, blocks))
+
+
+@final
+@dataclass(frozen=True)
+class BlockFamily(_family.AbstractFamily):
+    """Block-diagonal S over the tiles of `partition` (eq. 23): B M_b² numbers.
+
+    One tile is the full-rank family, tiles of one point the mean-field family.
+    """
+
+    partition: TilePartition
+    max_bytes: int = 8 * 2**30
+    n_features: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        B, M_b = self.partition.n_blocks, self.partition.block_size
+        what = f"BlockFamily with {B:,} blocks of {M_b:,} features"
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * B * M_b**2, what)
+        object.__setattr__(self, "n_features", math.prod(self.partition.shape))
+
+    def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
+        B, M_b = self.partition.n_blocks, self.partition.block_size
+        return torch.zeros((B, M_b, M_b), dtype=torch.float64, device=device)
+
+    def posterior(self, mean: Tensor, statistics: Tensor) -> BlockGaussian:
+        root = _family.precision_root(_family.plus_identity(statistics)).to(mean.dtype)
+        return BlockGaussian(mean, statistics, root, self.partition)
+
+    def _accumulate(self, phi: Tensor, weights: Tensor, into: Tensor) -> None:
+        blocks = self.partition.to_blocks(phi)  # (n, B, M_b)
+        # By blocks, not by rows: each block of the statistics is then touched once.
+        step = max(1, _BLOCK_CHUNK // max(1, len(phi) * self.partition.block_size))
+        for part in chunks(self.partition.n_blocks, step):
+            X = blocks[:, part].double().transpose(0, 1)  # (b, n, M_b)
+            into[part].baddbmm_((X * weights.double().unsqueeze(-1)).mT, X)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LowRankDiagonalGaussian(_family.AbstractRootedGaussian):
     """N(m, S) with S⁻¹ = D^{½} (I + U diag(s) Uᵀ) D^{½} = D + V Vᵀ, D diagonal, U orthonormal.
 
     mean (M_w,); diagonal (M_w,) = diag D, float64; basis (M_w, r) = U, of the mean's dtype;
@@ -60,7 +178,8 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
 
     def precision(self) -> Tensor:
         """Diagonal and sketch of S⁻¹ (M_w, 1 + l), which are linear in it; not S⁻¹ itself."""
-        return self.statistics + _sketch_of_identity(self.signs)
+        omega = self.signs.double()
+        return self.statistics + torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
     def trace_and_log_det(self) -> tuple[Tensor, Tensor]:
         taken = self.basis.double().square() @ (self.gains / (1.0 + self.gains))
@@ -78,7 +197,7 @@ class LowRankDiagonalGaussian(AbstractRootedGaussian):
 
 @final
 @dataclass(frozen=True)
-class LowRankDiagonalFamily(AbstractFamily):
+class LowRankDiagonalFamily(_family.AbstractFamily):
     """S⁻¹ = D + V Vᵀ with V (M_w, rank): O(M_w rank) numbers and operations, at any M_w.
 
     Data add precision to the whitened prior in some directions and leave the others as they are,
@@ -101,18 +220,9 @@ class LowRankDiagonalFamily(AbstractFamily):
     Mishkin et al. (2018) take the leading eigenvectors and the diagonal alone. Negative weights, of
     likelihoods that are not log-concave, are met by 1 as well.
 
-    Parameters
-    ----------
-    rank
-        Number of columns of V.
-    seed
-        Seed of the signs Ω.
-
-    References
-    ----------
-    Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor analysis";
-    Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from streaming
-    data".
+    Reference: Mishkin et al. (2018), "SLANG"; Rubin & Thayer (1982), "EM algorithms for ML factor
+    analysis"; Tropp et al. (2017), "Fixed-rank approximation of a positive-semidefinite matrix from
+    streaming data".
     """
 
     n_features: int
@@ -129,7 +239,7 @@ class LowRankDiagonalFamily(AbstractFamily):
             )
         width = 0 if self.rank == 0 else _width(self.n_features, self.rank)
         what = f"LowRankDiagonalFamily with {self.n_features:,} features and rank {self.rank:,}"
-        refuse_beyond(self.max_bytes, 4 * 8 * self.n_features * (1 + width), what)
+        _family.refuse_beyond(self.max_bytes, 4 * 8 * self.n_features * (1 + width), what)
         object.__setattr__(self, "signs", _signs(self.n_features, width, self.seed))
 
     def zero_statistics(self, device: torch.device | str = "cpu") -> Tensor:
@@ -138,7 +248,7 @@ class LowRankDiagonalFamily(AbstractFamily):
 
     def posterior(self, mean: Tensor, statistics: Tensor) -> LowRankDiagonalGaussian:
         signs = self.signs.to(statistics.device)
-        refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
+        _family.refuse_precision((1.0 + statistics[:, 0] > 0) & statistics.isfinite().all(-1))
         B, shift = _nystrom_factor(statistics[:, 1:], signs)
         D, V = _best_factors(*_split(1.0 + statistics[:, 0], B, shift), self.rank)
         # Of W = D^{-½} V the left singular vectors and squared singular values.
@@ -168,12 +278,6 @@ def _signs(n: int, width: int, seed: int) -> Tensor:
         return torch.eye(n, dtype=torch.int8)
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.randint(0, 2, (n, width), generator=generator, dtype=torch.int8) - 1
-
-
-def _sketch_of_identity(signs: Tensor) -> Tensor:
-    """Return the diagonal and sketch of I (M_w, 1 + l)."""
-    omega = signs.double()
-    return torch.cat([omega.new_ones(len(omega), 1), omega], dim=1)
 
 
 def _nystrom_factor(sketch: Tensor, signs: Tensor) -> tuple[Tensor, float]:
