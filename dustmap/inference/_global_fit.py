@@ -12,16 +12,16 @@ from dustmap.gp import Batch, FitStatus, GPModel, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
 from dustmap.inference._model_maker import GridSettings, ModelMaker
-from dustmap.inference._state import State, StateReader
-from dustmap.inference.evidence._learn_evidence import keyed_prior_draws, learn_evidence
-from dustmap.inference.evidence._learn_values import (
-    AbstractSolver,
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
+from dustmap.inference.evidence._newton import (
     LearnedModel,
     LearnSettings,
     LearnStep,
+    keyed_prior_draws,
+    learn_evidence,
 )
+from dustmap.inference.evidence._newton_point import AbstractSolver
 from dustmap.inference.evidence._robust import (
     RobustFit,
     Turns,
@@ -30,11 +30,15 @@ from dustmap.inference.evidence._robust import (
     site_weights,
 )
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
-from dustmap.inference.solve._blocks import SOLVE
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.inference.solve._solution import GlobalSolution, restored_solution, solution_state
+from dustmap.inference.solve._solution import (
+    SOLVE,
+    GlobalSolution,
+    restored_solution,
+    solution_state,
+)
 from dustmap.linalg import Progress, unwatched
 
 #: Data whose residual variance stands for that of all.

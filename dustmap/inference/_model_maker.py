@@ -19,7 +19,7 @@ from dustmap.gp.covariances import AbstractEstimator
 from dustmap.gp.features import LocalFeatures, StencilOrder, stencil_order
 from dustmap.gp.kernels import AbstractKernel, SquaredExponentialProfile
 from dustmap.inference._state import State, StateReader, state_of
-from dustmap.inference.evidence._learn_values import AbstractMaker
+from dustmap.inference.evidence._newton_point import AbstractMaker
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractWorld, fast_length
 

@@ -1,31 +1,103 @@
 """One point of Newton's method: solve, gradient and metric at one value of the parameters."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic, final
+from typing import Annotated, Generic, Protocol, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
-from dustmap.inference._checkpoint import AbstractCheckpointer
-from dustmap.inference._state import REBUILT, Layout, ParameterVector, State
-from dustmap.inference.evidence._evidence import data_per_pass, gradient_values
-from dustmap.inference.evidence._information import (
+from dustmap.inference._state import (
+    NO_CHECKPOINTS,
+    REBUILT,
+    AbstractCheckpointer,
+    Layout,
+    ParameterVector,
+    State,
+)
+from dustmap.inference.evidence._evidence import (
     Derivatives,
     Moments,
+    data_per_pass,
     differentiate,
+    gradient_values,
     noise_variance,
 )
-from dustmap.inference.evidence._learn_values import (
-    AbstractMaker,
-    AbstractSolver,
-    PriorDraws,
-    T,
-)
 from dustmap.inference.solve._grid_model import GridModel
+from dustmap.linalg import AbstractOperator
 
+#: Deviations (S, M_w) ↦ the prior draws (S, M_w) that they came from.
+PriorDraws = Callable[[Tensor], Tensor]
 #: Change of a log-parameter over which ∂ ln Var r hardly changes.
 _NEARBY = 1.5
+
+
+class PosteriorMoments(Protocol):
+    """What a solve tells Newton's method; `GlobalSolution` is one.
+
+    eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
+    holds; preconditioner of Λ or None; block_steps: of the solver.
+    """
+
+    @property
+    def eps_mean(self) -> Tensor: ...
+    @property
+    def deviations(self) -> Tensor: ...
+    @property
+    def mean_coefficients(self) -> Tensor: ...
+    @property
+    def preconditioner(self) -> AbstractOperator | None: ...
+    @property
+    def block_steps(self) -> int: ...
+
+
+T = TypeVar("T", bound=PosteriorMoments)
+
+
+class AbstractSolver(ABC, Generic[T]):
+    """Solves for the posterior of some data, and takes and restores states of its solutions."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        model: GridModel,
+        sigma: Tensor,
+        samples: int,
+        start: T | None,
+        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    ) -> T:
+        """The solution at sigma Σ (N,).
+
+        start: an earlier one on the same torus. Each call must use the same random numbers, and
+        fit the mean's coefficients where the mean is learned.
+        """
+
+    @abstractmethod
+    def snapshot(self, solution: T) -> State:
+        """A solution without its model."""
+
+    @abstractmethod
+    def restored(self, model: GridModel, state: State) -> T:
+        """The solution of a snapshot, to the bit; model: as it was when that was found."""
+
+
+class AbstractMaker(ABC):
+    """Makes gridded models at one value of the parameters after the other."""
+
+    @abstractmethod
+    def build(self, model: GPModel) -> GridModel:
+        """The model on a grid, with the graph of its parameters; its torus may be another one than
+        before."""
+
+    @abstractmethod
+    def snapshot(self) -> State:
+        """What models have from the past beside the parameters, such as their torus."""
+
+    @abstractmethod
+    def restore(self, state: State) -> None:
+        """Go back to where `snapshot` was called: `build` then makes the model it made before."""
 
 
 @final

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer
-from dustmap.inference.evidence._student_t_weights import StudentTWeights
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer
+from dustmap.inference.evidence._student_t_noise import StudentTWeights
 from dustmap.inference.lognormal._lognormal import LogNormalModel, LogNormalPosterior
 from dustmap.inference.lognormal._lognormal_energy import LogNormalProblem
 from dustmap.inference.lognormal._mgvi_draws import explained_share
 from dustmap.inference.lognormal._mgvi_phases import Fit, Rounds
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
-from dustmap.inference.lognormal._mgvi_state import FitState
+from dustmap.inference.lognormal._mgvi_state import FitState, MGVIRound, MGVISettings
 from dustmap.linalg import Progress, unwatched
 
 #: A mode that misses the data by more than this, in units of the noise, is no start for samples.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractParametric, Parameters
-from dustmap.inference._newton import TrustRegion, bounded_step
+from dustmap.inference.evidence._newton import TrustRegion, bounded_step
 from dustmap.inference.lognormal._lognormal import LogNormalModel
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,

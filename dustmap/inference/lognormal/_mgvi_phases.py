@@ -8,10 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from dustmap.inference._checkpoint import AbstractCheckpointer, load_reader
-from dustmap.inference._newton import TrustRegion
-from dustmap.inference.evidence._student_t_noise import measured_share
-from dustmap.inference.evidence._student_t_weights import StudentTWeights
+from dustmap.inference._state import AbstractCheckpointer, load_reader
+from dustmap.inference.evidence._newton import TrustRegion
+from dustmap.inference.evidence._student_t_noise import StudentTWeights, measured_share
 from dustmap.inference.lognormal._lognormal_energy import (
     Accuracy,
     Descent,
@@ -29,8 +28,15 @@ from dustmap.inference.lognormal._mgvi_draws import (
     probed,
 )
 from dustmap.inference.lognormal._mgvi_hyper import EvidenceStep, carry, evidence_step
-from dustmap.inference.lognormal._mgvi_report import MGVIRound, MGVISettings
-from dustmap.inference.lognormal._mgvi_state import MGVI, QUICK, FitState, Phase, on_its_torus
+from dustmap.inference.lognormal._mgvi_state import (
+    MGVI,
+    QUICK,
+    FitState,
+    MGVIRound,
+    MGVISettings,
+    Phase,
+    on_its_torus,
+)
 from dustmap.linalg import Progress, nystrom
 
 _log = logging.getLogger(__name__)

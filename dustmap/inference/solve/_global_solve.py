@@ -9,15 +9,18 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference._precision import CoefficientSpread, PrecisionOperator, coefficient_spread
-from dustmap.inference.solve._blocks import SOLVE, PartialSolve, System, solved
+from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate, MeanProfile
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.inference.solve._solution import (
+    SOLVE,
     GlobalSolution,
+    PartialSolve,
+    System,
     restored_solution,
     solution_state,
+    solved,
 )
 from dustmap.linalg import AbstractOperator, Progress, SolveResult, SolveStatus, nystrom, unwatched
 

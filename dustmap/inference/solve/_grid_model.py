@@ -11,13 +11,7 @@ from typing import Annotated, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    Batch,
-    GridPrior,
-    orthogonal_directions,
-)
+from dustmap.gp import AbstractMean, AbstractParametric, Batch, GridPrior, orthogonal_directions
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout

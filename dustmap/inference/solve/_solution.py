@@ -1,22 +1,202 @@
-"""The result of one global solve: as a value, as arrays, and back at the same model."""
+"""The columns of a global solve, as many at a time as the memory allows, and its result."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
-from dustmap.inference._checkpoint import NystromState
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference._state import REBUILT, Layout, State, StateReader, state_of
-from dustmap.inference.solve._blocks import SOLVE, SolvedColumns
-from dustmap.inference.solve._grid_model import GridModel
+from dustmap.inference._state import (
+    REBUILT,
+    AbstractCheckpointer,
+    Layout,
+    NystromState,
+    State,
+    StateReader,
+    state_of,
+)
+from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
 from dustmap.inference.solve._pathwise import PathwisePosterior
-from dustmap.linalg import AbstractOperator, SolveResult
+from dustmap.linalg import AbstractOperator, AdaptiveBatch, Progress, SolveResult, block_pcg
 
+#: The name of the states of a global solve.
+SOLVE = "solve_global"
+#: Vectors over the whitened field, and over the data, that one right-hand side needs.
+_FIELD_VECTORS, _DATA_VECTORS = 12, 3
+#: Columns of a block: more would share no more, and their k × k matrices cost k³ per step.
+_WIDEST = 64
+#: What is counted while they are solved for.
+_DRAWS = "draws"
+#: What helps where even few columns are too many.
+_ADVICE = "set a smaller --memory, fit.samples or box, or a larger grid.spacing"
 #: Rounding errors above this part of the tolerance can keep a solve from it.
 _ROUNDING_SHARE = 0.1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class System:
+    """The columns of the block: r + b_1 for the mean, then b_1, ..., b_S.
+
+    r (M_w,): what the first approach to the mean has left. Its tolerance is relative to ‖b_1‖,
+    whatever its own length, because it is solved for together with b_1; δ_1 is subtracted after.
+    known: independent draws of an earlier solution, or None.
+    """
+
+    draws: Draws
+    r: Tensor
+    known: Tensor | None
+
+    def __len__(self) -> int:
+        return 1 + self.draws.count
+
+    def together(self, memory: int) -> int:
+        """Columns of one block: those whose vectors fit the memory, at least one."""
+        n, width = self.draws.phi.shape
+        numbers = _FIELD_VECTORS * width + _DATA_VECTORS * n
+        return max(1, min(_WIDEST, memory // (numbers * self.r.dtype.itemsize)))
+
+    def right_hand_sides(self, first: int, last: int) -> Tensor:
+        """Columns first..last − 1, (k, M_w)."""
+        if first > 0:
+            return self.draws.right_hand_sides(first - 1, last - 1)
+        b = self.draws.right_hand_sides(0, max(1, last - 1))
+        return torch.cat([(self.r + b[0])[None], b[: last - 1]])
+
+    def guesses(self, first: int, last: int) -> Tensor | None:
+        """First guesses of the same columns, from the earlier solution if there is one."""
+        if self.known is None:
+            return None
+        known = torch.cat([self.known[:1], self.known])[first:last]
+        missing = last - first - len(known)
+        return torch.cat([known, known.new_zeros(missing, known.shape[1])])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SolvedColumns:
+    """x (k, M_w), with status, steps and residuals of each column, see `SolveResult`."""
+
+    x: Annotated[Tensor, Layout("field", "k M")]
+    status: Annotated[Tensor, Layout("field", "k", dtype=torch.int8)]
+    steps: Annotated[Tensor, Layout("field", "k", dtype=torch.int64)]
+    residuals: Annotated[Tensor, Layout("field", "k", dtype=torch.float64)]
+
+    @staticmethod
+    def of(solve: SolveResult) -> "SolvedColumns":
+        """All columns of a solve."""
+        return SolvedColumns(solve.x, solve.status, solve.steps, solve.residuals)
+
+    def result(self, rtol: float) -> SolveResult:
+        """The solve that they came from."""
+        return SolveResult(self.x, self.status, self.steps, self.residuals, rtol)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Filled:
+    """The columns solved for so far, in a solve of so many data."""
+
+    data: int
+    columns: SolvedColumns | None
+    made: NystromState | None
+
+
+@final
+@dataclass(eq=False)
+class PartialSolve:
+    """How far a global solve has come: the first approach to the mean, then one block after
+    the other.
+
+    preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
+    x (columns, M_w), of which the first `filled` are solved for; ends: status, steps and residuals
+    (see `SolveResult`) of one block after the other.
+    """
+
+    mean: MeanEstimate
+    preconditioner: Annotated[AbstractOperator | None, REBUILT]
+    own: bool
+    x: Annotated[Tensor, REBUILT]
+    filled: int = 0
+    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], REBUILT] = field(default_factory=list)
+
+    def snapshot(self, n: int) -> State:
+        """All of it, for n data."""
+        columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
+        made = NystromState.of(self.preconditioner) if self.own else None
+        return state_of(SOLVE, self, _Filled(n, columns, made))
+
+    @staticmethod
+    def restored(
+        reader: StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
+    ) -> "PartialSolve":
+        """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
+        began with, if that was another's."""
+        (count, width), like = x.shape, {"field": x, "space": x}
+        stored = reader.read(_Filled, like, M=width, d=width)
+        reader.refuse_other("data", stored.data, n)
+        values = reader.fields(PartialSolve, like, M=width)
+        made = None if stored.made is None else stored.made.operator()
+        partial = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        if partial.filled > count:
+            raise reader.refusal(f"{partial.filled} columns where this solve has {count}")
+        if stored.columns is not None:
+            columns = stored.columns
+            x[: partial.filled] = columns.x
+            partial.ends.append((columns.status, columns.steps, columns.residuals))
+        return partial
+
+    def result(self, rtol: float) -> SolveResult:
+        """Of all columns."""
+        return SolveResult(self.x, *self._ends(), rtol)
+
+    def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
+        status, steps, residuals = (torch.cat(parts) for parts in zip(*self.ends, strict=True))
+        return status, steps, residuals
+
+
+def solved(
+    A: AbstractOperator,
+    system: System,
+    partial: PartialSolve,
+    *,
+    rtol: float,
+    max_steps: int,
+    memory: int,
+    checkpointer: AbstractCheckpointer,
+    progress: Progress,
+) -> SolveResult:
+    """All columns, as many together as the memory allows; kept after every block.
+
+    Where memory runs out all the same, the blocks get smaller.
+    """
+    n, count = system.draws.phi.shape[0], len(system)
+
+    def block(size: int) -> SolveResult:
+        first, last = partial.filled, min(partial.filled + size, count)
+        return block_pcg(
+            A,
+            system.right_hand_sides(first, last),
+            preconditioner=partial.preconditioner,
+            x0=system.guesses(first, last),
+            rtol=rtol,
+            max_steps=max_steps,
+            progress=progress,
+        )
+
+    most = min(count, system.together(memory))
+    at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
+    while partial.filled < count:
+        progress(_DRAWS, partial.filled, count)
+        part, first = at_once.attempt(block), partial.filled
+        partial.filled = first + len(part.x)
+        partial.x[first : partial.filled] = part.x
+        partial.ends.append((part.status, part.steps, part.residuals))
+        checkpointer.save_if_due(lambda: partial.snapshot(n))
+    progress(_DRAWS, count, count)
+    return partial.result(rtol)
 
 
 @final

@@ -1,4 +1,4 @@
-"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood.
+"""One natural-gradient step on a minibatch (002, S11-S12), for any likelihood, and its lengths.
 
 Its weights and lengths are bounded where ln p(y|f) is not quadratic in f, or not even concave.
 """
@@ -9,6 +9,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch
 from dustmap.gp.families import (
     AbstractDivergence,
@@ -27,6 +28,116 @@ _MOST_HALVINGS = 40
 _ROUNDING = 100.0
 #: Families that hold every S.
 _UNCUT = (FullRankFamily, KrylovFullRankFamily)
+
+
+@final
+@dataclass(frozen=True)
+class StepLengths:
+    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
+
+    covariance: float
+    mean: float
+    safety: float
+
+
+@final
+@dataclass(frozen=True)
+class StepDecay:
+    """A rate is multiplied by `factor` at each of the fractions `at` of the fit, in [0, 1).
+
+    Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
+    StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+    """
+
+    factor: float = 0.1
+    at: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1:
+            raise UserError(f"factor must be in (0, 1], got {self.factor}")
+        if not all(0 <= fraction < 1 for fraction in self.at):
+            raise UserError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+
+    def __call__(self, fraction: float) -> float:
+        """The factor after this fraction of the fit."""
+        # Epochs are counted exactly, but 3 / 20 is not 0.15 to the last bit.
+        passed = sum(fraction >= start - 1e-9 for start in self.at)
+        return float(self.factor**passed)
+
+
+#: Rates stay as they are.
+_NO_DECAY = StepDecay()
+
+
+@final
+@dataclass(frozen=True)
+class StepSchedule:
+    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
+
+    initial: float = 1.0
+    delay: float = 50.0
+    power: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial <= 1:
+            raise UserError(f"initial step must be in (0, 1], got {self.initial}")
+        if not self.delay > 0 or not 0 <= self.power <= 1:
+            raise UserError(
+                f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
+            )
+
+    def __call__(self, step: int) -> float:
+        return float(self.initial * (1.0 + step / self.delay) ** -self.power)
+
+
+@final
+@dataclass(frozen=True)
+class SVISettings:
+    """How SVI steps.
+
+    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
+    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
+    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
+    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
+    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
+    patience: epochs without a better held-out score before stopping.
+    """
+
+    batch_size: int = 200
+    epochs: int = 20
+    schedule: StepSchedule = StepSchedule()
+    safety: float = 0.5
+    one_pass: bool = True
+    learning_rate: float = 0.0
+    patience: int = 3
+    decay: StepDecay = _NO_DECAY
+    natural_decay: StepDecay = _NO_DECAY
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
+            raise UserError(
+                "batch_size, epochs and patience must be at least 1, got "
+                f"{self.batch_size}, {self.epochs}, {self.patience}"
+            )
+        if not 0 < self.safety <= 1:
+            raise UserError(
+                f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
+            )
+        if self.learning_rate < 0:
+            raise UserError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
+
+    def lengths(self, step: int, epoch: int = 1) -> StepLengths:
+        """Lengths of step number `step`, in an epoch counted from 1."""
+        length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
+        return StepLengths(length, length, self.safety)
+
+    def rate(self, epoch: int) -> float:
+        """Adam's rate in an epoch counted from 1."""
+        return self.learning_rate * self.decay((epoch - 1) / self.epochs)
+
+    def steps_per_epoch(self, n: int) -> int:
+        """Minibatches in one pass over n data."""
+        return -(-n // self.batch_size)
 
 
 @final
@@ -112,16 +223,6 @@ def _rising_step(
     while halvings < _MOST_HALVINGS and not bool(objective(0.5**halvings) >= before - rounding):
         halvings += 1
     return _RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
-
-
-@final
-@dataclass(frozen=True)
-class StepLengths:
-    """Lengths of one natural step: of S, the cap of the mean's, and its share of the bound."""
-
-    covariance: float
-    mean: float
-    safety: float
 
 
 @final

@@ -1,4 +1,7 @@
-"""Natural-gradient stochastic variational inference (002, S11-S12)."""
+"""Natural-gradient stochastic variational inference (002, S11-S12).
+
+Adam on the hyperparameters alternates with natural steps (002, appendix B.2).
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,125 +12,116 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch
+from dustmap.gp import Batch, Parameters
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
-from dustmap.gp.functionals import whole
-from dustmap.inference._checkpoint import NO_CHECKPOINTS, AbstractCheckpointer, load_reader
+from dustmap.gp.features import Features
+from dustmap.gp.functionals import AbstractFunctional, whole
 from dustmap.inference._state import (
+    NO_CHECKPOINTS,
     REBUILT,
+    AbstractCheckpointer,
     Layout,
     ParameterVector,
     State,
     StateReader,
+    load_reader,
     state_of,
 )
 from dustmap.inference.variational._all_data import one_pass_covariance
-from dustmap.inference.variational._hyperparameters import HyperparameterLearner, LearnerState
 from dustmap.inference.variational._model import RowSource, VariationalModel
-from dustmap.inference.variational._natural_step import NaturalStep, StepLengths, natural_step
+from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
 
 #: Data whose quadrature is done at a time before the first step.
 _CHUNK = 2**16
+#: The names of the states of a fit, and of one step.
+_SVI, _STATE = "fit_svi", "svi_state"
 
 
 @final
-@dataclass(frozen=True)
-class StepDecay:
-    """A rate is multiplied by `factor` at each of the fractions `at` of the fit, in [0, 1).
+@dataclass(frozen=True, eq=False)
+class Adam:
+    """The averages of Kingma & Ba (2015) after `steps` gradients: of g (P,), and of g² (P,)."""
 
-    Pleiss et al. (2020) train for 20 epochs and divide by 10 at epochs 1, 5, 10 and 15:
-    StepDecay(0.1, (0.05, 0.25, 0.5, 0.75)). StepDecay() leaves the rate as it is.
+    mean: ParameterVector
+    square: ParameterVector
+    steps: int = 0
+
+    #: Decay of the two averages, and what keeps the denominator from 0.
+    BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+    def updated(self, gradient: Tensor) -> "Adam":
+        """With one more gradient (P,)."""
+        return Adam(
+            self.mean + (1.0 - self.BETA_1) * (gradient - self.mean),
+            self.BETA_2 * self.square + (1.0 - self.BETA_2) * gradient.square(),
+            self.steps + 1,
+        )
+
+    def step(self, rate: float) -> Tensor:
+        """The step (P,) down the gradient."""
+        mean = self.mean / (1.0 - self.BETA_1**self.steps)
+        square = self.square / (1.0 - self.BETA_2**self.steps)
+        return -rate * mean / (square.sqrt() + self.EPSILON)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnerState:
+    """θ (P,), and the averages of its gradients."""
+
+    theta: ParameterVector
+    adam: Adam
+
+
+@final
+class HyperparameterLearner:
+    """Adam on kernel, mean and noise at fixed q(ε), through the exact gradient of the features.
+
+    learning_rate 0 makes it inactive. theta (P,): where it is; `model`: built from it, with its
+    graph where active.
     """
 
-    factor: float = 0.1
-    at: tuple[float, ...] = ()
+    def __init__(self, model: VariationalModel, learning_rate: float) -> None:
+        self.parameters = Parameters.of(model)
+        self.active = learning_rate > 0 and len(self.parameters) > 0
+        zeros = torch.zeros_like(self.parameters.theta)
+        self.theta, self.model, self._adam = self.parameters.theta, model, Adam(zeros, zeros)
+        if self.active:
+            self._move_to(self.theta)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.factor <= 1:
-            raise UserError(f"factor must be in (0, 1], got {self.factor}")
-        if not all(0 <= fraction < 1 for fraction in self.at):
-            raise UserError(f"at must be fractions of the fit in [0, 1), got {self.at}")
+    def rows(self, functional: AbstractFunctional) -> Features:
+        """Rows of a minibatch at the present parameters, with their graph."""
+        return self.model.features.rows(functional)
 
-    def __call__(self, fraction: float) -> float:
-        """The factor after this fraction of the fit."""
-        # Epochs are counted exactly, but 3 / 20 is not 0.15 to the last bit.
-        passed = sum(fraction >= start - 1e-9 for start in self.at)
-        return float(self.factor**passed)
+    def step(
+        self, posterior: AbstractGaussian, rows: Features, batch: Batch, scale: float, rate: float
+    ) -> None:
+        """One Adam step of this rate down the minibatch's −ELBO / N; nothing when inactive."""
+        if not self.active:
+            return
+        # Without the divergence of q, which knows nothing of the hyperparameters.
+        loss = -self.model.expected_log_likelihood(posterior, rows, batch) / len(batch)
+        (gradient,) = torch.autograd.grad(loss, self.theta)
+        self._adam = self._adam.updated(gradient)
+        self._move_to(self.theta.detach() + self._adam.step(rate))
 
+    def at(self, theta: Tensor) -> VariationalModel:
+        """The model at θ (P,), without a graph; the one it started from when inactive."""
+        return self.parameters.build(theta.detach()) if self.active else self.model
 
-#: Rates stay as they are.
-_NO_DECAY = StepDecay()
+    def snapshot(self) -> LearnerState | None:
+        """Parameters and Adam's averages, None when inactive."""
+        return LearnerState(self.theta, self._adam) if self.active else None
 
+    def restore(self, state: LearnerState | None) -> None:
+        """Go back to where `snapshot` was called."""
+        if state is not None:
+            self._adam = state.adam
+            self._move_to(state.theta)
 
-@final
-@dataclass(frozen=True)
-class StepSchedule:
-    """l_t = initial · (1 + t / delay)^(−power) at step t, in (0, 1]."""
-
-    initial: float = 1.0
-    delay: float = 50.0
-    power: float = 0.6
-
-    def __post_init__(self) -> None:
-        if not 0 < self.initial <= 1:
-            raise UserError(f"initial step must be in (0, 1], got {self.initial}")
-        if not self.delay > 0 or not 0 <= self.power <= 1:
-            raise UserError(
-                f"delay must be > 0 and power in [0, 1], got {self.delay}, {self.power}"
-            )
-
-    def __call__(self, step: int) -> float:
-        return float(self.initial * (1.0 + step / self.delay) ** -self.power)
-
-
-@final
-@dataclass(frozen=True)
-class SVISettings:
-    """How SVI steps.
-
-    batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
-    step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's
-    step may use. one_pass: set S by (S4) before the first step. learning_rate: of Adam on the
-    hyperparameters, one step after each natural step; 0 keeps them fixed. decay, natural_decay: of
-    Adam's rate and of the schedule's lengths over the epochs (000 decays both alike).
-    patience: epochs without a better held-out score before stopping.
-    """
-
-    batch_size: int = 200
-    epochs: int = 20
-    schedule: StepSchedule = StepSchedule()
-    safety: float = 0.5
-    one_pass: bool = True
-    learning_rate: float = 0.0
-    patience: int = 3
-    decay: StepDecay = _NO_DECAY
-    natural_decay: StepDecay = _NO_DECAY
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.epochs < 1 or self.patience < 1:
-            raise UserError(
-                "batch_size, epochs and patience must be at least 1, got "
-                f"{self.batch_size}, {self.epochs}, {self.patience}"
-            )
-        if not 0 < self.safety <= 1:
-            raise UserError(
-                f"safety is a fraction of the stability bound in (0, 1], got {self.safety}"
-            )
-        if self.learning_rate < 0:
-            raise UserError(f"learning_rate must be ≥ 0, got {self.learning_rate}")
-
-    def lengths(self, step: int, epoch: int = 1) -> StepLengths:
-        """Lengths of step number `step`, in an epoch counted from 1."""
-        length = self.schedule(step) * self.natural_decay((epoch - 1) / self.epochs)
-        return StepLengths(length, length, self.safety)
-
-    def rate(self, epoch: int) -> float:
-        """Adam's rate in an epoch counted from 1."""
-        return self.learning_rate * self.decay((epoch - 1) / self.epochs)
-
-    def steps_per_epoch(self, n: int) -> int:
-        """Minibatches in one pass over n data."""
-        return -(-n // self.batch_size)
+    def _move_to(self, theta: Tensor) -> None:
+        self.theta = theta.detach().clone().requires_grad_()
+        self.model = self.parameters.build(self.theta)
 
 
 @final
@@ -278,10 +272,6 @@ def fit_svi(
     if chosen.theta is None:
         return chosen
     return replace(chosen, model=run.learner.at(chosen.theta))
-
-
-#: The names of the states of a fit, and of one step.
-_SVI, _STATE = "fit_svi", "svi_state"
 
 
 @final

@@ -5,48 +5,213 @@ so the gradient is a smooth, deterministic function of the parameters, whose roo
 steps in log-parameters with the average information as metric, inside a trust radius.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, final
+from typing import Annotated, Generic, final
 
 import torch
 from torch import Tensor
 
+from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, Parameters
-from dustmap.inference._checkpoint import (
+from dustmap.inference._state import (
     NO_CHECKPOINTS,
+    REBUILT,
     AbstractCheckpointer,
+    ParameterVector,
     PartOfWhole,
+    State,
+    StateReader,
     load_reader,
-)
-from dustmap.inference._newton import TrustRegion, bounded_step
-from dustmap.inference._state import ParameterVector, State, StateReader, state_of
-from dustmap.inference.evidence._learn_values import (
-    AbstractMaker,
-    AbstractSolver,
-    LearnedModel,
-    LearnSettings,
-    LearnStep,
-    PriorDraws,
-    T,
+    state_of,
 )
 from dustmap.inference.evidence._newton_point import (
+    AbstractMaker,
+    AbstractSolver,
     Evaluator,
     EvaluatorState,
     Point,
+    PriorDraws,
     SolvedState,
+    T,
 )
-from dustmap.inference.solve._grid_model import GRID_STREAM
+from dustmap.inference.solve._grid_model import GRID_STREAM, GridModel
 from dustmap.linalg import KeyedNormal
 
+#: A residual variance above this fraction of the noise makes the result depend on the grid.
+_FINE_ENOUGH = 0.3
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
 #: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
-
-
 #: The name of the states of the iteration.
 _NEWTON = "learn_evidence"
+
+
+def bounded_step(
+    gradient: Tensor, information: Tensor, radius: float, held: Tensor | None = None
+) -> Tensor:
+    """The Newton step I⁻¹ g (P,), its too long components cut to the radius one by one.
+
+    The others are solved for anew each time: one badly determined parameter then does not hold back
+    the rest. gradient g (P,); information I (P, P), positive definite; held (P,): what stays.
+    """
+    step = torch.zeros_like(gradient)
+    free = torch.ones_like(gradient, dtype=torch.bool) if held is None else ~held
+    while bool(free.any()):
+        rest = gradient[free] - information[free][:, ~free] @ step[~free]
+        step[free] = torch.linalg.solve(information[free][:, free], rest)
+        if float(step.abs().max()) <= radius:
+            break
+        worst = int(torch.where(free, step.abs(), -1.0).argmax())
+        step[worst] = math.copysign(radius, float(step[worst]))
+        free[worst] = False
+    return step
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TrustRegion:
+    """A bound `radius` ≤ `largest` of the components of steps, and the last step that was taken.
+
+    step Δθ (P,), with the gradient (P,) where it started and the gain in the objective that it
+    promised; None before there is one.
+    """
+
+    largest: float
+    radius: float
+    step: ParameterVector | None = None
+    gradient: ParameterVector | None = None
+    promised: float = 0.0
+
+    @staticmethod
+    def of(largest: float) -> "TrustRegion":
+        """As wide as it gets."""
+        return TrustRegion(largest, largest)
+
+    def within(self, radius: float) -> "TrustRegion":
+        """Of another radius, without a step to judge."""
+        return TrustRegion(self.largest, radius)
+
+    def after(self, step: Tensor, gradient: Tensor, information: Tensor) -> "TrustRegion":
+        """With a step (P,) that was taken from where these were found."""
+        promised = float(step @ gradient - 0.5 * step @ information @ step)
+        return replace(self, step=step, gradient=gradient, promised=promised)
+
+    def radius_at(self, gradient: Tensor) -> float:
+        """Twice the radius after a step that gained what it promised, half of it after one that
+        did not; by the trapezoid rule the gain is ½ sᵀ(g₀ + g)."""
+        if self.step is None or self.gradient is None:
+            return self.radius
+        gain = 0.5 * float(self.step @ (self.gradient + gradient))
+        if gain > 0.5 * self.promised:
+            return min(2.0 * self.radius, self.largest)
+        return self.radius if gain > 0.25 * self.promised else 0.5 * self.radius
+
+    def turns_back(self, delta: Tensor) -> bool:
+        """Whether Δθ (P,) leads back where the last step came from."""
+        return self.step is not None and float(delta @ self.step) < 0.0
+
+    @property
+    def half_a_step(self) -> float:
+        """Half of the last step's largest component."""
+        return math.inf if self.step is None else 0.5 * float(self.step.abs().max())
+
+
+@final
+@dataclass(frozen=True)
+class LearnSettings:
+    """How to maximise the evidence.
+
+    max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
+        where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
+        sets that are fitted with the same seed share that error: it does not average out over them.
+    tolerance: stop when the next step in every log-parameter is below it, or below half of the
+        parameter's Monte Carlo error if that is small.
+    largest_step: of a log-parameter. prior_std: if given, every log-parameter gets a normal prior
+        of this width around its start.
+    """
+
+    max_steps: int = 20
+    samples: int = 16
+    max_samples: int = 64
+    accuracy: float = 0.5
+    tolerance: float = 1e-3
+    largest_step: float = 1.0
+    prior_std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.samples < 2 or self.max_steps < 1:
+            raise UserError(
+                f"samples must be at least 2 and max_steps at least 1, got samples={self.samples}, "
+                f"max_steps={self.max_steps}"
+            )
+        for name in ("accuracy", "tolerance", "largest_step", "prior_std"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be positive and finite, got {value}")
+
+
+@final
+@dataclass(frozen=True)
+class LearnStep:
+    """One solve on the way; P numbers each, of the parameters that are learned.
+
+    parameters: logs; gradient: of ln evidence + ln prior; errors: Monte Carlo, of the gradient;
+    samples; solver_steps; n_features; accepted: whether the next step started here.
+    """
+
+    parameters: tuple[float, ...]
+    gradient: tuple[float, ...]
+    errors: tuple[float, ...]
+    samples: int
+    solver_steps: int
+    n_features: int
+    accepted: bool
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LearnedModel(Generic[T]):
+    """Where Newton's steps ended.
+
+    gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. status. history:
+    every solve.
+    standard_deviations: of each log-parameter given the data, from the average information.
+    monte_carlo_errors: what the finite number of deviations adds to that.
+    grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
+    """
+
+    gp: Annotated[GPModel, REBUILT]
+    model: Annotated[GridModel, REBUILT]
+    solution: Annotated[T, REBUILT]
+    status: FitStatus
+    history: tuple[LearnStep, ...]
+    standard_deviations: tuple[float, ...]
+    monte_carlo_errors: tuple[float, ...]
+    grid_error: float
+
+    @property
+    def depends_on_grid(self) -> bool:
+        """Whether Var r is so large that another grid would give other parameters."""
+        return self.grid_error > _FINE_ENOUGH
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Final logs, those of the last accepted step."""
+        return next(step.parameters for step in reversed(self.history) if step.accepted)
+
+    def message(self) -> str:
+        """One or two sentences on how it ended."""
+        steps = len(self.history)
+        text = f"learning {self.status.value} after {steps} solves"
+        if not self.depends_on_grid:
+            return f"{text}: {self.status.remedy}"
+        return (
+            f"{text}; the result depends on the grid, whose median residual variance is "
+            f"{self.grid_error:.2g} of the noise: use a finer grid (aim below {_FINE_ENOUGH:g})"
+        )
 
 
 @final
