@@ -9,7 +9,15 @@ from torch import Tensor
 
 from dustmap.gp.families import AbstractGaussian
 from dustmap.inference._state import Layout
-from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, pcg, standard_normal, unwatched
+from dustmap.linalg import (
+    AbstractOperator,
+    AbstractSymmetric,
+    KeyedNormal,
+    Progress,
+    pcg,
+    standard_normal,
+    unwatched,
+)
 
 #: Stream of the keyed noise z, by position among the directions.
 _STREAM = 2
@@ -20,7 +28,7 @@ _NAMES = ("directions", "fields", "draws")
 
 
 @final
-class PrecisionOperator(AbstractOperator):
+class PrecisionOperator(AbstractSymmetric):
     """Λ = I + Φᵀ diag(w) Φ (M_w, M_w), the posterior precision of ε for Gaussian noise (S3).
 
     phi (N, M_w): an operator; weights (N,) = 1/σ_n².
@@ -33,45 +41,29 @@ class PrecisionOperator(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._phi.shape[1], self._phi.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._phi.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._phi.device
+    def _made_of(self) -> AbstractOperator:
+        return self._phi
 
     def matmul(self, x: Tensor) -> Tensor:
         return x + self._phi.rmatmul(self._weights * self._phi.matmul(x))
 
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
-
 
 @final
-class FamilyPreconditioner(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class FamilyPreconditioner(AbstractSymmetric):
     """S (M_w, M_w) of a structured posterior, the Jacobi preconditioner of Λ in its structure."""
 
-    def __init__(self, state: AbstractGaussian) -> None:
-        self._state = state
+    state: AbstractGaussian
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self._state.mean), len(self._state.mean)
+        return len(self.state.mean), len(self.state.mean)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._state.mean.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._state.mean.device
+    def _made_of(self) -> Tensor:
+        return self.state.mean
 
     def matmul(self, x: Tensor) -> Tensor:
-        return self._state.apply_covariance(x)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
+        return self.state.apply_covariance(x)
 
 
 def batch_stability(state: AbstractGaussian, phi: Tensor, weights: Tensor) -> float:

@@ -6,8 +6,9 @@ steps in log-parameters with the average information as metric, inside a trust r
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Generic, final
 
 import torch
@@ -29,8 +30,9 @@ from dustmap.inference._state import (
 from dustmap.inference.evidence._newton_point import (
     AbstractMaker,
     AbstractSolver,
+    Evaluated,
+    EvaluatedState,
     Evaluator,
-    EvaluatorState,
     Point,
     PriorDraws,
     SolvedState,
@@ -215,10 +217,10 @@ class LearnedModel(Generic[T]):
 
 
 @final
-@dataclass(eq=False)
-class _Iteration:
-    """θ (P,) of the next solve and its samples; radius of the trust region; rejected: trials in a
-    row; status: where the iteration is over; history: every solve."""
+@dataclass(frozen=True, eq=False)
+class _State(Generic[T]):
+    """State after a solve: θ (P,) and samples of the next one; rejected trials in a row; best: the
+    last accepted point; is_over: whether the status is final."""
 
     theta: ParameterVector
     radius: float
@@ -226,12 +228,14 @@ class _Iteration:
     rejected: int = 0
     status: FitStatus = FitStatus.MAX_STEPS
     is_over: bool = False
-    history: list[LearnStep] = field(default_factory=list)
+    history: tuple[LearnStep, ...] = ()
+    best: Annotated[Point[T] | None, REBUILT] = None
+    evaluated: Annotated[Evaluated[T], REBUILT] = field(default_factory=Evaluated)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Best:
+class _Result:
     """The solution of a result, and the maker's state after the last solve."""
 
     solved: SolvedState
@@ -239,158 +243,144 @@ class _Best:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class _Newton(Generic[T]):
-    """The state of the iteration."""
+    """Newton's method on one evidence. floor (P,): lower limits that are no fault to end at."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator[T],
-        maker: AbstractMaker,
-        settings: LearnSettings,
-        floor: Tensor,
-        checkpointer: AbstractCheckpointer,
-    ) -> None:
-        self._settings, self._maker, self._checkpointer = settings, maker, checkpointer
-        self._evaluator, self._floor = evaluator, floor
-        parameters = evaluator.parameters
-        self._origin, self._low, self._high = parameters.theta, parameters.lower, parameters.upper
-        self._at = _Iteration(self._origin, settings.largest_step, settings.samples)
-        self._best: Point[T] | None = None
+    evaluator: Evaluator[T]
+    settings: LearnSettings
+    floor: Tensor
+    checkpointer: AbstractCheckpointer
 
-    def learned(self, progress: Callable[[LearnStep], None] | None) -> LearnedModel[T]:
-        """One solve after the other, until the status is known; from where the checkpointer is."""
-        reader = load_reader(self._checkpointer, _NEWTON)
-        if reader is not None:
-            if reader.finished:
-                return self._restored_result(reader)
-            self._restore(reader)
-        while not self._at.is_over and len(self._at.history) < self._settings.max_steps:
-            self._step(progress)
-            self._checkpointer.save_if_due(self._snapshot)
-        return self._result()
+    def first(self) -> _State[T]:
+        """At the start of the parameters."""
+        theta = self.evaluator.parameters.theta
+        return _State(theta, self.settings.largest_step, self.settings.samples)
 
-    def _step(self, progress: Callable[[LearnStep], None] | None) -> None:
-        """One solve, and where it leads."""
-        theta, base = self._at.theta, self._best
-        point, fraction = self._point(theta), 1.0
-        if base is not None and _comparable(base, point):
-            fraction = _fraction(base, point)
-        accepted = base is None or fraction >= 1.0
-        if base is None or accepted:
-            self._at.rejected = 0
-            if base is not None:
-                self._at.radius = self._new_radius(base, point)
-            self._best = base = point
-        else:
-            self._at.rejected += 1
-            self._at.radius = fraction * float((theta - base.theta).abs().max())
-        step = self._record(point, accepted)
-        self._at.history.append(step)
-        if progress is not None:
-            progress(step)
+    def states(self, state: _State[T]) -> Iterator[_State[T]]:
+        """Yield the state after every solve that follows."""
+        while not state.is_over and len(state.history) < self.settings.max_steps:
+            state = self._next(state)
+            yield state
+
+    def _next(self, state: _State[T]) -> _State[T]:
+        """Solve at θ, accept or reject the point, and choose the next θ."""
+        base, settings = state.best, self.settings
+        checkpointer = PartOfWhole(self.checkpointer.child("solve"), len(state.history))
+        point, evaluated = self.evaluator.at(
+            state.theta, state.samples, state.evaluated, checkpointer
+        )
+        fraction = 1.0 if base is None else _fraction(base, point)
+        accepted = fraction >= 1.0
+        history = *state.history, _record(point, accepted)
+        state = replace(state, evaluated=evaluated, history=history)
         if accepted:
-            self._at.is_over = self._finished(point)
-        elif self._at.rejected >= _PATIENCE or self._at.radius < self._settings.tolerance:
-            self._at.status, self._at.is_over = FitStatus.STAGNATED, True
-        if not self._at.is_over:
-            self._at.theta = self._next(base, self._at.radius)
+            radius = state.radius if base is None else self._radius(state.radius, base, point)
+            state = self._judged(replace(state, best=point, radius=radius, rejected=0), point)
+        elif base is not None:
+            radius = fraction * float((state.theta - base.theta).abs().max())
+            state = replace(state, radius=radius, rejected=state.rejected + 1)
+            if state.rejected >= _PATIENCE or radius < settings.tolerance:
+                state = replace(state, status=FitStatus.STAGNATED, is_over=True)
+        best = state.best
+        if state.is_over or best is None:
+            return state
+        step = bounded_step(best.gradient, best.information, state.radius, self._held(best))
+        limits = self.evaluator.parameters
+        return replace(state, theta=(best.theta + step).clamp(limits.lower, limits.upper))
 
-    def _result(self) -> LearnedModel[T]:
-        """The best point."""
-        point = self._best
+    def _held(self, point: Point[T]) -> Tensor:
+        """Which parameters (P,) are at a limit that the gradient leads across."""
+        limits = self.evaluator.parameters
+        above = (point.theta >= limits.upper) & (point.gradient > 0)
+        return above | ((point.theta <= limits.lower) & (point.gradient < 0))
+
+    def _radius(self, radius: float, base: Point[T], point: Point[T]) -> float:
+        """Radius of the trust region after an accepted step."""
+        region = TrustRegion(self.settings.largest_step, radius)
+        taken = region.after(point.theta - base.theta, base.gradient, base.information)
+        return taken.radius_at(point.gradient)
+
+    def _judged(self, state: _State[T], point: Point[T]) -> _State[T]:
+        """Stop at the optimum, or double the samples where these are too few to tell."""
+        held, settings = self._held(point), self.settings
+        step = bounded_step(point.gradient, point.information, settings.largest_step, held)
+        errors = point.monte_carlo_errors
+        allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)
+        if bool((step.abs() > allowed).any()):
+            return state
+        coarse = ~held & (errors > settings.accuracy * point.standard_deviations)
+        if bool(coarse.any()) and 2 * state.samples <= settings.max_samples:
+            return replace(state, samples=2 * state.samples)
+        return replace(state, status=FitStatus.CONVERGED, is_over=True)
+
+    def result(self, state: _State[T]) -> LearnedModel[T]:
+        """Save and return the best point."""
+        point, status, limits = state.best, state.status, self.evaluator.parameters
         assert point is not None
-        down = torch.where(self._low > self._floor, point.theta - self._low, torch.inf)
-        room = torch.minimum(down, self._high - point.theta)
-        if bool((room < 1e-3).any()):
-            self._at.status = FitStatus.AT_BOUND
+        down = torch.where(limits.lower > self.floor, point.theta - limits.lower, torch.inf)
+        if bool((torch.minimum(down, limits.upper - point.theta) < 1e-3).any()):
+            status = FitStatus.AT_BOUND
         learned = LearnedModel(
-            self._evaluator.gp_at(point.theta, point.solution),
+            self.evaluator.gp_at(point.theta, point.solution),
             point.model.detached(),
             point.solution,
-            self._at.status,
-            tuple(self._at.history),
+            status,
+            state.history,
             tuple(point.standard_deviations.tolist()),
             tuple(point.monte_carlo_errors.tolist()),
             point.grid_error,
         )
-        best = _Best(self._evaluator.solved_state(point.solved), self._maker.snapshot())
-        self._checkpointer.finish(state_of(_NEWTON, learned, best, finished=True))
+        stored = _Result(self.evaluator.snapshot(point.solved), self.evaluator.maker.snapshot())
+        self.checkpointer.finish(state_of(_NEWTON, learned, stored, finished=True))
         return learned
 
-    def _snapshot(self) -> State:
-        assert self._best is not None
-        return state_of(_NEWTON, self._at, self._best, self._evaluator.snapshot(self._best))
-
-    def _restore(self, reader: StateReader) -> None:
-        like, sizes = self._evaluator.like, self._evaluator.sizes
-        self._at = reader.read(_Iteration, like, **sizes)
-        solved = self._evaluator.restore(reader.read(EvaluatorState, like, **sizes))
-        self._best = Point(solved=solved, **reader.fields(Point, like, **sizes))
-
-    def _restored_result(self, reader: StateReader) -> LearnedModel[T]:
-        """What `_result` gave, with the maker as it left it."""
-        stored = reader.read(_Best, self._evaluator.like, **self._evaluator.sizes)
-        best = self._evaluator.solved(stored.solved)
-        self._maker.restore(stored.maker)
-        gp = self._evaluator.gp_at(best.theta, best.solution)
+    def restored_result(self, reader: StateReader) -> LearnedModel[T]:
+        """The result of a finished computation, with the maker as it was left."""
+        stored = reader.read(_Result, self.evaluator.like, **self.evaluator.sizes)
+        best = self.evaluator.restored(stored.solved)
+        self.evaluator.maker.restore(stored.maker)
+        gp = self.evaluator.gp_at(best.theta, best.solution)
         fields = reader.fields(LearnedModel)
         return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
 
-    def _point(self, theta: Tensor) -> Point[T]:
-        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._at.history))
-        return self._evaluator.at(theta, self._at.samples, checkpointer)
+    def snapshot(self, state: _State[T]) -> State:
+        """All of a state."""
+        assert state.best is not None
+        stored = self.evaluator.evaluated_state(state.evaluated, state.best.solved)
+        return state_of(_NEWTON, state, state.best, stored)
 
-    def _next(self, base: Point[T], radius: float) -> Tensor:
-        theta = base.theta + bounded_step(base.gradient, base.information, radius, self._held(base))
-        return theta.clamp(self._low, self._high)
-
-    def _held(self, point: Point[T]) -> Tensor:
-        """Which parameters (P,) are at a limit that the gradient leads across."""
-        above = (point.theta >= self._high) & (point.gradient > 0)
-        return above | ((point.theta <= self._low) & (point.gradient < 0))
-
-    def _new_radius(self, base: Point[T], point: Point[T]) -> float:
-        region = TrustRegion(self._settings.largest_step, self._at.radius)
-        taken = region.after(point.theta - base.theta, base.gradient, base.information)
-        return taken.radius_at(point.gradient)
-
-    def _finished(self, point: Point[T]) -> bool:
-        held = self._held(point)
-        largest = self._settings.largest_step
-        step = bounded_step(point.gradient, point.information, largest, held)
-        errors = point.monte_carlo_errors
-        allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(self._settings.tolerance)
-        if bool((step.abs() > allowed).any()):
-            return False
-        coarse = ~held & (errors > self._settings.accuracy * point.standard_deviations)
-        if bool(coarse.any()) and 2 * self._at.samples <= self._settings.max_samples:
-            self._at.samples *= 2
-            return False
-        self._at.status = FitStatus.CONVERGED
-        return True
-
-    def _record(self, point: Point[T], accepted: bool) -> LearnStep:
-        return LearnStep(
-            tuple(point.theta.tolist()),
-            tuple(point.gradient.tolist()),
-            tuple(point.error.diagonal().sqrt().tolist()),
-            len(point.solution.deviations),
-            point.solution.block_steps,
-            point.model.features.n_features,
-            accepted,
-        )
+    def restored(self, reader: StateReader) -> _State[T]:
+        """The state of a snapshot."""
+        like, sizes = self.evaluator.like, self.evaluator.sizes
+        stored = reader.read(EvaluatedState, like, **sizes)
+        best = None if stored.best is None else self.evaluator.restored(stored.best)
+        latest = self.evaluator.restored(stored.latest)
+        point = Point(solved=best or latest, **reader.fields(Point, like, **sizes))
+        evaluated = Evaluated(latest, stored.rates)
+        return _State(best=point, evaluated=evaluated, **reader.fields(_State, like, **sizes))
 
 
-def _comparable(base: Point[T], point: Point[T]) -> bool:
-    """Whether both gradients are of one function: equal random numbers on equal tori."""
-    return base.solution.deviations.shape == point.solution.deviations.shape
+def _record(point: Point[T], accepted: bool) -> LearnStep:
+    return LearnStep(
+        tuple(point.theta.tolist()),
+        tuple(point.gradient.tolist()),
+        tuple(point.error.diagonal().sqrt().tolist()),
+        len(point.solution.deviations),
+        point.solution.block_steps,
+        point.model.features.n_features,
+        accepted,
+    )
 
 
 def _fraction(base: Point[T], point: Point[T]) -> float:
     """1 for a step up, else which fraction of it reaches the top along its line.
 
-    By the trapezoid rule the gain is ½ sᵀ(g₀ + g₁); the slope vanishes at the secant's root.
+    By the trapezoid rule the gain is ½ sᵀ(g₀ + g₁); the slope vanishes at the secant's root. Only
+    with equal random numbers on equal tori are both gradients of one function; else 1.
     """
+    if base.solution.deviations.shape != point.solution.deviations.shape:
+        return 1.0
     step = point.theta - base.theta
     before, after = float(step @ base.gradient), float(step @ point.gradient)
     if before + after >= 0.0:
@@ -412,7 +402,7 @@ def learn_evidence(
     progress: Callable[[LearnStep], None] | None = None,
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
 ) -> LearnedModel[T]:
-    """Maximises ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
+    """Maximise ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
     Coefficients of a learned mean take the values of each solution. The fitted model is in the
     result.
@@ -426,12 +416,23 @@ def learn_evidence(
     checkpointer: saves a state after every step, and inside the solves; progress is called with
         new steps only.
     """
-    start = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
-    start.require_some("kernel or likelihood")
-    parameters = start.limited(ceilings or {}, floors or {})
-    floor = replace(start, lower=torch.full_like(start.theta, -torch.inf)).limited({}, floors or {})
-    evaluator = Evaluator(maker, parameters, data, solve, prior_draws, weights)
-    return _Newton(evaluator, maker, settings, floor.lower, checkpointer).learned(progress)
+    learned = Parameters.of(model, without=("mean",), prior_std=settings.prior_std)
+    learned.require_some("kernel or likelihood")
+    limited = learned.limited(ceilings or {}, floors or {})
+    unbounded = replace(learned, lower=torch.full_like(learned.theta, -torch.inf))
+    floor = unbounded.limited({}, floors or {}).lower
+    evaluator = Evaluator(maker, limited, data, solve, prior_draws, weights)
+    newton = _Newton(evaluator, settings, floor, checkpointer)
+    reader = load_reader(checkpointer, _NEWTON)
+    if reader is not None and reader.finished:
+        return newton.restored_result(reader)
+    start = newton.first() if reader is None else newton.restored(reader)
+    state = start
+    for state in newton.states(start):
+        if progress is not None:
+            progress(state.history[-1])
+        checkpointer.save_if_due(partial(newton.snapshot, state))
+    return newton.result(state)
 
 
 def keyed_prior_draws(seed: int) -> PriorDraws:

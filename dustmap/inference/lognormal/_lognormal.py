@@ -25,7 +25,7 @@ from dustmap.gp import (
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
-from dustmap.linalg import AbstractOperator
+from dustmap.linalg import AbstractComposite, AbstractOperator, AbstractSymmetric
 
 #: Gives L (N, M), the multilinear rows of N functionals on the nodes of the model's grid.
 Interpolation: TypeAlias = Callable[[AbstractFunctional], AbstractOperator]
@@ -76,9 +76,9 @@ class LogNormalModel(AbstractParametric):
     @torch.no_grad()
     def latent_root(self) -> "LatentRoot":
         """T = (R, H B), from ξ = (ε, b) to the log-density at the nodes."""
-        root = self.prior.root()
-        columns = self._mean_columns().to(self.prior.dtype)
-        return LatentRoot(root, columns)
+        scales = self.scales()
+        columns = self.mean.basis(self._nodes())[:, : len(scales)] * scales
+        return LatentRoot(self.prior.root(), columns.to(self.prior.dtype))
 
     @torch.no_grad()
     def scales(self) -> Tensor:
@@ -96,62 +96,46 @@ class LogNormalModel(AbstractParametric):
             return start
         return start + scales * xi[-len(scales) :].to(scales)
 
-    def _mean_columns(self) -> Tensor:
-        scales = self.scales()
-        return self.mean.basis(self._nodes())[:, : len(scales)] * scales
-
     def _nodes(self) -> PointValues:
         return PointValues(self.prior.grid.points(device=self.prior.spectrum.device))
 
 
 @final
-class LatentRoot(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class LatentRoot(AbstractComposite):
     """T = (R, H B) (M, M_w + P): the log-density is its mean plus T ξ with ξ = (ε, b) ~ N(0, I).
 
     root R (M, M_w); columns H B (M, P), P = 0 for a fixed mean.
     """
 
-    def __init__(self, root: AbstractOperator, columns: Tensor) -> None:
-        self._root, self._columns = root, columns
+    root: AbstractOperator
+    columns: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._root.shape[0], self._root.shape[1] + self._columns.shape[1]
+        return self.root.shape[0], self.n_white + self.columns.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._columns.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._columns.device
-
-    @property
-    def columns(self) -> Tensor:
-        """H B (M, P)."""
-        return self._columns
+    def _made_of(self) -> Tensor:
+        return self.columns
 
     @property
     def n_white(self) -> int:
         """M_w, where ε ends and b begins."""
-        return self._root.shape[1]
+        return self.root.shape[1]
 
     def matmul(self, x: Tensor) -> Tensor:
-        white = self._root.matmul(x[..., : self.n_white])
-        if self._columns.shape[1] == 0:
+        white = self.root.matmul(x[..., : self.n_white])
+        if self.columns.shape[1] == 0:
             return white
-        return white + x[..., self.n_white :] @ self._columns.mT
+        return white + x[..., self.n_white :] @ self.columns.mT
 
     def rmatmul(self, y: Tensor) -> Tensor:
-        return torch.cat([self._root.rmatmul(y), y @ self._columns], dim=-1)
-
-    def with_root(self, root: AbstractOperator) -> "LatentRoot":
-        """The same mean with another root, or with a derivative of the root."""
-        return LatentRoot(root, self._columns)
+        return torch.cat([self.root.rmatmul(y), y @ self.columns], dim=-1)
 
 
 @final
-class GramOperator(AbstractOperator):
+@dataclass(frozen=True, eq=False)
+class GramOperator(AbstractSymmetric):
     """I + W^½ J Jᵀ W^½ (N, N) for J = L diag(ρ) T, T Tᵀ = K + (H B)(H B)ᵀ.
 
     The metric Λ = I + Jᵀ W J of the whitened field seen from the data: the same eigenvalues, and
@@ -161,36 +145,23 @@ class GramOperator(AbstractOperator):
     rows L (N, M); density ρ (M,); covariance K (M, M); columns H B (M, P); root_weights W^½ (N,).
     """
 
-    def __init__(
-        self,
-        rows: AbstractOperator,
-        density: Tensor,
-        covariance: AbstractOperator,
-        columns: Tensor,
-        root_weights: Tensor,
-    ) -> None:
-        self._rows, self._density, self._covariance = rows, density, covariance
-        self._columns, self._root_weights = columns, root_weights
+    rows: AbstractOperator
+    density: Tensor
+    covariance: AbstractOperator
+    columns: Tensor
+    root_weights: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._rows.shape[0], self._rows.shape[0]
+        return self.rows.shape[0], self.rows.shape[0]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._density.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._density.device
+    def _made_of(self) -> Tensor:
+        return self.density
 
     def matmul(self, x: Tensor) -> Tensor:
-        spread = self._density * self._rows.rmatmul(self._root_weights * x)
-        covaried = self._covariance.matmul(spread) + (spread @ self._columns) @ self._columns.mT
-        return x + self._root_weights * self._rows.matmul(self._density * covaried)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
+        spread = self.density * self.rows.rmatmul(self.root_weights * x)
+        covaried = self.covariance.matmul(spread) + (spread @ self.columns) @ self.columns.mT
+        return x + self.root_weights * self.rows.matmul(self.density * covaried)
 
 
 @torch.no_grad()

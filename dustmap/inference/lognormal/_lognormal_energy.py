@@ -79,7 +79,7 @@ class LogNormalProblem:
     def on(self, prior: GridPrior) -> "LogNormalProblem":
         """With another prior, or another torus, on the same grid."""
         model = replace(self.model, prior=prior)
-        root = self.root.with_root(prior.root())
+        root = replace(self.root, root=prior.root())
         return replace(self, model=model, root=root, covariance=prior.covariance())
 
     @property

@@ -15,7 +15,15 @@ from dustmap.gp import AbstractMean, AbstractParametric, Batch, GridPrior, ortho
 from dustmap.gp.features import AbstractFeatureMap
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout
-from dustmap.linalg import AbstractOperator, KeyedNormal, Progress, SolveStatus, pcg, unwatched
+from dustmap.linalg import (
+    AbstractOperator,
+    AbstractSymmetric,
+    KeyedNormal,
+    Progress,
+    SolveStatus,
+    pcg,
+    unwatched,
+)
 
 #: Corrections from a recomputed residual: float32 gains some three digits with each.
 _REFINEMENTS = 3
@@ -184,7 +192,7 @@ class MeanEstimate:
 
 
 @final
-class _ProfiledPrecision(AbstractOperator):
+class _ProfiledPrecision(AbstractSymmetric):
     """I + ΦᵀΠΦ (M_w, M_w)."""
 
     def __init__(self, profile: MeanProfile) -> None:
@@ -195,21 +203,13 @@ class _ProfiledPrecision(AbstractOperator):
     def shape(self) -> tuple[int, int]:
         return self._phi.shape[1], self._phi.shape[1]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._phi.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._phi.device
+    def _made_of(self) -> AbstractOperator:
+        return self._phi
 
     def matmul(self, x: Tensor) -> Tensor:
         seen = self._D * self._phi.matmul(x)
         seen = seen - (seen @ self._U) @ self._U.mT
         return x + self._phi.rmatmul(self._D * seen)
-
-    def rmatmul(self, y: Tensor) -> Tensor:
-        return self.matmul(y)
 
 
 @final

@@ -1,5 +1,6 @@
 """The columns of a global solve, as many at a time as the memory allows, and its result."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, final
 
@@ -199,26 +200,11 @@ def solved(
     return partial.result(rtol)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class GlobalSolution:
-    """What one global solve found.
+class AbstractSolution(ABC):
+    """Posterior mean and draws, and how the columns that they came from were solved for."""
 
-    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
-    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
-        the length √tr Λ of a draw's right-hand side.
-    preconditioner: for the next solve.
-    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
-    rounding: relative residual that the precision of the features leaves, about.
-    """
-
-    posterior: Annotated[PathwisePosterior, REBUILT]
-    sigma: Annotated[Tensor, Layout("data", "N", any_dtype=True)]
-    solve: Annotated[SolveResult, REBUILT]
-    preconditioner: Annotated[AbstractOperator | None, REBUILT]
-    quadratic_form: float
-    scale: float
-    rounding: float
+    posterior: PathwisePosterior
+    solve: SolveResult
 
     @property
     def eps_mean(self) -> Tensor:
@@ -241,6 +227,42 @@ class GlobalSolution:
         return float(self.solve.residuals.max())
 
     @property
+    def converged(self) -> bool:
+        """Whether every column reached the tolerance; `message` says what to do if not."""
+        return self.solve.converged
+
+    @property
+    @abstractmethod
+    def block_steps(self) -> int:
+        """Largest number of steps that were taken together."""
+
+    @abstractmethod
+    def message(self) -> str:
+        """One sentence on how the solve ended."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GlobalSolution(AbstractSolution):
+    """Result of one global solve.
+
+    posterior: ε̂, the draws δ_s and β, ready for queries. sigma (N,): Σ.
+    solve: one column for the mean, then one per solved draw; residuals are relative to `scale`,
+        the length √tr Λ of a draw's right-hand side.
+    preconditioner: for the next solve.
+    quadratic_form: (y − Hβ)ᵀ (ΦΦᵀ + Σ)⁻¹ (y − Hβ).
+    rounding: relative residual that the precision of the features leaves, about.
+    """
+
+    posterior: Annotated[PathwisePosterior, REBUILT]
+    sigma: Annotated[Tensor, Layout("data", "N", any_dtype=True)]
+    solve: Annotated[SolveResult, REBUILT]
+    preconditioner: Annotated[AbstractOperator | None, REBUILT]
+    quadratic_form: float
+    scale: float
+    rounding: float
+
+    @property
     def mean_error(self) -> float:
         """Bound of the error of E f for every functional f, β̂ included, in posterior std of f.
 
@@ -254,13 +276,7 @@ class GlobalSolution:
         """Steps of the longest block; the mean's own are in `solve.steps[0]`."""
         return int(self.solve.steps[1:].max())
 
-    @property
-    def converged(self) -> bool:
-        """Whether every column reached the tolerance; `message` says what to do if not."""
-        return self.solve.converged
-
     def message(self) -> str:
-        """One sentence on how the solve ended."""
         if self.converged or self.rounding < _ROUNDING_SHARE * self.solve.rtol:
             return self.solve.message()
         return (
