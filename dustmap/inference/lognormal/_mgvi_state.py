@@ -179,9 +179,9 @@ class _Place:
 
 
 @final
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class FitState:
-    """A fit between two turns of a phase, or between two of its curved draws.
+    """State of a fit between two turns of a phase, or between two of its curved draws.
 
     centre, with multipliers z (N,), at the present hyperparameters; mode: centre and z before the
     first samples, for samples that stray.
@@ -203,7 +203,7 @@ class FitState:
     evidence_draws: Annotated[Tensor, Layout("data", "K N")] | None = None
     sample_draws: Annotated[Tensor, Layout("data", "pairs N")] | None = None
     curve_draws: Annotated[Tensor, Layout("data", "S N")] | None = None
-    drawn: list[tuple[_Latent, _Multipliers]] = field(default_factory=list)
+    drawn: tuple[tuple[_Latent, _Multipliers], ...] = ()
     is_drawing: bool = False
     mode: Annotated[tuple[Iterate, Tensor] | None, REBUILT] = None
     evidence_count: int = 0
@@ -215,7 +215,7 @@ class FitState:
     strayed: bool = False
     curved: bool = False
     weights: Annotated[StudentTWeights | None, REBUILT] = None
-    history: list[MGVIRound] = field(default_factory=list)
+    history: tuple[MGVIRound, ...] = ()
 
     @staticmethod
     def first(
@@ -231,6 +231,15 @@ class FitState:
             evidence_count=settings.draws,
             curved=bool(settings.curved),
         )
+
+    @property
+    def problem(self) -> LogNormalProblem:
+        """At the present hyperparameters."""
+        return self.centre.problem
+
+    def at(self, phase: Phase, turn: int = 0) -> "FitState":
+        """Before this turn of a phase."""
+        return replace(self, phase=phase, turn=turn)
 
     def snapshot(self) -> State:
         """All of it; of a fit that is done, what its result takes."""
