@@ -14,8 +14,9 @@ Stars that the map cannot explain have sites of next to no precision instead of 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Generic, final
 
 import torch
@@ -25,6 +26,7 @@ from dustmap.gp import Batch
 from dustmap.gp.likelihoods import SinhTrapezoid
 from dustmap.inference._state import (
     NO_CHECKPOINTS,
+    REBUILT,
     AbstractCheckpointer,
     Layout,
     PartOfWhole,
@@ -240,144 +242,153 @@ def fit_student_t(
     start: an earlier fit of the same data. checkpointer: saves a state after every round, and
     inside the solves; progress is called with new rounds only.
     """
-    return _Rounds(model, data, settings, solver, start, checkpointer).fit(progress)
+    reader = load_reader(checkpointer, _ROBUST)
+    rounds = _Rounds(model, data, settings, solver, start is None, checkpointer)
+    with torch.no_grad():
+        state = before = rounds.first(start)
+        if reader is not None:
+            state = before = rounds.restored(before, reader)
+        if reader is None or not reader.finished:
+            for state in rounds.states(before):
+                if progress is not None:
+                    progress(state.history[-1])
+                checkpointer.save_if_due(partial(rounds.snapshot, state))
+            checkpointer.finish(rounds.snapshot(state, finished=True))
+        return rounds.result(state)
+
+
+#: The name of the states of rounds.
+_ROBUST = "fit_student_t"
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class _RoundsState:
-    """history: every round; law: values of all parameters of the noise; sites and weights (N,) of
-    the next solve; solution: the last one."""
+class _State(Generic[T]):
+    """history: every round; law of the noise; sites and weights (N,) of the next solve; solution:
+    the last one."""
 
-    history: list[RobustStep]
-    law: tuple[float, ...]
+    history: tuple[RobustStep, ...]
+    law: Annotated[StudentTModel, REBUILT]
     sites: Sites
     weights: Annotated[Tensor, Layout("sites", "N")]
+    solution: Annotated[T | None, REBUILT]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """law: values of all parameters of the noise; solution: without its model."""
+
+    law: tuple[float, ...]
     solution: State
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class _Rounds(Generic[T]):
-    """Noise and sites after the rounds so far, with their last solution."""
+    """Rounds of noise and sites; is_new: not around an earlier fit."""
 
-    @torch.no_grad()
-    def __init__(
-        self,
-        model: GridModel,
-        data: Batch,
-        settings: RobustSettings,
-        solver: SolverOf[T],
-        start: RobustFit[T] | None,
-        checkpointer: AbstractCheckpointer,
-    ) -> None:
-        self._model, self._data, self._settings = model, data, settings
-        self._solver, self._checkpointer = solver, checkpointer
+    model: GridModel
+    data: Batch
+    settings: RobustSettings
+    solver: SolverOf[T]
+    is_new: bool
+    checkpointer: AbstractCheckpointer
+
+    def first(self, start: RobustFit[T] | None) -> _State[T]:
+        """Before any round."""
+        model, data, settings = self.model, self.data, self.settings
         noise = StudentTNoise(settings.nu) if start is None else start.noise
-        learn = settings.learn_nu, settings.learn_scale
-        self._law = StudentTModel.of(noise, model.likelihood, *learn)
-        self._sites = self._first_sites() if start is None else start.sites
-        self._weights = torch.ones_like(self._sites.precision)
-        self._steps: list[RobustStep] = []
-        self._solution = _reusable(start, model)
-        self._residual = model.features.residual_variance(data.functional).double()
-        self._is_new = start is None
+        law = StudentTModel.of(noise, model.likelihood, settings.learn_nu, settings.learn_scale)
+        if start is None:
+            residual = data.y.double() - model.mean.values(data.functional)
+            if model.mean.is_learned:
+                residual = residual - residual.median()
+            sites, solution = Sites.first(data.y, residual, law.variance(data), law.noise.nu), None
+        else:
+            sites = start.sites
+            fits = start.solution.eps_mean.shape[0] == model.features.n_features
+            solution = start.solution if fits else None
+        return _State((), law, sites, torch.ones_like(sites.precision), solution)
 
-    @torch.no_grad()
-    def fit(self, progress: Callable[[RobustStep], None] | None) -> RobustFit[T]:
-        """One round after the other until all rests; from where the checkpointer is."""
-        reader = load_reader(self._checkpointer, _ROBUST)
-        if reader is not None:
-            self._restore(reader)
-        if reader is None or not reader.finished:
-            phi = self._model.features.operator(self._data.functional)
-            while len(self._steps) < self._settings.max_rounds and not self._converged:
-                self._round(phi)
-                if progress is not None:
-                    progress(self._steps[-1])
-                self._checkpointer.save_if_due(self._snapshot)
-            self._checkpointer.finish(self._snapshot(finished=True))
-        assert self._solution is not None
-        learned = (p.is_learned for p in self._model.likelihood.parameters())
-        pairs = zip(self._law.likelihood.parameters(), learned, strict=True)
-        likelihood = self._model.likelihood.with_parameters(
+    def states(self, state: _State[T]) -> Iterator[_State[T]]:
+        """Yield the state after every round that follows."""
+        phi = self.model.features.operator(self.data.functional)
+        residual = self.model.features.residual_variance(self.data.functional).double()
+        while len(state.history) < self.settings.max_rounds and not self._converged(state):
+            state = self._next(state, phi, residual)
+            yield state
+
+    def result(self, state: _State[T]) -> RobustFit[T]:
+        """The fit that ends at this state."""
+        assert state.solution is not None
+        learned = (p.is_learned for p in self.model.likelihood.parameters())
+        pairs = zip(state.law.likelihood.parameters(), learned, strict=True)
+        likelihood = self.model.likelihood.with_parameters(
             [replace(p, is_learned=is_learned) for p, is_learned in pairs]
         )
-        model = self._model.with_fitted_mean(self._solution.mean_coefficients)
+        model = self.model.with_fitted_mean(state.solution.mean_coefficients)
         return RobustFit(
             replace(model, likelihood=likelihood),
-            self._solution,
-            self._law.noise,
-            self._sites,
-            self._weights,
-            self._law.logs(),
-            tuple(self._steps),
-            self._converged,
+            state.solution,
+            state.law.noise,
+            state.sites,
+            state.weights,
+            state.law.logs(),
+            state.history,
+            self._converged(state),
         )
 
-    @property
-    def _converged(self) -> bool:
-        if not self._steps or self._steps[-1].change > self._settings.tolerance:
+    def _converged(self, state: _State[T]) -> bool:
+        if not state.history or state.history[-1].change > self.settings.tolerance:
             return False
-        return nats_left([step.nats for step in self._steps]) <= _NATS_LEFT
+        return nats_left([step.nats for step in state.history]) <= _NATS_LEFT
 
-    @property
-    def _given(self) -> Tensor:
-        return self._law.likelihood.noise_variance(self._data).double()
-
-    def _first_sites(self) -> Sites:
-        residual = self._data.y.double() - self._model.mean.values(self._data.functional)
-        if self._model.mean.is_learned:
-            residual = residual - residual.median()
-        return Sites.first(self._data.y, residual, self._given, self._law.noise.nu)
-
-    def _round(self, phi: AbstractOperator) -> None:
+    def _next(self, state: _State[T], phi: AbstractOperator, residual: Tensor) -> _State[T]:
         """One solve at the present sites, and the noise and sites of its field."""
-        checkpointer = PartOfWhole(self._checkpointer.child("solve"), len(self._steps))
-        solver, sigma = self._solving, self._sites.precision.reciprocal() + self._residual
-        samples = self._settings.samples
-        solution = solver(self._model, sigma, samples, self._solution, checkpointer)
-        mean, variance = self._seen(solution, phi)
-        before, data = self._law.logs(), self._data
-        self._law = fitted_around(self._law, data, mean, variance, measured_share(data))
-        noise = self._law.noise
-        nats = noise_nats(before, self._law.logs(), len(data))
-        width2 = noise.scale**2 * self._given
-        moments = student_t_moments(data.y, mean, variance, width2, noise.nu)
-        change = self._sites.change(moments, mean, width2)
-        step = 1.0 if self._is_new and not self._steps else _STEP
-        self._sites = self._sites.updated(moments, mean, width2, step)
-        self._weights, self._solution = moments.weight, solution
-        outliers = int((self._weights < OUTLIER_WEIGHT).sum())
-        self._steps.append(RobustStep(noise, change, nats, outliers, solution.block_steps))
-
-    @property
-    def _solving(self) -> AbstractSolver[T]:
-        """The solver of the present sites."""
-        return self._solver(site_data(self._data, self._sites))
-
-    def _seen(self, solution: T, phi: AbstractOperator) -> tuple[Tensor, Tensor]:
-        """Mean and variance (N,) of what every datum sees."""
+        model, data, sites = self.model, self.data, state.sites
+        checkpointer = PartOfWhole(self.checkpointer.child("solve"), len(state.history))
+        sigma, samples = sites.precision.reciprocal() + residual, self.settings.samples
+        solution = self._solver(sites)(model, sigma, samples, state.solution, checkpointer)
         fields = torch.cat([solution.eps_mean[None], solution.deviations])
         seen = phi.matmul(fields.to(phi.dtype)).double()
-        mean = self._model.mean.basis(self._data.functional) @ solution.mean_coefficients
-        variance = seen[1:].square().mean(0)
-        return self._sites.seen(mean + seen[0], variance, self._residual)
+        mean = model.mean.basis(data.functional) @ solution.mean_coefficients + seen[0]
+        mean, variance = sites.seen(mean, seen[1:].square().mean(0), residual)
+        law = fitted_around(state.law, data, mean, variance, measured_share(data))
+        nats = noise_nats(state.law.logs(), law.logs(), len(data))
+        width2 = law.noise.scale**2 * law.variance(data)
+        moments = student_t_moments(data.y, mean, variance, width2, law.noise.nu)
+        step = 1.0 if self.is_new and not state.history else _STEP
+        entry = RobustStep(
+            law.noise,
+            sites.change(moments, mean, width2),
+            nats,
+            int((moments.weight < OUTLIER_WEIGHT).sum()),
+            solution.block_steps,
+        )
+        sites = sites.updated(moments, mean, width2, step)
+        return _State((*state.history, entry), law, sites, moments.weight, solution)
 
-    def _snapshot(self, finished: bool = False) -> State:
-        assert self._solution is not None
-        law = tuple(float(p.value) for p in self._law.parameters())
-        solution = self._solving.snapshot(self._solution)
-        rounds = _RoundsState(self._steps, law, self._sites, self._weights, solution)
-        return state_of(_ROBUST, rounds, finished=finished)
+    def _solver(self, sites: Sites) -> AbstractSolver[T]:
+        return self.solver(site_data(self.data, sites))
 
-    def _restore(self, reader: StateReader) -> None:
-        state = reader.read(_RoundsState, {"sites": self._weights}, N=len(self._data))
-        self._steps, self._sites, self._weights = state.history, state.sites, state.weights
-        pairs = zip(self._law.parameters(), state.law, strict=True)
-        self._law = self._law.with_parameters(
+    def snapshot(self, state: _State[T], finished: bool = False) -> State:
+        """All of a state."""
+        assert state.solution is not None
+        law = tuple(float(p.value) for p in state.law.parameters())
+        stored = _Stored(law, self._solver(state.sites).snapshot(state.solution))
+        return state_of(_ROBUST, state, stored, finished=finished)
+
+    def restored(self, first: _State[T], reader: StateReader) -> _State[T]:
+        """The state of a snapshot; first: that before any round."""
+        like, n = {"sites": first.weights}, len(self.data)
+        stored, values = reader.read(_Stored), reader.fields(_State, like, N=n)
+        pairs = zip(first.law.parameters(), stored.law, strict=True)
+        law = first.law.with_parameters(
             [p.at(torch.full_like(p.value, value)) for p, value in pairs]
         )
-        self._solution = self._solving.restored(self._model, state.solution)
+        solution = self._solver(values["sites"]).restored(self.model, stored.solution)
+        return _State(law=law, solution=solution, **values)
 
 
 def site_data(data: Batch, sites: Sites) -> Batch:
@@ -388,12 +399,6 @@ def site_data(data: Batch, sites: Sites) -> Batch:
 def site_weights(model: GridModel, data: Batch, sites: Sites) -> Tensor:
     """λ_n σ_n² (N,): the weights of `learn_evidence` that make the noise that of the sites."""
     return sites.precision * noise_variance(model, data).detach()
-
-
-def _reusable(start: RobustFit[T] | None, model: GridModel) -> T | None:
-    if start is None or start.solution.eps_mean.shape[0] != model.features.n_features:
-        return None
-    return start.solution
 
 
 @final

@@ -127,6 +127,10 @@ class StudentTModel(AbstractParametric):
         nu, scale = (float(p.value.detach().exp()) for p in (self.nu, self.scale))
         return StudentTNoise(min(max(nu, LEAST_NU), MOST_NU), scale)
 
+    def variance(self, data: Batch) -> Tensor:
+        """σ_n² (N,) of the likelihood, float64."""
+        return self.likelihood.noise_variance(data).double()
+
     def logs(self) -> tuple[float, ...]:
         """ln ν, ln s and what is learned of the likelihood (2 + K,)."""
         own = (p for p in self.likelihood.parameters() if p.is_learned)
@@ -216,25 +220,22 @@ class _Objective:
     @torch.no_grad()
     def typical_width(self, model: StudentTModel) -> float:
         """s σ of the median datum."""
-        return model.noise.scale * float(self._given(model).median().sqrt())
+        return model.noise.scale * float(model.variance(self.data).median().sqrt())
 
     @torch.no_grad()
     def _nodes(self, start: StudentTModel, variance: Tensor) -> tuple[Tensor, Tensor]:
         """e² (N, Q) and weights of the rule that suits the present width."""
         noise = start.noise
-        bend = noise.scale * (noise.nu * self._given(start)).sqrt()
+        bend = noise.scale * (noise.nu * start.variance(self.data)).sqrt()
         target = self.data.y.double()
         x, log_weights = SinhTrapezoid(target, bend, _NODES).standard(self.mean, variance)
         e = (target - self.mean)[:, None] - variance.sqrt()[:, None] * x
         return e.square(), log_weights.exp()
 
-    def _given(self, model: StudentTModel) -> Tensor:
-        return model.likelihood.noise_variance(self.data).double()
-
     def _value(self, model: StudentTModel, square: Tensor, shares: Tensor) -> Tensor:
         log_nu, log_scale = (p.value.to(square) for p in (model.nu, model.scale))
         nu = log_nu.clamp(math.log(LEAST_NU), math.log(MOST_NU)).exp()
-        width2 = self._given(model) * (2.0 * log_scale).exp()
+        width2 = model.variance(self.data) * (2.0 * log_scale).exp()
         tails = (shares * (square / (nu * width2)[:, None]).log1p()).sum(-1)
         peak = torch.lgamma(0.5 * (nu + 1.0)) - torch.lgamma(0.5 * nu) - 0.5 * nu.log()
         each = peak - 0.5 * width2.log() - 0.5 * (nu + 1.0) * tails
