@@ -14,21 +14,8 @@ from dustmap.gp.features import LocalFeatures, StencilOrder
 from dustmap.gp.functionals import world_of
 from dustmap.inference._model_maker import GridSettings, ModelMaker
 from dustmap.inference._state import NO_CHECKPOINTS, AbstractCheckpointer, State, StateReader
-from dustmap.inference.evidence._newton import (
-    LearnedModel,
-    LearnSettings,
-    LearnStep,
-    keyed_prior_draws,
-    learn_evidence,
-)
+from dustmap.inference.evidence import _newton, _robust
 from dustmap.inference.evidence._newton_point import AbstractSolver
-from dustmap.inference.evidence._robust import (
-    RobustFit,
-    Turns,
-    fit_student_t,
-    site_data,
-    site_weights,
-)
 from dustmap.inference.evidence._student_t_noise import RobustSettings, scatter_floor
 from dustmap.inference.solve._global_solve import SolveSettings, solve_global
 from dustmap.inference.solve._grid_model import GridModel
@@ -44,7 +31,7 @@ from dustmap.linalg import Progress, unwatched
 #: Data whose residual variance stands for that of all.
 _SAMPLE = 2000
 
-Steps = Callable[[LearnStep], None]
+Steps = Callable[[_newton.LearnStep], None]
 
 
 @final
@@ -74,7 +61,7 @@ class GlobalSettings:
     memory: int = 2**33
     rows_memory: int | None = None
     solve_memory: int | None = None
-    learn: LearnSettings = field(default_factory=LearnSettings)
+    learn: _newton.LearnSettings = field(default_factory=_newton.LearnSettings)
     robust: RobustSettings | None = None
 
     @property
@@ -111,9 +98,9 @@ class GlobalFit:
     gp: GPModel
     model: GridModel
     solution: GlobalSolution
-    started: LearnedModel[GlobalSolution] | None
-    learned: LearnedModel[GlobalSolution] | None
-    robust: RobustFit[GlobalSolution] | None
+    started: _newton.LearnedModel[GlobalSolution] | None
+    learned: _newton.LearnedModel[GlobalSolution] | None
+    robust: _robust.RobustFit[GlobalSolution] | None
     turns: tuple[float, ...] | None
     residual_ratio: float
     stencils: StencilOrder | None
@@ -219,10 +206,10 @@ class _Fit:
         self.model, self.maker, self.data, self.settings = model, maker, data, settings
         self.steps, self.progress, self.checkpointer = steps, progress, checkpointer
         self.fit_mean = model.mean.is_learned
-        self.started: LearnedModel[GlobalSolution] | None = None
-        self.learned: LearnedModel[GlobalSolution] | None = None
-        self.robust: RobustFit[GlobalSolution] | None = None
-        self.turns: Turns | None = None
+        self.started: _newton.LearnedModel[GlobalSolution] | None = None
+        self.learned: _newton.LearnedModel[GlobalSolution] | None = None
+        self.robust: _robust.RobustFit[GlobalSolution] | None = None
+        self.turns: _robust.Turns | None = None
 
     def learn(self) -> None:
         """Finds kernel and likelihood; with Student-t noise, also the weights of all data."""
@@ -247,7 +234,7 @@ class _Fit:
         """The final solve of all data."""
         model = self.maker.build(self.model)
         settings = self.settings.solve(self.settings.samples, self.fit_mean)
-        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
+        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
         solution = solve_global(
             model,
             data,
@@ -270,7 +257,7 @@ class _Fit:
         )
 
     @property
-    def _learn_settings(self) -> LearnSettings:
+    def _learn_settings(self) -> _newton.LearnSettings:
         """From the second turn on with as many deviations as the one before ended with."""
         if self.learned is None:
             return self.settings.learn
@@ -288,7 +275,7 @@ class _Fit:
 
     def _take_turns(self, robust: RobustSettings) -> None:
         """Noise and sites at a fixed kernel, then the kernel at fixed sites, until both rest."""
-        turns = self.turns = Turns(len(self.data))
+        turns = self.turns = _robust.Turns(len(self.data))
         learns = self.model.kernel.is_learned
         self._weigh("weights-0", robust)
         while learns and len(turns.nats) < robust.max_turns and not turns.settled:
@@ -303,16 +290,16 @@ class _Fit:
 
     def _weigh(self, name: str, robust: RobustSettings) -> None:
         checkpointer, model = self.checkpointer.child(name), self.maker.build(self.model)
-        self.robust = fit_student_t(
+        self.robust = _robust.fit_student_t(
             model, self.data, robust, self._solver, start=self.robust, checkpointer=checkpointer
         )
         fitted = self.robust.model
         self.model = replace(self.model, mean=fitted.mean, likelihood=fitted.likelihood)
 
-    def _learned_at_sites(self, name: str) -> LearnedModel[GlobalSolution]:
+    def _learned_at_sites(self, name: str) -> _newton.LearnedModel[GlobalSolution]:
         """The kernel; numbers of the likelihood are those of the sites, which hold them."""
         assert self.robust is not None
-        weights = site_weights(self.maker.build(self.model), self.data, self.robust.sites)
+        weights = _robust.site_weights(self.maker.build(self.model), self.data, self.robust.sites)
         held = replace(self.model, likelihood=self.model.likelihood.fixed())
         learned = self._learned(name, held, weights, self.settings.learn_rows)
         self.model = replace(self.model, kernel=learned.gp.kernel, mean=learned.gp.mean)
@@ -320,21 +307,21 @@ class _Fit:
 
     def _learned(
         self, name: str, model: GPModel, weights: Tensor | None, rows: int
-    ) -> LearnedModel[GlobalSolution]:
+    ) -> _newton.LearnedModel[GlobalSolution]:
         """Learning from a random part of the data; with Student-t noise of their sites."""
         part = _random_part(len(self.data), rows, self.settings.seed)
-        data = self.data if self.robust is None else site_data(self.data, self.robust.sites)
+        data = self.data if self.robust is None else _robust.site_data(self.data, self.robust.sites)
         some = data if part is None else data[part.to(self.data.y.device)]
         if weights is not None and part is not None:
             weights = weights[part.to(weights.device)]
         # Where ranks share the data, they share the products of solves; gradients are everyone's.
-        return learn_evidence(
+        return _newton.learn_evidence(
             self.maker,
             model,
             whole_batch(some),
             self._learn_settings,
             self._solver(some),
-            prior_draws=keyed_prior_draws(self.settings.seed),
+            prior_draws=_newton.keyed_prior_draws(self.settings.seed),
             weights=weights,
             ceilings=self.maker.ceilings(model.kernel),
             floors=scatter_floor(model.noise, some),

@@ -385,13 +385,14 @@ class PartOfWhole(AbstractCheckpointer):
         return None if state is None or state.values.get(_TURN) != self.turn else state
 
     def save_if_due(self, make: Callable[[], State]) -> None:
-        self.checkpointer.save_if_due(lambda: self._marked(make()))
+        def marked() -> State:
+            state = make()
+            return State({**state.values, _TURN: self.turn}, state.arrays)
+
+        self.checkpointer.save_if_due(marked)
 
     def finish(self, result: State) -> None:
         """The whole saves it."""
-
-    def _marked(self, state: State) -> State:
-        return State({**state.values, _TURN: self.turn}, state.arrays)
 
 
 @final

@@ -8,18 +8,19 @@ form, which takes the derivatives of λ out of the products.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch, GridPrior, Parameters
+from dustmap.gp import AbstractParametric, Batch, GridPrior, Parameters
 from dustmap.gp.features import AbstractFeatureMap, LocalFeatures, chunks
 from dustmap.inference._precision import PrecisionOperator
 from dustmap.inference.solve._grid_model import GridModel, prior_of
 from dustmap.linalg import AbstractOperator, CirculantOperator, pcg
 
+M = TypeVar("M", bound=AbstractParametric)
 #: Change of a parameter in the forward differences.
 _SHIFT = {torch.float32: 1e-2, torch.float64: 1e-4}
 #: Accuracy of the solves behind the information, whose error enters it squared, and their steps.
@@ -305,9 +306,14 @@ def _shifted(model: GridModel, without: Sequence[str], step: float) -> Iterator[
     """The model with each learned number moved by `step` in turn; the same features where these
     do not depend on it."""
     for part in ("features", "mean", "likelihood"):
-        own = Parameters.of(getattr(model, part), without=without)
-        for unit in torch.eye(len(own), dtype=own.theta.dtype):
-            yield replace(model, **{part: own.build(own.theta + step * unit)})
+        for moved in shifted(Parameters.of(getattr(model, part), without=without), step):
+            yield replace(model, **{part: moved})
+
+
+def shifted(parameters: Parameters[M], step: float) -> Iterator[M]:
+    """The value with each of its learned numbers moved by `step` in turn."""
+    for unit in torch.eye(len(parameters), dtype=parameters.theta.dtype):
+        yield parameters.build(parameters.theta + step * unit)
 
 
 @final

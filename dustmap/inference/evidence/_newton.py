@@ -16,17 +16,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, FitStatus, GPModel, Parameters
-from dustmap.inference._state import (
-    NO_CHECKPOINTS,
-    REBUILT,
-    AbstractCheckpointer,
-    ParameterVector,
-    PartOfWhole,
-    State,
-    StateReader,
-    load_reader,
-    state_of,
-)
+from dustmap.inference import _state
 from dustmap.inference.evidence._newton_point import (
     AbstractMaker,
     AbstractSolver,
@@ -83,8 +73,8 @@ class TrustRegion:
 
     largest: float
     radius: float
-    step: ParameterVector | None = None
-    gradient: ParameterVector | None = None
+    step: _state.ParameterVector | None = None
+    gradient: _state.ParameterVector | None = None
     promised: float = 0.0
 
     @staticmethod
@@ -185,9 +175,9 @@ class LearnedModel(Generic[T]):
     grid_error: median of Var r / σ² over the data; see `depends_on_grid`.
     """
 
-    gp: Annotated[GPModel, REBUILT]
-    model: Annotated[GridModel, REBUILT]
-    solution: Annotated[T, REBUILT]
+    gp: Annotated[GPModel, _state.REBUILT]
+    model: Annotated[GridModel, _state.REBUILT]
+    solution: Annotated[T, _state.REBUILT]
     status: FitStatus
     history: tuple[LearnStep, ...]
     standard_deviations: tuple[float, ...]
@@ -222,15 +212,15 @@ class _State(Generic[T]):
     """State after a solve: θ (P,) and samples of the next one; rejected trials in a row; best: the
     last accepted point; is_over: whether the status is final."""
 
-    theta: ParameterVector
+    theta: _state.ParameterVector
     radius: float
     samples: int
     rejected: int = 0
     status: FitStatus = FitStatus.MAX_STEPS
     is_over: bool = False
     history: tuple[LearnStep, ...] = ()
-    best: Annotated[Point[T] | None, REBUILT] = None
-    evaluated: Annotated[Evaluated[T], REBUILT] = field(default_factory=Evaluated)
+    best: Annotated[Point[T] | None, _state.REBUILT] = None
+    evaluated: Annotated[Evaluated[T], _state.REBUILT] = field(default_factory=Evaluated)
 
 
 @final
@@ -239,7 +229,7 @@ class _Result:
     """The solution of a result, and the maker's state after the last solve."""
 
     solved: SolvedState
-    maker: State
+    maker: _state.State
 
 
 @final
@@ -250,7 +240,7 @@ class _Newton(Generic[T]):
     evaluator: Evaluator[T]
     settings: LearnSettings
     floor: Tensor
-    checkpointer: AbstractCheckpointer
+    checkpointer: _state.AbstractCheckpointer
 
     def first(self) -> _State[T]:
         """At the start of the parameters."""
@@ -266,7 +256,7 @@ class _Newton(Generic[T]):
     def _next(self, state: _State[T]) -> _State[T]:
         """Solve at θ, accept or reject the point, and choose the next θ."""
         base, settings = state.best, self.settings
-        checkpointer = PartOfWhole(self.checkpointer.child("solve"), len(state.history))
+        checkpointer = _state.PartOfWhole(self.checkpointer.child("solve"), len(state.history))
         point, evaluated = self.evaluator.at(
             state.theta, state.samples, state.evaluated, checkpointer
         )
@@ -332,10 +322,10 @@ class _Newton(Generic[T]):
             point.grid_error,
         )
         stored = _Result(self.evaluator.snapshot(point.solved), self.evaluator.maker.snapshot())
-        self.checkpointer.finish(state_of(_NEWTON, learned, stored, finished=True))
+        self.checkpointer.finish(_state.state_of(_NEWTON, learned, stored, finished=True))
         return learned
 
-    def restored_result(self, reader: StateReader) -> LearnedModel[T]:
+    def restored_result(self, reader: _state.StateReader) -> LearnedModel[T]:
         """The result of a finished computation, with the maker as it was left."""
         stored = reader.read(_Result, self.evaluator.like, **self.evaluator.sizes)
         best = self.evaluator.restored(stored.solved)
@@ -344,13 +334,13 @@ class _Newton(Generic[T]):
         fields = reader.fields(LearnedModel)
         return LearnedModel(gp=gp, model=best.model, solution=best.solution, **fields)
 
-    def snapshot(self, state: _State[T]) -> State:
+    def snapshot(self, state: _State[T]) -> _state.State:
         """All of a state."""
         assert state.best is not None
         stored = self.evaluator.evaluated_state(state.evaluated, state.best.solved)
-        return state_of(_NEWTON, state, state.best, stored)
+        return _state.state_of(_NEWTON, state, state.best, stored)
 
-    def restored(self, reader: StateReader) -> _State[T]:
+    def restored(self, reader: _state.StateReader) -> _State[T]:
         """The state of a snapshot."""
         like, sizes = self.evaluator.like, self.evaluator.sizes
         stored = reader.read(EvaluatedState, like, **sizes)
@@ -400,7 +390,7 @@ def learn_evidence(
     ceilings: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
     progress: Callable[[LearnStep], None] | None = None,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> LearnedModel[T]:
     """Maximise ln p(y | θ) over what `model` learns of kernel and likelihood, all logarithms.
 
@@ -423,7 +413,7 @@ def learn_evidence(
     floor = unbounded.limited({}, floors or {}).lower
     evaluator = Evaluator(maker, limited, data, solve, prior_draws, weights)
     newton = _Newton(evaluator, settings, floor, checkpointer)
-    reader = load_reader(checkpointer, _NEWTON)
+    reader = _state.load_reader(checkpointer, _NEWTON)
     if reader is not None and reader.finished:
         return newton.restored_result(reader)
     start = newton.first() if reader is None else newton.restored(reader)

@@ -9,21 +9,8 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch, GPModel, Parameters
-from dustmap.inference._state import (
-    NO_CHECKPOINTS,
-    REBUILT,
-    AbstractCheckpointer,
-    Layout,
-    ParameterVector,
-    State,
-)
-from dustmap.inference.evidence._evidence import (
-    Moments,
-    data_per_pass,
-    differentiate,
-    gradient_values,
-    noise_variance,
-)
+from dustmap.inference import _state
+from dustmap.inference.evidence import _evidence
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -65,7 +52,7 @@ class AbstractSolver(ABC, Generic[T]):
         sigma: Tensor,
         samples: int,
         start: T | None,
-        checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+        checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
     ) -> T:
         """The solution at sigma Σ (N,).
 
@@ -74,11 +61,11 @@ class AbstractSolver(ABC, Generic[T]):
         """
 
     @abstractmethod
-    def snapshot(self, solution: T) -> State:
+    def snapshot(self, solution: T) -> _state.State:
         """A solution without its model."""
 
     @abstractmethod
-    def restored(self, model: GridModel, state: State) -> T:
+    def restored(self, model: GridModel, state: _state.State) -> T:
         """The solution of a snapshot, to the bit; model: as it was when that was found."""
 
 
@@ -91,11 +78,11 @@ class AbstractMaker(ABC):
         before."""
 
     @abstractmethod
-    def snapshot(self) -> State:
+    def snapshot(self) -> _state.State:
         """What models have from the past beside the parameters, such as their torus."""
 
     @abstractmethod
-    def restore(self, state: State) -> None:
+    def restore(self, state: _state.State) -> None:
         """Go back to where `snapshot` was called: `build` then makes the model it made before."""
 
 
@@ -104,9 +91,9 @@ class AbstractMaker(ABC):
 class SolvedState:
     """A solution at θ (P,), with the maker's state that its model was made in."""
 
-    theta: ParameterVector
-    maker: State
-    solution: State
+    theta: _state.ParameterVector
+    maker: _state.State
+    solution: _state.State
 
 
 @final
@@ -114,8 +101,8 @@ class SolvedState:
 class ResidualRates:
     """∂ ln Var r (Q, N) of the data, which changes slowly, as it was at θ (P,)."""
 
-    theta: ParameterVector
-    values: Annotated[Tensor, Layout("rates", "Q N")]
+    theta: _state.ParameterVector
+    values: Annotated[Tensor, _state.Layout("rates", "Q N")]
 
 
 @final
@@ -134,7 +121,7 @@ class Solved(Generic[T]):
     """A solution with its model, at θ (P,), and the maker's state there."""
 
     theta: Tensor
-    maker: State
+    maker: _state.State
     model: GridModel
     solution: T
 
@@ -147,10 +134,10 @@ class Point(Generic[T]):
     grid_error: median of Var r / σ² over the data.
     """
 
-    solved: Annotated[Solved[T], REBUILT]
-    gradient: ParameterVector
-    information: Annotated[Tensor, Layout("theta", "P P")]
-    error: Annotated[Tensor, Layout("theta", "P P")]
+    solved: Annotated[Solved[T], _state.REBUILT]
+    gradient: _state.ParameterVector
+    information: Annotated[Tensor, _state.Layout("theta", "P P")]
+    error: Annotated[Tensor, _state.Layout("theta", "P P")]
     grid_error: float
 
     @property
@@ -201,15 +188,15 @@ class Evaluator(Generic[T]):
         theta: Tensor,
         samples: int,
         before: Evaluated[T],
-        checkpointer: AbstractCheckpointer,
+        checkpointer: _state.AbstractCheckpointer,
     ) -> tuple[Point[T], Evaluated[T]]:
         """One solve at θ (P,), and what the next can reuse. checkpointer: of the solve."""
         leaf = theta.detach().clone().requires_grad_()
         data, weights = self.data, self.weights
         model = self.maker.build(self.parameters.build(leaf))
-        one_pass = len(data) <= data_per_pass(model)
+        one_pass = len(data) <= _evidence.data_per_pass(model)
         with torch.set_grad_enabled(one_pass):
-            noise = noise_variance(model, data, weights)
+            noise = _evidence.noise_variance(model, data, weights)
             residual = model.features.residual_variance(data.functional).double()
             sigma = noise + residual
         start = None if before.latest is None else before.latest.solution
@@ -219,13 +206,13 @@ class Evaluator(Generic[T]):
         solution = self.solve(model, sigma.detach(), samples, start, checkpointer)
         model = model.with_fitted_mean(solution.mean_coefficients)
         draws = None if self.prior_draws is None else self.prior_draws(solution.deviations)
-        moments = Moments(solution.eps_mean, solution.deviations, draws)
+        moments = _evidence.Moments(solution.eps_mean, solution.deviations, draws)
         shared = sigma if one_pass else None
-        gradient = gradient_values(model, leaf, data, moments, weights, shared)
+        gradient = _evidence.gradient_values(model, leaf, data, moments, weights, shared)
         rates = before.rates
         if rates is not None and float((rates.theta - theta).abs().max()) > _NEARBY:
             rates = None
-        derivatives = differentiate(
+        derivatives = _evidence.differentiate(
             model,
             data,
             moments,

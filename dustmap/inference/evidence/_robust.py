@@ -24,29 +24,11 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.gp.likelihoods import SinhTrapezoid
-from dustmap.inference._state import (
-    NO_CHECKPOINTS,
-    REBUILT,
-    AbstractCheckpointer,
-    Layout,
-    PartOfWhole,
-    State,
-    StateReader,
-    load_reader,
-    state_of,
-)
+from dustmap.inference import _state
+from dustmap.inference.evidence import _student_t_noise
 from dustmap.inference.evidence._evidence import noise_variance
 from dustmap.inference.evidence._newton import LearnedModel
 from dustmap.inference.evidence._newton_point import AbstractSolver, T
-from dustmap.inference.evidence._student_t_noise import (
-    OUTLIER_WEIGHT,
-    RobustSettings,
-    StudentTModel,
-    StudentTNoise,
-    fitted_around,
-    measured_share,
-    noise_nats,
-)
 from dustmap.inference.solve._grid_model import GridModel
 from dustmap.linalg import AbstractOperator
 
@@ -109,8 +91,8 @@ def student_t_moments(
 class Sites:
     """Normal data of value target (N,) = ỹ and precision (N,) = λ > 0, float64."""
 
-    target: Annotated[Tensor, Layout("sites", "N")]
-    precision: Annotated[Tensor, Layout("sites", "N")]
+    target: Annotated[Tensor, _state.Layout("sites", "N")]
+    precision: Annotated[Tensor, _state.Layout("sites", "N")]
 
     @staticmethod
     def first(y: Tensor, residual: Tensor, variance: Tensor, nu: float) -> "Sites":
@@ -173,7 +155,7 @@ class RobustStep:
     """One round: noise after it; change of the sites, root mean square in units of the noise; nats:
     ½ Δᵀ I Δ of the change of the noise; data of weight < 0.1; steps of the solve."""
 
-    noise: StudentTNoise
+    noise: _student_t_noise.StudentTNoise
     change: float
     nats: float
     outliers: int
@@ -193,7 +175,7 @@ class RobustFit(Generic[T]):
 
     model: GridModel
     solution: T
-    noise: StudentTNoise
+    noise: _student_t_noise.StudentTNoise
     sites: Sites
     weights: Tensor
     logs: tuple[float, ...]
@@ -203,7 +185,7 @@ class RobustFit(Generic[T]):
     @property
     def outliers(self) -> int:
         """Data of weight below 0.1."""
-        return int((self.weights < OUTLIER_WEIGHT).sum())
+        return int((self.weights < _student_t_noise.OUTLIER_WEIGHT).sum())
 
     def message(self) -> str:
         """One sentence on how it ended."""
@@ -211,7 +193,7 @@ class RobustFit(Generic[T]):
         text = (
             f"Student-t noise {how} after {len(self.history)} solves: ν = {self.noise.nu:.3g}, "
             f"scale {self.noise.scale:.3g}, {self.outliers} of {len(self.weights)} data have a "
-            f"weight below {OUTLIER_WEIGHT:g}"
+            f"weight below {_student_t_noise.OUTLIER_WEIGHT:g}"
         )
         return text if self.converged else f"{text}; increase max_rounds"
 
@@ -219,12 +201,12 @@ class RobustFit(Generic[T]):
 def fit_student_t(
     model: GridModel,
     data: Batch,
-    settings: RobustSettings,
+    settings: _student_t_noise.RobustSettings,
     solver: SolverOf[T],
     progress: Callable[[RobustStep], None] | None = None,
     *,
     start: RobustFit[T] | None = None,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> RobustFit[T]:
     """Normal posterior q, ν, scale and the likelihood's parameters at a fixed kernel.
 
@@ -242,7 +224,7 @@ def fit_student_t(
     start: an earlier fit of the same data. checkpointer: saves a state after every round, and
     inside the solves; progress is called with new rounds only.
     """
-    reader = load_reader(checkpointer, _ROBUST)
+    reader = _state.load_reader(checkpointer, _ROBUST)
     rounds = _Rounds(model, data, settings, solver, start is None, checkpointer)
     with torch.no_grad():
         state = before = rounds.first(start)
@@ -268,10 +250,10 @@ class _State(Generic[T]):
     the last one."""
 
     history: tuple[RobustStep, ...]
-    law: Annotated[StudentTModel, REBUILT]
+    law: Annotated[_student_t_noise.StudentTModel, _state.REBUILT]
     sites: Sites
-    weights: Annotated[Tensor, Layout("sites", "N")]
-    solution: Annotated[T | None, REBUILT]
+    weights: Annotated[Tensor, _state.Layout("sites", "N")]
+    solution: Annotated[T | None, _state.REBUILT]
 
 
 @final
@@ -280,7 +262,7 @@ class _Stored:
     """law: values of all parameters of the noise; solution: without its model."""
 
     law: tuple[float, ...]
-    solution: State
+    solution: _state.State
 
 
 @final
@@ -290,16 +272,18 @@ class _Rounds(Generic[T]):
 
     model: GridModel
     data: Batch
-    settings: RobustSettings
+    settings: _student_t_noise.RobustSettings
     solver: SolverOf[T]
     is_new: bool
-    checkpointer: AbstractCheckpointer
+    checkpointer: _state.AbstractCheckpointer
 
     def first(self, start: RobustFit[T] | None) -> _State[T]:
         """Before any round."""
         model, data, settings = self.model, self.data, self.settings
-        noise = StudentTNoise(settings.nu) if start is None else start.noise
-        law = StudentTModel.of(noise, model.likelihood, settings.learn_nu, settings.learn_scale)
+        noise = _student_t_noise.StudentTNoise(settings.nu) if start is None else start.noise
+        law = _student_t_noise.StudentTModel.of(
+            noise, model.likelihood, settings.learn_nu, settings.learn_scale
+        )
         if start is None:
             residual = data.y.double() - model.mean.values(data.functional)
             if model.mean.is_learned:
@@ -347,15 +331,17 @@ class _Rounds(Generic[T]):
     def _next(self, state: _State[T], phi: AbstractOperator, residual: Tensor) -> _State[T]:
         """One solve at the present sites, and the noise and sites of its field."""
         model, data, sites = self.model, self.data, state.sites
-        checkpointer = PartOfWhole(self.checkpointer.child("solve"), len(state.history))
+        checkpointer = _state.PartOfWhole(self.checkpointer.child("solve"), len(state.history))
         sigma, samples = sites.precision.reciprocal() + residual, self.settings.samples
         solution = self._solver(sites)(model, sigma, samples, state.solution, checkpointer)
         fields = torch.cat([solution.eps_mean[None], solution.deviations])
         seen = phi.matmul(fields.to(phi.dtype)).double()
         mean = model.mean.basis(data.functional) @ solution.mean_coefficients + seen[0]
         mean, variance = sites.seen(mean, seen[1:].square().mean(0), residual)
-        law = fitted_around(state.law, data, mean, variance, measured_share(data))
-        nats = noise_nats(state.law.logs(), law.logs(), len(data))
+        law = _student_t_noise.fitted_around(
+            state.law, data, mean, variance, _student_t_noise.measured_share(data)
+        )
+        nats = _student_t_noise.noise_nats(state.law.logs(), law.logs(), len(data))
         width2 = law.noise.scale**2 * law.variance(data)
         moments = student_t_moments(data.y, mean, variance, width2, law.noise.nu)
         step = 1.0 if self.is_new and not state.history else _STEP
@@ -363,7 +349,7 @@ class _Rounds(Generic[T]):
             law.noise,
             sites.change(moments, mean, width2),
             nats,
-            int((moments.weight < OUTLIER_WEIGHT).sum()),
+            int((moments.weight < _student_t_noise.OUTLIER_WEIGHT).sum()),
             solution.block_steps,
         )
         sites = sites.updated(moments, mean, width2, step)
@@ -372,14 +358,14 @@ class _Rounds(Generic[T]):
     def _solver(self, sites: Sites) -> AbstractSolver[T]:
         return self.solver(site_data(self.data, sites))
 
-    def snapshot(self, state: _State[T], finished: bool = False) -> State:
+    def snapshot(self, state: _State[T], finished: bool = False) -> _state.State:
         """All of a state."""
         assert state.solution is not None
         law = tuple(float(p.value) for p in state.law.parameters())
         stored = _Stored(law, self._solver(state.sites).snapshot(state.solution))
-        return state_of(_ROBUST, state, stored, finished=finished)
+        return _state.state_of(_ROBUST, state, stored, finished=finished)
 
-    def restored(self, first: _State[T], reader: StateReader) -> _State[T]:
+    def restored(self, first: _State[T], reader: _state.StateReader) -> _State[T]:
         """The state of a snapshot; first: that before any round."""
         like, n = {"sites": first.weights}, len(self.data)
         stored, values = reader.read(_Stored), reader.fields(_State, like, N=n)
@@ -420,7 +406,7 @@ class Turns:
         )
         nats = 0.5 * sum(((there - here) / std) ** 2 for here, there, std in step)
         if self._noise is not None:
-            nats += noise_nats(self._noise, weighed.logs, self.n)
+            nats += _student_t_noise.noise_nats(self._noise, weighed.logs, self.n)
         self._noise = weighed.logs
         self.nats.append(nats)
 

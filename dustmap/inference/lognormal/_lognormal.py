@@ -11,17 +11,8 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    AbstractPosterior,
-    Batch,
-    ConstantMean,
-    GridPrior,
-    Parameters,
-    Prediction,
-)
 from dustmap.gp.features import chunks
 from dustmap.gp.functionals import AbstractFunctional, PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -35,7 +26,7 @@ _CHUNK = 65_536
 
 @final
 @dataclass(frozen=True, eq=False)
-class LogNormalModel(AbstractParametric):
+class LogNormalModel(gp.AbstractParametric):
     """y = L ρ + noise with ρ = exp(H β + R ε) at the grid's nodes, ε ~ N(0, I).
 
     Between nodes ρ is its multilinear interpolant: weights ≥ 0 that sum to one, the same for
@@ -51,8 +42,8 @@ class LogNormalModel(AbstractParametric):
 
     parts = ("prior", "mean", "likelihood")
 
-    prior: GridPrior
-    mean: AbstractMean
+    prior: gp.GridPrior
+    mean: gp.AbstractMean
     likelihood: GaussianLikelihood
     interpolation: Interpolation
     mean_std: float = 2.0
@@ -64,9 +55,9 @@ class LogNormalModel(AbstractParametric):
                 "learn=False"
             )
 
-    def learned(self) -> "Parameters[LogNormalModel]":
+    def learned(self) -> "gp.Parameters[LogNormalModel]":
         """What is learned of kernel and noise, kernel first; the mean is part of the field."""
-        return Parameters.of(self, without=("mean",))
+        return gp.Parameters.of(self, without=("mean",))
 
     @torch.no_grad()
     def log_mean(self) -> Tensor:
@@ -166,7 +157,7 @@ class GramOperator(AbstractSymmetric):
 
 @torch.no_grad()
 def typical_log_density(
-    data: Batch, variance: float = 0.0, profile: AbstractMean | None = None
+    data: gp.Batch, variance: float = 0.0, profile: gp.AbstractMean | None = None
 ) -> float:
     """ln(Σ y / Σ L p) − variance/2: ln of the factor of p with which it explains the data's sum.
 
@@ -175,7 +166,7 @@ def typical_log_density(
     variance: of the log-density around it, whose exponential has the mean exp(variance/2).
     profile p: of the density; 1 everywhere where it is left out.
     """
-    profile = profile or ConstantMean(1.0).to(data.y.device)
+    profile = profile or gp.ConstantMean(1.0).to(data.y.device)
     weight = torch.ones_like(data.y, dtype=torch.float64)
     if data.noise_variance is not None:
         noise = data.noise_variance.double()
@@ -192,7 +183,7 @@ def typical_log_density(
 
 @final
 @dataclass(frozen=True, eq=False)
-class LogNormalPosterior(AbstractPosterior):
+class LogNormalPosterior(gp.AbstractPosterior):
     """Samples ρ_s = exp(s_s) at the nodes, multilinear in between: nothing is ever negative.
 
     log_density (M,): logarithm of the density at the centre ξ̄ of q, the median of ρ where q is
@@ -225,11 +216,11 @@ class LogNormalPosterior(AbstractPosterior):
         count as one draw each."""
         return 1.0 / math.sqrt(self.n_samples)
 
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean (N,) and variance (N,) of f = L ρ over the samples."""
         parts = [self._draws(part) for part in self._parts(functional)]
         means = torch.cat([draws.mean(0) for draws in parts])
-        return Prediction(means, torch.cat([draws.var(0) for draws in parts]))
+        return gp.Prediction(means, torch.cat([draws.var(0) for draws in parts]))
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Sample covariance (N, N), of rank S − 1 at most."""
@@ -274,10 +265,10 @@ class LogNormalPosterior(AbstractPosterior):
         """exp(mean of ln f) (N,)."""
         return self.log_moments(functional)[0].exp()
 
-    def at_nodes(self) -> Prediction:
+    def at_nodes(self) -> gp.Prediction:
         """Mean and variance of ρ at the nodes of the grid, (M,) each, without any rows."""
         density = self.log_samples.exp()
-        return Prediction(density.mean(0), density.var(0))
+        return gp.Prediction(density.mean(0), density.var(0))
 
     def node_log_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of ln ρ at the nodes, (M,) each."""

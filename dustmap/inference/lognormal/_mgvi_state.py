@@ -11,15 +11,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import MOST_INFLATION, GridPrior, Parameters, torus_for
-from dustmap.inference._state import (
-    REBUILT,
-    Layout,
-    NystromState,
-    ParameterVector,
-    State,
-    StateReader,
-    state_of,
-)
+from dustmap.inference import _state
 from dustmap.inference.evidence._newton import TrustRegion
 from dustmap.inference.evidence._student_t_noise import (
     RobustSettings,
@@ -39,8 +31,8 @@ _WASTE = 1.5
 #: The name of the states of a fit.
 MGVI = "fit_mgvi"
 #: ξ (n,), and multipliers (N,) of the data.
-_Latent: TypeAlias = Annotated[Tensor, Layout("data", "n")]
-_Multipliers: TypeAlias = Annotated[Tensor, Layout("data", "N")]
+_Latent: TypeAlias = Annotated[Tensor, _state.Layout("data", "n")]
+_Multipliers: TypeAlias = Annotated[Tensor, _state.Layout("data", "N")]
 #: CG steps below which a preconditioner need not be renewed.
 QUICK = 30
 
@@ -165,17 +157,17 @@ class _Place:
     data: int
     nodes: int
     torus: tuple[int, ...]
-    origin: ParameterVector
-    theta: ParameterVector
+    origin: _state.ParameterVector
+    theta: _state.ParameterVector
     noise: StudentTNoise | None
     change: float
-    tau: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
-    response: Annotated[Tensor, Layout("data", "N", any_dtype=True)] | None
+    tau: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)] | None
+    response: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)] | None
     xi: _Latent
-    centre_deviations: Annotated[Tensor, Layout("data", "C n")] | None
+    centre_deviations: Annotated[Tensor, _state.Layout("data", "C n")] | None
     mode_xi: _Latent | None
     mode_z: _Multipliers | None
-    made: NystromState | None
+    made: _state.NystromState | None
 
 
 @final
@@ -193,19 +185,19 @@ class FitState:
     since the last preconditioner.
     """
 
-    prior: Annotated[Parameters[LogNormalModel], REBUILT]
-    centre: Annotated[Iterate, REBUILT]
+    prior: Annotated[Parameters[LogNormalModel], _state.REBUILT]
+    centre: Annotated[Iterate, _state.REBUILT]
     z: _Multipliers
     phase: Phase
     turn: int = 0
-    preconditioner: Annotated[NystromPreconditioner | None, REBUILT] = None
-    deviations: Annotated[Tensor, Layout("data", "S n")] | None = None
-    evidence_draws: Annotated[Tensor, Layout("data", "K N")] | None = None
-    sample_draws: Annotated[Tensor, Layout("data", "pairs N")] | None = None
-    curve_draws: Annotated[Tensor, Layout("data", "S N")] | None = None
+    preconditioner: Annotated[NystromPreconditioner | None, _state.REBUILT] = None
+    deviations: Annotated[Tensor, _state.Layout("data", "S n")] | None = None
+    evidence_draws: Annotated[Tensor, _state.Layout("data", "K N")] | None = None
+    sample_draws: Annotated[Tensor, _state.Layout("data", "pairs N")] | None = None
+    curve_draws: Annotated[Tensor, _state.Layout("data", "S N")] | None = None
     drawn: tuple[tuple[_Latent, _Multipliers], ...] = ()
     is_drawing: bool = False
-    mode: Annotated[tuple[Iterate, Tensor] | None, REBUILT] = None
+    mode: Annotated[tuple[Iterate, Tensor] | None, _state.REBUILT] = None
     evidence_count: int = 0
     near: int = 0
     trust: TrustRegion = field(default_factory=lambda: TrustRegion.of(LARGEST_STEP))
@@ -214,7 +206,7 @@ class FitState:
     unsolved: bool = False
     strayed: bool = False
     curved: bool = False
-    weights: Annotated[StudentTWeights | None, REBUILT] = None
+    weights: Annotated[StudentTWeights | None, _state.REBUILT] = None
     history: tuple[MGVIRound, ...] = ()
 
     @staticmethod
@@ -241,10 +233,10 @@ class FitState:
         """Before this turn of a phase."""
         return replace(self, phase=phase, turn=turn)
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> _state.State:
         """All of it; of a fit that is done, what its result takes."""
         if self.phase is not Phase.DONE:
-            return state_of(MGVI, self, self._place())
+            return _state.state_of(MGVI, self, self._place())
         result = replace(
             self,
             preconditioner=None,
@@ -254,7 +246,7 @@ class FitState:
             mode=None,
             trust=TrustRegion.of(LARGEST_STEP),
         )
-        return state_of(MGVI, result, result._place(), finished=True)
+        return _state.state_of(MGVI, result, result._place(), finished=True)
 
     def _place(self) -> _Place:
         centre, problem, weights = self.centre, self.centre.problem, self.weights
@@ -272,12 +264,12 @@ class FitState:
             None if len(centre.deviations) == 1 else centre.deviations,
             None if self.mode is None else self.mode[0].xi,
             None if self.mode is None else self.mode[1],
-            NystromState.of(self.preconditioner),
+            _state.NystromState.of(self.preconditioner),
         )
 
     @staticmethod
     def restored(
-        problem: LogNormalProblem, settings: MGVISettings, reader: StateReader
+        problem: LogNormalProblem, settings: MGVISettings, reader: _state.StateReader
     ) -> "FitState":
         """The state of a fit of this problem."""
         y, theta = problem.y, problem.theta
@@ -318,7 +310,9 @@ def posterior_at(
     return Iterate.at(problem, EnergyTarget.posterior(problem.y, xi), xi, deviations)
 
 
-def _weights(place: _Place, settings: MGVISettings, reader: StateReader) -> StudentTWeights | None:
+def _weights(
+    place: _Place, settings: MGVISettings, reader: _state.StateReader
+) -> StudentTWeights | None:
     """The weights of Student-t noise, None where the noise is normal."""
     if place.tau is None or place.noise is None:
         return None

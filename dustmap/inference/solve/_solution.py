@@ -8,16 +8,8 @@ import torch
 from torch import Tensor
 
 from dustmap.gp import Batch
+from dustmap.inference import _state
 from dustmap.inference._precision import CoefficientSpread
-from dustmap.inference._state import (
-    REBUILT,
-    AbstractCheckpointer,
-    Layout,
-    NystromState,
-    State,
-    StateReader,
-    state_of,
-)
 from dustmap.inference.solve._grid_model import Draws, GridModel, MeanEstimate
 from dustmap.inference.solve._pathwise import PathwisePosterior
 from dustmap.linalg import AbstractOperator, AdaptiveBatch, Progress, SolveResult, block_pcg
@@ -80,10 +72,10 @@ class System:
 class SolvedColumns:
     """x (k, M_w), with status, steps and residuals of each column, see `SolveResult`."""
 
-    x: Annotated[Tensor, Layout("field", "k M")]
-    status: Annotated[Tensor, Layout("field", "k", dtype=torch.int8)]
-    steps: Annotated[Tensor, Layout("field", "k", dtype=torch.int64)]
-    residuals: Annotated[Tensor, Layout("field", "k", dtype=torch.float64)]
+    x: Annotated[Tensor, _state.Layout("field", "k M")]
+    status: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int8)]
+    steps: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.int64)]
+    residuals: Annotated[Tensor, _state.Layout("field", "k", dtype=torch.float64)]
 
     @staticmethod
     def of(solve: SolveResult) -> "SolvedColumns":
@@ -102,7 +94,7 @@ class _Filled:
 
     data: int
     columns: SolvedColumns | None
-    made: NystromState | None
+    made: _state.NystromState | None
 
 
 @final
@@ -117,21 +109,23 @@ class PartialSolve:
     """
 
     mean: MeanEstimate
-    preconditioner: Annotated[AbstractOperator | None, REBUILT]
+    preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
     own: bool
-    x: Annotated[Tensor, REBUILT]
+    x: Annotated[Tensor, _state.REBUILT]
     filled: int = 0
-    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], REBUILT] = field(default_factory=list)
+    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], _state.REBUILT] = field(
+        default_factory=list
+    )
 
-    def snapshot(self, n: int) -> State:
+    def snapshot(self, n: int) -> _state.State:
         """All of it, for n data."""
         columns = SolvedColumns(self.x[: self.filled], *self._ends()) if self.filled else None
-        made = NystromState.of(self.preconditioner) if self.own else None
-        return state_of(SOLVE, self, _Filled(n, columns, made))
+        made = _state.NystromState.of(self.preconditioner) if self.own else None
+        return _state.state_of(SOLVE, self, _Filled(n, columns, made))
 
     @staticmethod
     def restored(
-        reader: StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
+        reader: _state.StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
     ) -> "PartialSolve":
         """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
         began with, if that was another's."""
@@ -166,7 +160,7 @@ def solved(
     rtol: float,
     max_steps: int,
     memory: int,
-    checkpointer: AbstractCheckpointer,
+    checkpointer: _state.AbstractCheckpointer,
     progress: Progress,
 ) -> SolveResult:
     """All columns, as many together as the memory allows; kept after every block.
@@ -254,10 +248,10 @@ class GlobalSolution(AbstractSolution):
     rounding: relative residual that the precision of the features leaves, about.
     """
 
-    posterior: Annotated[PathwisePosterior, REBUILT]
-    sigma: Annotated[Tensor, Layout("data", "N", any_dtype=True)]
-    solve: Annotated[SolveResult, REBUILT]
-    preconditioner: Annotated[AbstractOperator | None, REBUILT]
+    posterior: Annotated[PathwisePosterior, _state.REBUILT]
+    sigma: Annotated[Tensor, _state.Layout("data", "N", any_dtype=True)]
+    solve: Annotated[SolveResult, _state.REBUILT]
+    preconditioner: Annotated[AbstractOperator | None, _state.REBUILT]
     quadratic_form: float
     scale: float
     rounding: float
@@ -293,12 +287,12 @@ class _SolutionState:
 
     columns: SolvedColumns
     rtol: float
-    coefficients: Annotated[Tensor, Layout("beta", "P")]
+    coefficients: Annotated[Tensor, _state.Layout("beta", "P")]
     spread: CoefficientSpread | None
-    made: NystromState | None
+    made: _state.NystromState | None
 
 
-def solution_state(solution: GlobalSolution) -> State:
+def solution_state(solution: GlobalSolution) -> _state.State:
     """All of it but the model."""
     solve, posterior = solution.solve, solution.posterior
     stored = _SolutionState(
@@ -306,12 +300,12 @@ def solution_state(solution: GlobalSolution) -> State:
         solve.rtol,
         posterior.coefficients,
         posterior.spread,
-        NystromState.of(solution.preconditioner),
+        _state.NystromState.of(solution.preconditioner),
     )
-    return state_of(SOLVE, solution, stored, finished=True)
+    return _state.state_of(SOLVE, solution, stored, finished=True)
 
 
-def restored_solution(model: GridModel, data: Batch, reader: StateReader) -> GlobalSolution:
+def restored_solution(model: GridModel, data: Batch, reader: _state.StateReader) -> GlobalSolution:
     """The solution of these data that was found with this model.
 
     An error if model or data have another size.

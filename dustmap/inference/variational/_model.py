@@ -12,40 +12,19 @@ from typing import final
 import torch
 from torch import Tensor
 
+from dustmap import gp
 from dustmap.errors import UserError
-from dustmap.gp import (
-    AbstractMean,
-    AbstractParametric,
-    AbstractPosterior,
-    Batch,
-    Prediction,
-    orthogonal_directions,
-)
 from dustmap.gp.families import AbstractFamily, AbstractGaussian
 from dustmap.gp.features import AbstractFeatureMap, Features, SolveSummary, chunks
 from dustmap.gp.functionals import AbstractFunctional, Sharded, operator_by_rows, world_of
 from dustmap.gp.likelihoods import AbstractLikelihood, GaussianLikelihood
-from dustmap.inference._precision import (
-    CoefficientSpread,
-    FamilyPreconditioner,
-    PrecisionOperator,
-    coefficient_spread,
-)
+from dustmap.inference import _precision
 from dustmap.linalg import AbstractOperator, DenseOperator, UnconvergedWarning, standard_normal
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Moments:
-    """Mean (N,) and variance (N,) of the latent f under q."""
-
-    mean: Tensor
-    variance: Tensor
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class VariationalModel(AbstractParametric):
+class VariationalModel(gp.AbstractParametric):
     """y_n ~ p(y_n | f_n), f_n = m_n + φ_nᵀ ε + r_n, ε ~ N(0, I), q(ε) in a structured family.
 
     features: Φ and Var r; mean: m; likelihood: p(y | f); family: the structure of S.
@@ -54,7 +33,7 @@ class VariationalModel(AbstractParametric):
     parts = ("features", "mean", "likelihood")
 
     features: AbstractFeatureMap
-    mean: AbstractMean
+    mean: gp.AbstractMean
     likelihood: AbstractLikelihood
     family: AbstractFamily
 
@@ -67,31 +46,31 @@ class VariationalModel(AbstractParametric):
 
     def moments(
         self, state: AbstractGaussian, rows: Features, functional: AbstractFunctional
-    ) -> Moments:
+    ) -> gp.Prediction:
         """E f_n = m_n + φ_nᵀ m and Var f_n = φ_nᵀ S φ_n + Var r_n under q."""
         mean = self.mean.values(functional).to(rows.phi.dtype) + rows.phi @ state.mean
-        return Moments(mean, state.quadratic(rows.phi) + rows.residual_variance)
+        return gp.Prediction(mean, state.quadratic(rows.phi) + rows.residual_variance)
 
     def expected_log_likelihood(
-        self, state: AbstractGaussian, rows: Features, batch: Batch
+        self, state: AbstractGaussian, rows: Features, batch: gp.Batch
     ) -> Tensor:
         """Σ_n a_n (002, eq. 14) with the general residual variance; summed in float64."""
         return self.summed_log_prob(self.moments(state, rows, batch.functional), batch)
 
-    def summed_log_prob(self, moments: Moments, batch: Batch) -> Tensor:
+    def summed_log_prob(self, moments: gp.Prediction, batch: gp.Batch) -> Tensor:
         """Σ_n E ln p(y_n | f_n) for f_n of given moments, in float64."""
         terms = self.likelihood.expected_log_prob(
             batch.y, moments.mean, moments.variance, self.likelihood.noise_variance(batch)
         )
         return terms.double().sum()
 
-    def moment_gradients(self, moments: Moments, batch: Batch) -> tuple[Tensor, Tensor]:
+    def moment_gradients(self, moments: gp.Prediction, batch: gp.Batch) -> tuple[Tensor, Tensor]:
         """g1 = ∂E_n/∂μ_n and g2 = ∂E_n/∂v_n (N,), E_n the expected log-likelihood."""
         noise = self.likelihood.noise_variance(batch)
         return self.likelihood.moment_gradients(batch.y, moments.mean, moments.variance, noise)
 
     def elbo(
-        self, state: AbstractGaussian, rows: Features, batch: Batch, scale: float = 1.0
+        self, state: AbstractGaussian, rows: Features, batch: gp.Batch, scale: float = 1.0
     ) -> Tensor:
         """scale · Σ_n a_n − KL[q ‖ N(0, I)] (002, eq. 13); scale = N / |batch| for minibatches."""
         return scale * self.expected_log_likelihood(state, rows, batch) - state.kl()
@@ -174,7 +153,7 @@ class RowSource:
 
 @final
 @dataclass(frozen=True, eq=False)
-class VariationalPosterior(AbstractPosterior):
+class VariationalPosterior(gp.AbstractPosterior):
     """f_* = m_* + φ_*ᵀ ε + r_* with ε ~ q, and u_*ᵀ z for fitted coefficients of the mean.
 
     Residuals r of different functionals are taken as independent: an approximation for functionals
@@ -185,9 +164,9 @@ class VariationalPosterior(AbstractPosterior):
 
     model: VariationalModel
     state: AbstractGaussian
-    spread: CoefficientSpread | None = None
+    spread: _precision.CoefficientSpread | None = None
 
-    def predict(self, functional: AbstractFunctional) -> Prediction:
+    def predict(self, functional: AbstractFunctional) -> gp.Prediction:
         """Mean (N,) and variance (N,) of f."""
         means, variances, solves, clamped = [], [], SolveSummary(), 0
         with torch.no_grad():
@@ -199,7 +178,7 @@ class VariationalPosterior(AbstractPosterior):
                 variances.append(moments.variance + u.square().sum(0))
                 solves, clamped = solves.merged(rows.solves), clamped + rows.clamped
         _warn_once(solves)
-        return Prediction(torch.cat(means), torch.cat(variances), clamped)
+        return gp.Prediction(torch.cat(means), torch.cat(variances), clamped)
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
         """Cov f (N, N) = Φ S Φᵀ + uᵀu + diag(Var r)."""
@@ -259,11 +238,11 @@ def _warn_once(solves: SolveSummary) -> None:
 def mean_spread(
     model: VariationalModel,
     state: AbstractGaussian,
-    batch: Batch,
+    batch: gp.Batch,
     source: RowSource,
     *,
     max_steps: int = 1000,
-) -> CoefficientSpread | None:
+) -> _precision.CoefficientSpread | None:
     """What learned coefficients of the mean leave open; None where they are given.
 
     Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise
@@ -273,17 +252,17 @@ def mean_spread(
         return None
     weights = 1.0 / model.likelihood.noise_variance(batch).double()
     D = weights.sqrt()
-    U, directions = orthogonal_directions(D[:, None] * model.mean.basis(batch.functional))
+    U, directions = gp.orthogonal_directions(D[:, None] * model.mean.basis(batch.functional))
     phi = source.operator()
-    return coefficient_spread(
+    return _precision.coefficient_spread(
         phi,
-        PrecisionOperator(phi, weights),
+        _precision.PrecisionOperator(phi, weights),
         D,
         U,
         directions,
         seed=0,
         count=0,
-        preconditioner=FamilyPreconditioner(state),
+        preconditioner=_precision.FamilyPreconditioner(state),
         max_steps=max_steps,
     )
 
@@ -292,9 +271,9 @@ def mean_spread(
 def fit_mean(
     model: VariationalModel,
     state: AbstractGaussian,
-    batch: Batch,
+    batch: gp.Batch,
     source: RowSource,
-    spread: CoefficientSpread,
+    spread: _precision.CoefficientSpread,
 ) -> VariationalPosterior:
     """The posterior with coefficients at their generalised-least-squares values β̂, and q at them.
 

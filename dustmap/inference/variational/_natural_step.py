@@ -10,24 +10,18 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import Batch
-from dustmap.gp.families import (
-    AbstractDivergence,
-    AbstractGaussian,
-    FullRankFamily,
-    KrylovFullRankFamily,
-)
+from dustmap.gp import Batch, Prediction, families
 from dustmap.gp.features import Features
 from dustmap.inference._precision import batch_stability
 from dustmap.inference._state import REBUILT
-from dustmap.inference.variational._model import Moments, VariationalModel
+from dustmap.inference.variational._model import VariationalModel
 
 #: Halvings of a step before it is taken as it is: by then it moves nothing.
 _MOST_HALVINGS = 40
 #: What rounding may take from the objective, in units of the last place of its terms.
 _ROUNDING = 100.0
 #: Families that hold every S.
-_UNCUT = (FullRankFamily, KrylovFullRankFamily)
+_UNCUT = (families.FullRankFamily, families.KrylovFullRankFamily)
 
 
 @final
@@ -152,7 +146,7 @@ class _StepWeights:
 
 
 def step_weights(
-    posterior: AbstractGaussian, phi: Tensor, weights: Tensor, length: float
+    posterior: families.AbstractGaussian, phi: Tensor, weights: Tensor, length: float
 ) -> _StepWeights:
     """As much of the negative weights as a step of this length can take.
 
@@ -183,26 +177,17 @@ def step_weights(
     return _StepWeights(torch.where(below, share * weights, weights), negative, share)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _RisingStep:
-    """A step of the mean that does not lower the ELBO, and how often it was halved for it."""
-
-    posterior: AbstractGaussian
-    halvings: int
-
-
 def _rising_step(
     model: VariationalModel,
-    posterior: AbstractGaussian,
+    posterior: families.AbstractGaussian,
     direction: Tensor,
-    moments: Moments,
+    moments: Prediction,
     fit: Tensor,
     phi: Tensor,
     batch: Batch,
     scale: float,
-) -> _RisingStep:
-    """m + d/2^k with the least k for which scale Σ_n E_n − ½ mᵀm does not fall, v_n held fixed.
+) -> tuple[families.AbstractGaussian, int]:
+    """q at m + d/2^k, and the least k for which scale Σ_n E_n − ½ mᵀm does not fall at fixed v_n.
 
     The bound 2/λ_max of a length is one for the quadratic function that the ELBO in m is close
     to, and for Gaussian noise is. The rate of a Poisson likelihood grows exponentially: a step
@@ -214,7 +199,7 @@ def _rising_step(
 
     def objective(length: float) -> Tensor:
         mean = (posterior.mean + length * direction).double()
-        moved = Moments(moments.mean + length * along, moments.variance)
+        moved = Prediction(moments.mean + length * along, moments.variance)
         return scale * model.summed_log_prob(moved, batch) - 0.5 * (mean @ mean)
 
     before = scale * fit - 0.5 * (start @ start)
@@ -222,7 +207,7 @@ def _rising_step(
     halvings = 0
     while halvings < _MOST_HALVINGS and not bool(objective(0.5**halvings) >= before - rounding):
         halvings += 1
-    return _RisingStep(posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings)
+    return posterior.with_mean(posterior.mean + 0.5**halvings * direction), halvings
 
 
 @final
@@ -235,9 +220,9 @@ class NaturalStep:
     ELBO that would have fallen.
     """
 
-    posterior: Annotated[AbstractGaussian, REBUILT]
+    posterior: Annotated[families.AbstractGaussian, REBUILT]
     fit: float
-    divergence: Annotated[AbstractDivergence, REBUILT]
+    divergence: Annotated[families.AbstractDivergence, REBUILT]
     stability: float
     length_mean: float
     negative: int = 0
@@ -253,7 +238,7 @@ class NaturalStep:
 @torch.no_grad()
 def natural_step(
     model: VariationalModel,
-    posterior: AbstractGaussian,
+    posterior: families.AbstractGaussian,
     rows: Features,
     batch: Batch,
     scale: float,
@@ -283,14 +268,14 @@ def natural_step(
     gradient = scale * (g1.to(rows.phi.dtype) @ rows.phi) - posterior.mean
     fit = model.summed_log_prob(moments, batch)
     direction = length * ahead.apply_covariance(gradient)
-    moved = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
+    moved, halvings = _rising_step(model, ahead, direction, moments, fit, rows.phi, batch, scale)
     return NaturalStep(
-        moved.posterior,
+        moved,
         float(scale * fit),
         posterior.divergence(),
         stability,
         length,
         taken.negative,
         taken.share,
-        moved.halvings,
+        halvings,
     )

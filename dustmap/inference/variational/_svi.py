@@ -16,17 +16,7 @@ from dustmap.gp import Batch, Parameters
 from dustmap.gp.families import AbstractGaussian, KnownDivergence
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import AbstractFunctional, whole
-from dustmap.inference._state import (
-    NO_CHECKPOINTS,
-    REBUILT,
-    AbstractCheckpointer,
-    Layout,
-    ParameterVector,
-    State,
-    StateReader,
-    load_reader,
-    state_of,
-)
+from dustmap.inference import _state
 from dustmap.inference.variational._all_data import one_pass_covariance
 from dustmap.inference.variational._model import RowSource, VariationalModel
 from dustmap.inference.variational._natural_step import NaturalStep, SVISettings, natural_step
@@ -42,8 +32,8 @@ _SVI, _STATE = "fit_svi", "svi_state"
 class Adam:
     """The averages of Kingma & Ba (2015) after `steps` gradients: of g (P,), and of g² (P,)."""
 
-    mean: ParameterVector
-    square: ParameterVector
+    mean: _state.ParameterVector
+    square: _state.ParameterVector
     steps: int = 0
 
     #: Decay of the two averages, and what keeps the denominator from 0.
@@ -69,7 +59,7 @@ class Adam:
 class LearnerState:
     """θ (P,), and the averages of its gradients."""
 
-    theta: ParameterVector
+    theta: _state.ParameterVector
     adam: Adam
 
 
@@ -129,8 +119,8 @@ class HyperparameterLearner:
 class _GaussianState:
     """q by its mean and the statistics of its family, with its divergence from the prior."""
 
-    mean: Annotated[Tensor, Layout("field", "M")]
-    statistics: Annotated[Tensor, Layout("field", "statistics", dtype=torch.float64)]
+    mean: Annotated[Tensor, _state.Layout("field", "M")]
+    statistics: Annotated[Tensor, _state.Layout("field", "statistics", dtype=torch.float64)]
     divergence: float
 
 
@@ -145,26 +135,26 @@ class SVIState:
 
     step: int
     epoch: int
-    model: Annotated[VariationalModel, REBUILT]
-    taken: Annotated[NaturalStep, REBUILT]
-    theta: ParameterVector | None = None
+    model: Annotated[VariationalModel, _state.REBUILT]
+    taken: Annotated[NaturalStep, _state.REBUILT]
+    theta: _state.ParameterVector | None = None
 
     @property
     def posterior(self) -> AbstractGaussian:
         """q(ε)."""
         return self.taken.posterior
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> _state.State:
         """All of it but the model."""
         q, divergence = self.posterior, self.taken.divergence.value()
         gaussian = _GaussianState(q.mean, q.statistics, divergence)
-        return state_of(_STATE, self, self.taken, gaussian)
+        return _state.state_of(_STATE, self, self.taken, gaussian)
 
     @staticmethod
-    def restored(learner: HyperparameterLearner, state: State, y: Tensor) -> "SVIState":
+    def restored(learner: HyperparameterLearner, state: _state.State, y: Tensor) -> "SVIState":
         """The state of this learner's model in a snapshot; on the device of y."""
         model, family, start = learner.model, learner.model.family, learner.parameters.theta
-        reader = StateReader.of(state, _STATE)
+        reader = _state.StateReader.of(state, _STATE)
         like = {"theta": start, "field": y[:0].to(model.features.dtype)}
         sizes = tuple(family.zero_statistics("meta").shape)
         gaussian = reader.read(_GaussianState, like, M=family.n_features, statistics=sizes)
@@ -243,7 +233,7 @@ def fit_svi(
     *,
     score: Callable[[SVIState], float] | None = None,
     progress: Callable[[SVIState], None] | None = None,
-    checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
+    checkpointer: _state.AbstractCheckpointer = _state.NO_CHECKPOINTS,
 ) -> SVIState:
     """Exhaust `svi`; return the last state, or with `score` the best-scoring epoch's.
 
@@ -252,7 +242,7 @@ def fit_svi(
     progress: called with every state.
     checkpointer: saves a state after every epoch, with the state of the generator.
     """
-    reader = load_reader(checkpointer, _SVI)
+    reader = _state.load_reader(checkpointer, _SVI)
     run = _Run(model, batch, source, settings, generator, resumed=reader is not None)
     passes = _Passes.of(run, reader)
     if reader is None or not reader.finished:
@@ -284,9 +274,9 @@ class _RunState:
     step: int
     epoch: int
     learner: LearnerState | None
-    generator: Annotated[Tensor, Layout("generator", "bytes")]
-    last_state: State | None
-    best_state: State | None
+    generator: Annotated[Tensor, _state.Layout("generator", "bytes")]
+    last_state: _state.State | None
+    best_state: _state.State | None
     best_is_last: bool
 
 
@@ -295,8 +285,8 @@ class _RunState:
 class _Passes:
     """The last state, the best one by its score, and the epochs since."""
 
-    last: Annotated[SVIState | None, REBUILT] = None
-    best: Annotated[SVIState | None, REBUILT] = None
+    last: Annotated[SVIState | None, _state.REBUILT] = None
+    best: Annotated[SVIState | None, _state.REBUILT] = None
     best_score: float = -math.inf
     waited: int = 0
 
@@ -307,7 +297,7 @@ class _Passes:
         else:
             self.waited += 1
 
-    def snapshot(self, run: _Run, *, finished: bool) -> State:
+    def snapshot(self, run: _Run, *, finished: bool) -> _state.State:
         """With all that the next pass goes by."""
         is_best = self.best is self.last
         stored = _RunState(
@@ -320,10 +310,10 @@ class _Passes:
             None if self.best is None or is_best else self.best.snapshot(),
             is_best,
         )
-        return state_of(_SVI, self, stored, finished=finished)
+        return _state.state_of(_SVI, self, stored, finished=finished)
 
     @staticmethod
-    def of(run: _Run, reader: StateReader | None) -> "_Passes":
+    def of(run: _Run, reader: _state.StateReader | None) -> "_Passes":
         """None yet, or those of a state, which the run then goes on from."""
         if reader is None:
             return _Passes()
