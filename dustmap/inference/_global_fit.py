@@ -37,7 +37,7 @@ Steps = Callable[[_newton.LearnStep], None]
 @final
 @dataclass(frozen=True)
 class GlobalSettings:
-    """How to fit.
+    """Settings of `fit_global`.
 
     samples: draws S; standard deviations have a relative error of 1/√(2S). rtol,
     max_steps, seed, rank: see `SolveSettings`. order, padding, dtype, memory,
@@ -85,7 +85,7 @@ class GlobalSettings:
 @final
 @dataclass(frozen=True, eq=False)
 class GlobalFit:
-    """The posterior and how it was found.
+    """Result of `fit_global`.
 
     gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. learned: how
     learning ended, None where nothing was learned; started: the same of its start with few data, if
@@ -120,7 +120,7 @@ class GlobalFit:
     def report(self) -> dict[str, Any]:
         """Plain values for a run's report."""
         prior, solve = self.features.prior, self.solution.solve
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "torus": list(prior.torus_shape),
             "wrap_error": prior.report.wrap_error,
             "wrap_inflation": prior.report.wrap_inflation,
@@ -137,15 +137,15 @@ class GlobalFit:
             "residual_variance_over_noise": self.residual_ratio,
         }
         if self.posterior.spread is not None:
-            found["coefficient_error"] = self.posterior.spread.error
+            values["coefficient_error"] = self.posterior.spread.error
         if self.learned is not None:
-            found["learning_monte_carlo_errors"] = list(self.learned.monte_carlo_errors)
-            found["learning_standard_deviations"] = list(self.learned.standard_deviations)
+            values["learning_monte_carlo_errors"] = list(self.learned.monte_carlo_errors)
+            values["learning_standard_deviations"] = list(self.learned.standard_deviations)
         if self.robust is not None:
-            found["outliers"] = self.robust.outliers
-            found["robust_noise"] = self.robust.message()
-            found["robust_turns"] = list(self.turns or ())
-        return found
+            values["outliers"] = self.robust.outliers
+            values["robust_noise"] = self.robust.message()
+            values["robust_turns"] = list(self.turns or ())
+        return values
 
 
 def fit_global(
@@ -159,7 +159,7 @@ def fit_global(
     checkpointer: AbstractCheckpointer = NO_CHECKPOINTS,
     progress: Progress = unwatched,
 ) -> GlobalFit:
-    """Learns what `model` says is learned; then solves.
+    """Learn what `model` declares as learned; then solve.
 
     Learning maximises the evidence of the gridded model. The final solve takes all data. With
     Student-t noise it is normal data in the place of each (`fit_student_t`): these and all of the
@@ -167,9 +167,8 @@ def fit_global(
     has more to gain than a quarter of a nat. Short of that, the status of `learned` is not
     "converged".
 
-    checkpointer: its parts are the stages, each with its own result. Going on, the stages that are
-    finished give theirs, and nothing is kept of the whole. steps: called with those of learning;
-    progress: with draws and steps of CG.
+    checkpointer: has a child for every stage; a resumed fit takes the results of finished stages
+    from these. steps: called with those of learning; progress: with draws and steps of CG.
     """
     if len(data) == 0:
         raise UserError("data is empty: fit_global needs at least one datum")
@@ -212,7 +211,7 @@ class _Fit:
         self.turns: _robust.Turns | None = None
 
     def learn(self) -> None:
-        """Finds kernel and likelihood; with Student-t noise, also the weights of all data."""
+        """Learn kernel and likelihood; with Student-t noise, also the weights of all data."""
         self.maker.choose_order(self.model, self.data)
         learns, few = self._learns, self.settings.start_rows
         # Outliers would bend what few data say: weights come first where there are any.

@@ -138,7 +138,7 @@ class ModelMaker(AbstractMaker):
 
     @torch.no_grad()
     def choose_order(self, model: gp.GPModel, data: gp.Batch) -> None:
-        """Chooses the order of the stencils for this model, unless it is given."""
+        """Choose the order of the stencils for this model, unless it is given."""
         if self.settings.order is not None:
             return
         self._torus = self._fitting(model.kernel, self._torus)

@@ -36,21 +36,20 @@ from dustmap.linalg import AbstractOperator, AbstractWorld, Alone, NystromPrecon
 Scalar: TypeAlias = str | int | float | bool | None
 #: What JSON can hold.
 Plain: TypeAlias = Scalar | Sequence["Plain"] | Mapping[str, "Plain"]
-#: Names of values that tell what a state is, whether it is a result, how arrays lay in memory, and
-#: what it holds; the value in the place of an array.
+#: Names of the values for the kind of a state, whether it is a result, how arrays lay in memory,
+#: and its content; the value in the place of an array.
 _WHAT, _FINISHED, _STRIDES, _FIELDS, _ARRAY = "what", "finished", "strides", "fields", "array"
 _REMEDY = "it belongs to another computation: start this one anew"
 V = TypeVar("V")
 _PLAIN = (bool, int, float, str)
-#: Name of the value that tells which time a part was at work.
+#: Name of the value that numbers the times that a part was at work.
 _TURN = "turn"
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class State:
-    """A complete state: a computation that goes on from it gives the bits that it gives without
-    an interruption.
+    """A complete state: a computation resumed from it gives the bits of an uninterrupted one.
 
     values: counters, flags, histories; floats come back exactly. arrays: of any dtype and device;
     they come back on the CPU.
@@ -146,7 +145,7 @@ class _Walk:
 class StateReader:
     """A state while it is read. what: whose state it is.
 
-    Whatever is not as expected is a ValueError of one line.
+    Whatever is not as expected is a UserError of one line.
     """
 
     what: str
@@ -189,9 +188,9 @@ class StateReader:
         if stored != present:
             raise self.refusal(f"{name} = {stored}, this problem {present}")
 
-    def refusal(self, found: str) -> ValueError:
-        """The error for a state that says what this problem cannot have."""
-        return ValueError(f"checkpoint: the state of {self.what} has {found}; {_REMEDY}")
+    def refusal(self, content: str) -> UserError:
+        """The error for a state with content that this problem cannot have."""
+        return UserError(f"checkpoint: the state of {self.what} has {content}; {_REMEDY}")
 
 
 @final
@@ -294,7 +293,7 @@ class _Reading:
             raise self.reader.refusal(f"no {path}")
         return stored
 
-    def wrong(self, path: str, stored: object) -> ValueError:
+    def wrong(self, path: str, stored: object) -> UserError:
         return self.reader.refusal(f"{path} = {stored!r}")
 
 

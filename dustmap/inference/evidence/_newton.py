@@ -114,7 +114,7 @@ class TrustRegion:
 @final
 @dataclass(frozen=True)
 class LearnSettings:
-    """How to maximise the evidence.
+    """Settings of `learn_evidence`.
 
     max_steps: solves at most. samples: deviations per solve, doubled (to at most `max_samples`)
         where their Monte Carlo error exceeds `accuracy` standard deviations of a parameter. Data
@@ -166,7 +166,7 @@ class LearnStep:
 @final
 @dataclass(frozen=True, eq=False)
 class LearnedModel(Generic[T]):
-    """Where Newton's steps ended.
+    """Result of `learn_evidence`.
 
     gp: the fitted kernel, mean and noise; model, solution: on the grid, at these. status. history:
     every solve.

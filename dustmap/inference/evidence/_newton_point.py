@@ -21,7 +21,7 @@ _NEARBY = 1.5
 
 
 class PosteriorMoments(Protocol):
-    """What a solve tells Newton's method; `GlobalSolution` is one.
+    """What Newton's method needs of a solution; `GlobalSolution` is one.
 
     eps_mean (M_w,); deviations (S, M_w), independent; mean_coefficients β (P,) at which eps_mean
     holds; preconditioner of Λ or None; block_steps: of the solver.
@@ -79,7 +79,7 @@ class AbstractMaker(ABC):
 
     @abstractmethod
     def snapshot(self) -> _state.State:
-        """What models have from the past beside the parameters, such as their torus."""
+        """The state of models beside their parameters, such as the torus."""
 
     @abstractmethod
     def restore(self, state: _state.State) -> None:

@@ -56,7 +56,7 @@ class StudentTNoise:
 @final
 @dataclass(frozen=True)
 class RobustSettings:
-    """How to alternate solves, sites and noise.
+    """Settings of `fit_student_t`.
 
     max_rounds: solves at most, at one kernel. tolerance: of the sites' root mean square change, in
     units of the noise, below which they rest. samples: deviations per solve. nu: degrees of freedom

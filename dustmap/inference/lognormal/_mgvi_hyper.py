@@ -38,8 +38,7 @@ _AT_ONCE = 8
 def learned_from(
     model: LogNormalModel, origin: Tensor | None, std: float
 ) -> Parameters[LogNormalModel]:
-    """What `model` learns, with weak log-normal priors of width std around `origin` (Q,) or the
-    present log-parameters."""
+    """Learned parameters, with log-normal priors of width std at `origin` (Q,) or the present θ."""
     learned = replace(model.learned(), prior_std=std)
     if origin is None:
         return learned
@@ -71,8 +70,8 @@ class EvidenceStep:
     solve: linalg.SolveResult
 
     def rests(self, tolerance: float) -> bool:
-        """Whether θ is within so many posterior standard deviations of the optimum, or within
-        what solves can tell."""
+        """Whether θ is within so many posterior standard deviations of the optimum, or within the
+        accuracy of solves."""
         return self.widths < tolerance or float(self.unbounded.abs().max()) < _NEGLIGIBLE_STEP
 
 
@@ -149,7 +148,7 @@ def carry(
     preconditioner: linalg.AbstractOperator | None,
     progress: linalg.Progress = linalg.unwatched,
 ) -> tuple[Iterate, Tensor]:
-    """The optimum of the old linearisation under new hyperparameters, where the fit goes on."""
+    """Move to the optimum of the old linearisation under new hyperparameters."""
     root_weights, density = problem.noise.rsqrt(), iterate.density
     field = iterate.log_density - problem.log_mean
     pseudo = iterate.residuals.mean(0) + problem.rows.matmul(density * field)

@@ -139,7 +139,7 @@ def _on_torus(problem: LogNormalProblem, shape: tuple[int, ...]) -> LogNormalPro
 
 @final
 class Phase(enum.Enum):
-    """What a fit does next."""
+    """The phase that comes next."""
 
     WEIGHTS = "weights"
     MODE = "mode"
@@ -151,7 +151,7 @@ class Phase(enum.Enum):
 @final
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """What problem, weights, centre and mode are rebuilt from: θ with the centre of its prior, the
+    """Source of problem, weights, centre and mode: θ with the centre of its prior, the
     noise of the data, ξ (n,) of the centre with its deviations, and of the mode with its z."""
 
     data: int

@@ -27,7 +27,7 @@ _COEFFICIENT_ERROR = 0.05
 @final
 @dataclass(frozen=True)
 class SolveSettings:
-    """How to solve.
+    """Settings of `solve_global`.
 
     rtol: residual of every column relative to the right-hand side of a draw. max_steps: of CG.
     samples: pathwise draws S. seed: theirs; the same whatever the blocks.
@@ -195,7 +195,7 @@ def _spread(
     settings: SolveSettings,
     progress: Progress,
 ) -> CoefficientSpread | None:
-    """What the fitted coefficients leave open; None where none was fitted."""
+    """The uncertainty of fitted coefficients; None where none was fitted."""
     if not (profile.is_fitted and settings.spread):
         return None
     return coefficient_spread(
@@ -245,7 +245,7 @@ def _chosen_rank(A: AbstractOperator, draws: Draws, memory: int) -> int:
 
 
 def checked(model: GridModel, data: Batch, sigma: Tensor | None) -> Tensor:
-    """Σ (N,), given or the model's own; an error for no data, or variances that are none."""
+    """Return Σ (N,), the model's own by default; refuse no data and variances that are none."""
     if len(data) == 0:
         raise UserError("data is empty: a solve needs at least one datum")
     sigma = model.sigma(data) if sigma is None else sigma

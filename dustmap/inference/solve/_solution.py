@@ -100,8 +100,7 @@ class _Filled:
 @final
 @dataclass(eq=False)
 class PartialSolve:
-    """How far a global solve has come: the first approach to the mean, then one block after
-    the other.
+    """An unfinished global solve: the first approach to the mean, then one block after the other.
 
     preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
     x (columns, M_w), of which the first `filled` are solved for; ends: status, steps and residuals
@@ -127,8 +126,8 @@ class PartialSolve:
     def restored(
         reader: _state.StateReader, n: int, x: Tensor, earlier: AbstractOperator | None
     ) -> "PartialSolve":
-        """Of a solve of n data; x (columns, M_w): to be filled; earlier: the preconditioner it
-        began with, if that was another's."""
+        """From a state, for n data; x (columns, M_w): to be filled; earlier: the preconditioner of
+        an earlier solution, if that is used."""
         (count, width), like = x.shape, {"field": x, "space": x}
         stored = reader.read(_Filled, like, M=width, d=width)
         reader.refuse_other("data", stored.data, n)
@@ -163,7 +162,7 @@ def solved(
     checkpointer: _state.AbstractCheckpointer,
     progress: Progress,
 ) -> SolveResult:
-    """All columns, as many together as the memory allows; kept after every block.
+    """All columns, as many together as the memory allows; saved after every block.
 
     Where memory runs out all the same, the blocks get smaller.
     """
@@ -283,7 +282,7 @@ class GlobalSolution(AbstractSolution):
 @final
 @dataclass(frozen=True, eq=False)
 class _SolutionState:
-    """What posterior, solve and preconditioner are rebuilt from, beside the model."""
+    """Source of posterior, solve and preconditioner, beside the model."""
 
     columns: SolvedColumns
     rtol: float

@@ -65,7 +65,7 @@ class AbstractCollapsedObjective(ABC):
 
     @abstractmethod
     def penalty(self, noise_variance: Tensor, residual_variance: Tensor) -> Tensor:
-        """What datum n takes from the log density."""
+        """What is subtracted from the log density of datum n."""
 
 
 @final
@@ -170,17 +170,12 @@ def collapsed_gradient(
         total += terms.detach().sum()
         spread, _ = problem.spread(found, part)
         expected = terms - 0.5 * q.quadratic(found.phi.double()) / spread
-        gradient += _slope(expected.sum(), leaf)
+        value = expected.sum()
+        if value.requires_grad:
+            # The graph stays, for the rows of all chunks hang on the kernel's matrices.
+            gradient += torch.autograd.grad(value, leaf, retain_graph=True)[0]
     gradient = problem.world.total(gradient.to(total.device)).to(theta.device)
     return CollapsedGradient(problem.solution(q, problem.world.total(total)), gradient)
-
-
-def _slope(value: Tensor, leaf: Tensor) -> Tensor:
-    """∂value/∂leaf; the graph is kept, for the rows of all chunks hang on the kernel's matrices."""
-    if not value.requires_grad:
-        return torch.zeros_like(leaf)
-    (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    return slope
 
 
 @final
@@ -273,7 +268,7 @@ class _Problem:
 @final
 @dataclass(frozen=True, eq=False)
 class CollapsedFit:
-    """What `fit_collapsed` did.
+    """Result of `fit_collapsed`.
 
     model: with features of the parameters at the end; solution: q and L there; objective: L plus
     log prior per datum at every evaluation, the last being the end; status; largest_gradient: of
@@ -298,13 +293,13 @@ def fit_collapsed(
     tolerance: float = 1e-5,
     prior_std: float | None = None,
 ) -> CollapsedFit:
-    """Maximises the collapsed bound over what the model learns, by L-BFGS.
+    """Maximise the collapsed bound over what the model learns, by L-BFGS.
 
     Kernel, mean, noise and inducing points are learned, each where it says so. Inducing points and
     the mean's coefficients are no logarithms: their spacing and their effect on y are what a step
     of one is to them.
 
-    objective: SGPR unless another is given; others are no bounds, see this module's neighbour.
+    objective: SGPR unless another is given; others are no bounds, see the table above.
     tolerance: stop when the largest |gradient| of the objective per datum is below.
     prior_std: if given, every log-parameter gets a normal prior of this width around its start.
     """

@@ -124,7 +124,7 @@ class RowSource:
             yield part, self._of(part)
 
     def own(self, values: Tensor) -> Tensor:
-        """Of values (N,) of all data, those of the rows that `chunks` goes over."""
+        """The part of values (N,) that belongs to the rows of `chunks`."""
         return values[self._functional.own] if isinstance(self._functional, Sharded) else values
 
     def total(self, part: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def mean_spread(
     *,
     max_steps: int = 1000,
 ) -> _precision.CoefficientSpread | None:
-    """What learned coefficients of the mean leave open; None where they are given.
+    """The uncertainty of learned coefficients of the mean; None where these are fixed.
 
     Noise that is not Gaussian has no such closed form: None, too. Λ = I + Φᵀ Σ⁻¹ Φ with Σ the noise
     alone, by CG with the posterior's S as preconditioner.

@@ -87,7 +87,7 @@ class StepSchedule:
 @final
 @dataclass(frozen=True)
 class SVISettings:
-    """How SVI steps.
+    """Settings of `fit_svi`.
 
     batch_size: data per step. epochs: passes over the data. schedule: length of the covariance's
     step and cap of the mean's. safety: fraction of the stability bound 2/λ_max(S Λ) the mean's

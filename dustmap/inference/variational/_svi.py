@@ -291,14 +291,14 @@ class _Passes:
     waited: int = 0
 
     def judge(self, state: SVIState, value: float) -> None:
-        """Takes the state where its score is the best so far."""
+        """Take the state where its score is the best so far."""
         if value > self.best_score:
             self.best, self.best_score, self.waited = state, value, 0
         else:
             self.waited += 1
 
     def snapshot(self, run: _Run, *, finished: bool) -> _state.State:
-        """With all that the next pass goes by."""
+        """With all that the next pass needs."""
         is_best = self.best is self.last
         stored = _RunState(
             len(run.batch),
@@ -314,7 +314,7 @@ class _Passes:
 
     @staticmethod
     def of(run: _Run, reader: _state.StateReader | None) -> "_Passes":
-        """None yet, or those of a state, which the run then goes on from."""
+        """Those of a stored state, to which the run is set; none without one."""
         if reader is None:
             return _Passes()
         learner, y, theta = run.learner, run.batch.y, run.learner.parameters.theta
