@@ -15,7 +15,6 @@ from dustmap.engines import MIB
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import _local_weights, interpolation
 from dustmap.gp.functionals import PointValues
-from dustmap.inference._state import NoCheckpoints
 from dustmap.inference.solve import _solution
 from dustmap.linalg import OutOfMemory, SparseOperator, block_pcg, unwatched
 from dustmap.runs.reports._stages import Stopwatch
@@ -49,17 +48,17 @@ def solve(columns: int) -> Any:
     rows, cols = dense.nonzero().T
     A = SparseOperator.from_coo(rows, cols, dense[rows, cols], (6, 6))
     x = torch.empty(columns, 6, dtype=torch.float64)
-    partial = _solution.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
-    found = _solution.solved(
+    begun = _solution.PartialSolve(SimpleNamespace(), None, False, x)  # type: ignore[arg-type]
+    *_, last = _solution.blocks(
         A,
         System(),  # type: ignore[arg-type]
-        partial,
+        begun,
         rtol=1e-10,
         max_steps=50,
         memory=1,
-        checkpointer=NoCheckpoints(),
         progress=unwatched,
     )
+    found = last.result(1e-10)
     torch.testing.assert_close(found.x, torch.linalg.solve(dense, b.mT).mT)
     assert len(found.steps) == columns
     return found

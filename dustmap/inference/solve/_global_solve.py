@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -101,21 +102,22 @@ def solve_global(
     draws = Draws(phi, sigma, settings.seed, settings.samples)
     profile = MeanProfile.of(model, data, sigma, phi, settings.fit_mean)
     if reader is None:
-        partial = _approached(A, draws, profile, settings, start, progress)
-        checkpointer.save_if_due(lambda: partial.snapshot(len(data)))
+        begun = _approached(A, draws, profile, settings, start, progress)
+        checkpointer.save_if_due(partial(begun.snapshot, len(data)))
     else:
-        partial = _solution.PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
-    mean, T = partial.mean, partial.preconditioner
-    solve = _solution.solved(
+        begun = _solution.PartialSolve.restored(reader, len(data), _columns(A, draws), earlier)
+    mean, T, done = begun.mean, begun.preconditioner, begun
+    for done in _solution.blocks(
         A,
         _solution.System(draws, profile.residual(mean.x), known),
-        partial,
+        begun,
         rtol=settings.rtol,
         max_steps=settings.max_steps,
         memory=settings.memory,
-        checkpointer=checkpointer,
         progress=progress,
-    )
+    ):
+        checkpointer.save_if_due(partial(done.snapshot, len(data)))
+    solve = done.result(settings.rtol)
     mean = _finished(mean, profile, draws, solve, T, settings, progress)
     solve = _with_mean(solve, mean, draws.length)
     spread = _spread(A, profile, T, settings, progress)

@@ -1,7 +1,8 @@
 """The columns of a global solve, as many at a time as the memory allows, and its result."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, final
 
 import torch
@@ -98,13 +99,14 @@ class _Filled:
 
 
 @final
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class PartialSolve:
     """An unfinished global solve: the first approach to the mean, then one block after the other.
 
     preconditioner: of all columns; own: whether it was made here, and not by an earlier solve.
-    x (columns, M_w), of which the first `filled` are solved for; ends: status, steps and residuals
-    (see `SolveResult`) of one block after the other.
+    x (columns, M_w): room for all columns, which blocks fill in place; the first `filled` of them
+    are solved for; ends: status, steps and residuals (see `SolveResult`) of one block after the
+    other.
     """
 
     mean: MeanEstimate
@@ -112,9 +114,7 @@ class PartialSolve:
     own: bool
     x: Annotated[Tensor, _state.REBUILT]
     filled: int = 0
-    ends: Annotated[list[tuple[Tensor, Tensor, Tensor]], _state.REBUILT] = field(
-        default_factory=list
-    )
+    ends: Annotated[tuple[tuple[Tensor, Tensor, Tensor], ...], _state.REBUILT] = ()
 
     def snapshot(self, n: int) -> _state.State:
         """All of it, for n data."""
@@ -133,14 +133,14 @@ class PartialSolve:
         reader.refuse_other("data", stored.data, n)
         values = reader.fields(PartialSolve, like, M=width)
         made = None if stored.made is None else stored.made.operator()
-        partial = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
-        if partial.filled > count:
-            raise reader.refusal(f"{partial.filled} columns where this solve has {count}")
-        if stored.columns is not None:
-            columns = stored.columns
-            x[: partial.filled] = columns.x
-            partial.ends.append((columns.status, columns.steps, columns.residuals))
-        return partial
+        begun = PartialSolve(preconditioner=made if values["own"] else earlier, x=x, **values)
+        if begun.filled > count:
+            raise reader.refusal(f"{begun.filled} columns where this solve has {count}")
+        columns = stored.columns
+        if columns is None:
+            return begun
+        x[: begun.filled] = columns.x
+        return replace(begun, ends=((columns.status, columns.steps, columns.residuals),))
 
     def result(self, rtol: float) -> SolveResult:
         """Of all columns."""
@@ -151,29 +151,28 @@ class PartialSolve:
         return status, steps, residuals
 
 
-def solved(
+def blocks(
     A: AbstractOperator,
     system: System,
-    partial: PartialSolve,
+    begun: PartialSolve,
     *,
     rtol: float,
     max_steps: int,
     memory: int,
-    checkpointer: _state.AbstractCheckpointer,
     progress: Progress,
-) -> SolveResult:
-    """All columns, as many together as the memory allows; saved after every block.
+) -> Iterator[PartialSolve]:
+    """Yield the state after every block of columns, as many together as the memory allows.
 
     Where memory runs out all the same, the blocks get smaller.
     """
-    n, count = system.draws.phi.shape[0], len(system)
+    count, state = len(system), begun
 
     def block(size: int) -> SolveResult:
-        first, last = partial.filled, min(partial.filled + size, count)
+        first, last = state.filled, min(state.filled + size, count)
         return block_pcg(
             A,
             system.right_hand_sides(first, last),
-            preconditioner=partial.preconditioner,
+            preconditioner=state.preconditioner,
             x0=system.guesses(first, last),
             rtol=rtol,
             max_steps=max_steps,
@@ -182,15 +181,16 @@ def solved(
 
     most = min(count, system.together(memory))
     at_once = AdaptiveBatch("columns solved together", most, _ADVICE)
-    while partial.filled < count:
-        progress(_DRAWS, partial.filled, count)
-        part, first = at_once.attempt(block), partial.filled
-        partial.filled = first + len(part.x)
-        partial.x[first : partial.filled] = part.x
-        partial.ends.append((part.status, part.steps, part.residuals))
-        checkpointer.save_if_due(lambda: partial.snapshot(n))
+    while state.filled < count:
+        progress(_DRAWS, state.filled, count)
+        part, first = at_once.attempt(block), state.filled
+        filled = first + len(part.x)
+        state.x[first:filled] = part.x
+        ends = *state.ends, (part.status, part.steps, part.residuals)
+        state = replace(state, filled=filled, ends=ends)
+        del part
+        yield state
     progress(_DRAWS, count, count)
-    return partial.result(rtol)
 
 
 class AbstractSolution(ABC):
