@@ -1,6 +1,6 @@
 """Student-t noise of point values, by a normal datum (a site) in the place of each.
 
-See `dustmap.inference.evidence._student_t_noise`. Kernel, noise and sites are learned from a part
+See `dustmap.inference.evidence._robust`. Kernel, noise and sites are learned from a part
 of the rows by dense algebra, in turns until neither kernel nor noise has more to gain; noise and
 sites of all rows follow at the learned kernel.
 """
